@@ -1,0 +1,93 @@
+"""Every error that Headwater raises, in one tree by what the caller should do about it.
+
+Each has a `code`, a stable string that is the same in every client and protocol, facts as attributes, and
+a `hint` where a person can act. `str(error)` is one line: the message, and the hint after a dash.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HeadwaterError(Exception):
+    """The root. Catch it to catch everything that Headwater raises on purpose."""
+
+    code = "error"
+
+    def __init__(self, message: str, *, hint: str = "", code: str = "", **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.facts = facts
+        if code:
+            self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.message} — {self.hint}" if self.hint else self.message
+
+    def __getattr__(self, name: str) -> Any:
+        facts = self.__dict__.get("facts", {})
+        if name in facts:
+            return facts[name]
+        raise AttributeError(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revive, (type(self), self.message, self.hint, self.code, self.facts)
+
+
+class Invalid(HeadwaterError):
+    """The request can never succeed as it is: change it."""
+
+    code = "invalid"
+
+
+class TooLarge(Invalid):
+    """Something is above a limit of `limits.py`; the facts name the limit."""
+
+    code = "too_large"
+
+
+class NotFound(HeadwaterError):
+    """A topic, partition, offset or directory is not there."""
+
+    code = "not_found"
+
+
+class Conflict(HeadwaterError):
+    """Somebody else was first: look again, then decide."""
+
+    code = "conflict"
+
+
+class Unavailable(HeadwaterError):
+    """It cannot be done now, and nothing was done: a frozen log, a full disk, a lock that stays held."""
+
+    code = "unavailable"
+
+
+class Fenced(HeadwaterError):
+    """A newer owner has taken over: stop."""
+
+    code = "fenced"
+
+
+class Corrupt(HeadwaterError):
+    """Stored bytes are not what was written. `path`, `position`, `size`: the exact range of damaged bytes."""
+
+    code = "corrupt"
+
+
+class Closed(HeadwaterError):
+    """The object was closed."""
+
+    code = "closed"
+
+
+class Unsupported(HeadwaterError):
+    """This place, version or installation cannot do it."""
+
+    code = "unsupported"
+
+
+def _revive(kind: type[HeadwaterError], message: str, hint: str, code: str, facts: dict[str, Any]) -> HeadwaterError:
+    return kind(message, hint=hint, code=code, **facts)

@@ -1,0 +1,272 @@
+"""A batch as bytes: the atom of the log (docs/FORMAT.md, "Batch").
+
+`encode_one` and `encode` make the bytes of a batch; `decode` points a `Batch` at stored bytes after
+checking its header. Columns are verified the first time they are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+
+from headwater.errors import Corrupt, Unsupported
+from headwater.event import CONTENTS, Content
+from headwater.format.column import I64, Column, compress
+from headwater.format.column import ZSTD as COLUMN_ZSTD
+
+MAGIC = b"HWB1"
+VERSION = 1
+BLOB, LOST = 1, 2  # flags; must stay
+TICKS, TYPE, KEY, DATA, META = 1, 2, 3, 4, 5  # kinds of columns; must stay
+COMPRESS_BYTES_MIN = 512  # below this, a zstd frame saves nothing worth its time
+
+_HEADER = Struct("<4sIIIqqBBBB")
+_ENTRY = Struct("<BBHII")
+_BLOB_REFERENCE = Struct("<QII")
+HEADER_BYTES = _HEADER.size
+ENTRY_BYTES = _ENTRY.size
+# The header and table of a batch of one with 1 to 4 columns, so that one call packs it.
+_AFTER_CRC = tuple(Struct("<IIqqBBBB" + "BBHII" * n) for n in range(5))
+_CRC = Struct("<I")
+_PADDING = tuple(bytes(n) for n in range(8))
+_CONTENT_CODE = {content: code for code, content in enumerate(CONTENTS)}
+
+
+def encode_one(
+    base_offset: int, base_ticks: int, content: Content, data: bytes, type: bytes, key: bytes | None, meta: bytes | None, flags: int = 0
+) -> bytes:
+    """The bytes of a batch of one event, fast: every column is constant."""
+    columns = [(DATA, data)]
+    if type:
+        columns.insert(0, (TYPE, type))
+    if key is not None:
+        columns.insert(-1, (KEY, key))
+    if meta is not None:
+        columns.append((META, meta))
+    table: list[int] = []
+    parts: list[bytes] = []
+    at = HEADER_BYTES + ENTRY_BYTES * len(columns)
+    last = len(columns) - 1
+    for i, (kind, value) in enumerate(columns):
+        end = at + len(value)
+        padding = -end % 4 if i != last else -end % 8
+        stored = value + _PADDING[padding] if padding else value
+        table += (kind, 0, 0, len(value), crc32c(stored))
+        parts.append(stored)
+        at = end + padding
+    head = _AFTER_CRC[len(columns)].pack(at, 1, base_offset, base_ticks, VERSION, flags, _CONTENT_CODE[content], len(columns), *table)
+    return b"".join((MAGIC, _CRC.pack(crc32c(head)), head, *parts))
+
+
+def encode(
+    base_offset: int,
+    base_ticks: int,
+    count: int,
+    content: Content,
+    columns: Mapping[int, Column | None],
+    *,
+    ticks: I64 | None = None,
+    flags: int = 0,
+    zstd: bool = False,
+) -> bytes:
+    """The bytes of a batch. `columns` are by kind, in ascending order; None means absent."""
+    stored: list[tuple[int, int, list[Any], int]] = []
+    if ticks is not None and not _consecutive(ticks):
+        stored.append((TICKS, 1, [ticks.data], ticks.nbytes))
+    for kind, column in columns.items():
+        if column is not None:
+            encoding, buffers, size = column.encode()
+            if zstd and size >= COMPRESS_BYTES_MIN:
+                buffers = [compress(buffers)]
+                encoding, size = encoding | COLUMN_ZSTD, len(buffers[0])
+            stored.append((kind, encoding, buffers, size))
+    at = HEADER_BYTES + ENTRY_BYTES * len(stored)
+    head_padding = -at % (8 if not stored or stored[0][0] == TICKS else 4)
+    at += head_padding
+    table: list[bytes] = []
+    parts: list[Any] = []
+    for i, (kind, encoding, buffers, size) in enumerate(stored):
+        padding = _PADDING[-(at + size) % (4 if i + 1 < len(stored) else 8)]
+        crc = 0
+        for buffer in (*buffers, padding):
+            crc = crc32c(buffer, crc)
+        table.append(_ENTRY.pack(kind, encoding, 0, size, crc))
+        parts += buffers
+        parts.append(padding)
+        at += size + len(padding)
+    head = _AFTER_CRC[0].pack(at, count, base_offset, base_ticks, VERSION, flags, _CONTENT_CODE[content], len(stored))
+    head = b"".join((head, *table, _PADDING[head_padding]))
+    return b"".join((MAGIC, _CRC.pack(crc32c(head)), head, *parts))
+
+
+def encode_lost(base_offset: int, base_ticks: int, count: int) -> bytes:
+    """The bytes of a batch that stands for `count` events that were damaged and cut."""
+    return encode(base_offset, base_ticks, count, "bytes", {}, flags=LOST)
+
+
+def encode_blob_reference(size: int, chunk_bytes: int, table_crc: int) -> bytes:
+    return _BLOB_REFERENCE.pack(size, chunk_bytes, table_crc)
+
+
+class Batch:
+    """A view of one stored batch. Immutable; keeps alive the bytes that it points into.
+
+    `position` is its place in the file `path`, which errors name.
+    """
+
+    __slots__ = ("_checked", "_table", "base_offset", "base_ticks", "buffer", "content", "count", "flags", "path", "position", "size")
+
+    def __init__(
+        self,
+        buffer: memoryview,
+        position: int,
+        size: int,
+        count: int,
+        base_offset: int,
+        base_ticks: int,
+        flags: int,
+        content: Content,
+        table: list[tuple[int, int, int, int, int, int]],
+        path: str,
+        shift: int,
+    ) -> None:
+        self.buffer = buffer
+        self.path = path
+        self.position = position + shift
+        self.size = size
+        self.count = count
+        self.base_offset = base_offset
+        self.base_ticks = base_ticks
+        self.flags = flags
+        self.content = content
+        self._table = table  # (kind, encoding, start, end, end with padding, crc)
+        self._checked: dict[int, Column] = {}
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + self.count
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.size
+
+    def column(self, kind: int) -> Column | None:
+        """The column, verified; None if it is absent."""
+        column = self._checked.get(kind)
+        if column is None:
+            for entry in self._table:
+                if entry[0] == kind:
+                    column = self._checked[kind] = Column.decode(entry[1], self._verified(entry), self.count)
+        return column
+
+    def ticks(self) -> I64:
+        """The ticks of each event."""
+        for entry in self._table:
+            if entry[0] == TICKS:
+                return np.frombuffer(self._verified(entry), np.int64, self.count)
+        return np.arange(self.base_ticks, self.base_ticks + self.count, dtype=np.int64)
+
+    @property
+    def last_ticks(self) -> int:
+        if self._table and self._table[0][0] == TICKS:
+            return int(self.ticks()[-1])
+        return self.base_ticks + self.count - 1
+
+    def blob_reference(self) -> tuple[int, int, int]:
+        """Size, chunk bytes and CRC of the table of the blob that holds the data."""
+        data = self.column(DATA)
+        if data is None or len(data.data) != _BLOB_REFERENCE.size:
+            raise self._damaged("a blob batch has no reference")
+        size, chunk_bytes, crc = _BLOB_REFERENCE.unpack(data.data)
+        return size, chunk_bytes, crc
+
+    def validate(self) -> None:
+        """Verify every column, and that its offsets are sound."""
+        for entry in self._table:
+            if entry[0] == TICKS:
+                ticks = self.ticks()
+                if ticks[0] != self.base_ticks or (ticks[1:] <= ticks[:-1]).any():
+                    raise self._damaged("ticks do not grow")
+            else:
+                column = self.column(entry[0])
+                if column is not None:
+                    column.validate()
+
+    def _verified(self, entry: tuple[int, int, int, int, int, int]) -> memoryview:
+        kind, _, start, end, padded_end, crc = entry
+        if crc32c(self.buffer[start:padded_end]) != crc:
+            raise self._damaged(f"the checksum of column {kind} is wrong")
+        return self.buffer[start:end]
+
+    def _damaged(self, reason: str) -> Corrupt:
+        return corrupt(reason, self.path, self.position, self.size, (self.base_offset, self.end_offset))
+
+
+def decode(buffer: memoryview, position: int, end: int, path: str = "", shift: int = 0) -> Batch:
+    """The batch at `position` of the buffer, its header verified.
+
+    `end` is where the readable bytes end; `path` and `shift` say where in which file the buffer begins.
+    """
+    table_at = position + HEADER_BYTES
+    if table_at > end:
+        raise corrupt("the header of a batch is cut off", path, position + shift, end - position)
+    magic, crc, size, count, base_offset, base_ticks, version, flags, content, n = _HEADER.unpack_from(buffer, position)
+    if magic != MAGIC or size & 7 or position + size > end or table_at + n * ENTRY_BYTES > position + size:
+        raise corrupt("no batch begins here", path, position + shift, end - position)
+    table = []
+    at = table_at + n * ENTRY_BYTES
+    first = at
+    for i in range(n):
+        kind, encoding, _, column_size, column_crc = _ENTRY.unpack_from(buffer, table_at + i * ENTRY_BYTES)
+        align = 7 if kind == TICKS else 3
+        at += -(at - position) & align
+        if i == 0:
+            first = at
+        else:
+            table[-1][4] = at
+        table.append([kind, encoding, at, at + column_size, 0, column_crc])
+        at += column_size
+    batch_end = position + size
+    if n:
+        table[-1][4] = batch_end
+    if n == 0:
+        first = batch_end
+    if crc32c(buffer[position + 8 : first]) != crc or not at <= batch_end < at + 8:
+        raise corrupt("the checksum of a batch's header is wrong", path, position + shift, size)
+    if version != VERSION or flags & ~(BLOB | LOST) or content >= len(CONTENTS):
+        raise Unsupported(
+            f"a batch has version {version}, flags {flags:#x}, content {content}", hint="upgrade headwater to read this log"
+        )
+    for entry in table:
+        if not TICKS <= entry[0] <= META:
+            raise Unsupported(f"a batch has a column of kind {entry[0]}", hint="upgrade headwater to read this log")
+    rows: Any = table  # lists of six integers
+    return Batch(buffer, position, size, count, base_offset, base_ticks, flags, CONTENTS[content], rows, path, shift)
+
+
+def corrupt(reason: str, path: str, position: int, size: int, offsets: tuple[int, int] | None = None) -> Corrupt:
+    """Damage, with its exact range."""
+    place = f" in {path}" if path else ""
+    which = f", offsets {offsets[0]} to {offsets[1] - 1}" if offsets else ""
+    return Corrupt(
+        f"{reason}{place}, bytes {position} to {position + size}{which}",
+        hint="run 'headwater check', then 'headwater repair', which keeps what it cuts" if path else "",
+        path=path,
+        position=position,
+        size=size,
+        offsets=offsets,
+    )
+
+
+def peek(buffer: memoryview, position: int) -> tuple[int, int, int, int]:
+    """Size, count, base offset and base ticks of the batch at `position`, unchecked: for building maps of batches."""
+    _, _, size, count, base_offset, base_ticks, _, _, _, _ = _HEADER.unpack_from(buffer, position)
+    return size, count, base_offset, base_ticks
+
+
+def _consecutive(ticks: I64) -> bool:
+    return bool(ticks[-1] - ticks[0] == len(ticks) - 1)

@@ -1,0 +1,62 @@
+"""Names and numbers that are computed, not stored (docs/FORMAT.md, "Settings files" and "Segment")."""
+
+from __future__ import annotations
+
+import hashlib
+import string
+from collections.abc import Sequence
+from uuid import UUID
+
+import numpy as np
+from crc32c import crc32c
+
+from headwater.errors import Invalid
+from headwater.format.column import I64
+
+_SAFE = frozenset((string.ascii_letters + string.digits + "_-.").encode())
+_NODE_MASK = (1 << 62) - 1
+
+
+def directory_of(topic: str) -> str:
+    """The directory name of a topic: any Unicode name is safe."""
+    name = "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in utf8(topic, "a topic's name"))
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    if len(name) > 200:
+        name = f"{name[:160]}%-{hashlib.sha256(topic.encode()).hexdigest()[:32]}"
+    return name
+
+
+def utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise Invalid(f"{what} is not valid Unicode: {text!r}", hint="it holds half of a surrogate pair") from error
+
+
+def log_uuid(topic_uuid: UUID, partition: int) -> bytes:
+    return hashlib.sha256(topic_uuid.bytes + partition.to_bytes(4, "little")).digest()[:16]
+
+
+def node_of(log_uuid: bytes) -> int:
+    """The 62 bits that the ids of a log's events share."""
+    return int.from_bytes(log_uuid[:8], "big") & _NODE_MASK
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    return crc32c(key) * partitions >> 32
+
+
+def partitions_of(keys: Sequence[bytes], partitions: int) -> I64:
+    """The partition of each key."""
+    return np.fromiter(map(crc32c, keys), np.int64, len(keys)) * partitions >> 32
+
+
+def file_of(offset: int, suffix: str) -> str:
+    return f"{offset:020d}.{suffix}"
+
+
+def offset_of(file: str, suffix: str) -> int | None:
+    """The offset that a file is named by; None if it is not such a file."""
+    stem, _, rest = file.partition(".")
+    return int(stem) if rest == suffix and len(stem) == 20 and stem.isdecimal() else None

@@ -1,0 +1,45 @@
+"""The header of a segment file (docs/FORMAT.md, "Segment")."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import msgspec
+from crc32c import crc32c
+
+from headwater.errors import Corrupt, Unsupported
+
+MAGIC = b"HWSEGMNT"
+VERSION = 1
+PACKED = 1
+
+_HEADER = Struct("<8sHHI16sqqqI")
+HEADER_BYTES = 64
+
+
+class SegmentHeader(msgspec.Struct, frozen=True, gc=False):
+    file_id: int
+    log_uuid: bytes
+    base_offset: int
+    previous_ticks: int
+    begun_ticks: int
+    packed: bool = False
+
+    def encode(self) -> bytes:
+        flags = PACKED if self.packed else 0
+        head = _HEADER.pack(
+            MAGIC, VERSION, flags, self.file_id, self.log_uuid, self.base_offset, self.previous_ticks, self.begun_ticks, 0
+        )
+        return head + crc32c(head).to_bytes(4, "little")
+
+
+def decode(stored: bytes | memoryview) -> SegmentHeader:
+    if len(stored) < HEADER_BYTES:
+        raise Corrupt("the header of a segment is cut off", position=0, size=len(stored))
+    head = stored[: HEADER_BYTES - 4]
+    magic, version, flags, file_id, uuid, base, previous, begun, _ = _HEADER.unpack(head)
+    if magic != MAGIC or crc32c(head) != int.from_bytes(stored[HEADER_BYTES - 4 : HEADER_BYTES], "little"):
+        raise Corrupt("the header of a segment is damaged", position=0, size=HEADER_BYTES)
+    if version != VERSION or flags & ~PACKED:
+        raise Unsupported(f"a segment has version {version} and flags {flags:#x}", hint="upgrade headwater to read this log")
+    return SegmentHeader(file_id, uuid, base, previous, begun, bool(flags & PACKED))

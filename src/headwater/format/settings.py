@@ -1,0 +1,69 @@
+"""The checksummed JSON files of a log directory and its topics (docs/FORMAT.md, "Settings files")."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from crc32c import crc32c
+
+from headwater.errors import Corrupt, Unsupported
+
+FORMAT = 1
+
+
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """`headwater.json`"""
+
+    format: int = FORMAT
+    uuid: str
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a topic was made with. 0 means: as the limits of whoever opened the log say."""
+
+    segment_bytes: int = 0
+    segment_age_ms: int = 0
+    data_bytes_max: int = 0
+    compression: Literal["none", "zstd"] = "none"
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """`topic.json`"""
+
+    format: int = FORMAT
+    name: str
+    uuid: str
+    partitions: int
+    settings: TopicSettings = TopicSettings()
+
+
+T = TypeVar("T", Store, Topic)
+
+
+def encode(settings: Store | Topic) -> bytes:
+    plain = msgspec.to_builtins(settings)
+    return msgspec.json.encode(plain | {"crc": _crc(plain)}, order="sorted") + b"\n"
+
+
+def decode(stored: bytes, kind: type[T]) -> T:
+    """Raises Corrupt when the checksum is wrong, Unsupported when a newer version wrote it."""
+    try:
+        plain: dict[str, Any] = msgspec.json.decode(stored, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"settings do not parse: {error}", position=0, size=len(stored)) from error
+    if plain.pop("crc", None) != _crc(plain):
+        raise Corrupt("the checksum of settings is wrong", position=0, size=len(stored))
+    if plain.get("format") != FORMAT:
+        raise Unsupported(f"format {plain.get('format')} is unknown", hint="upgrade headwater to read this log")
+    try:
+        settings = msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise Unsupported(f"settings are not understood: {error}", hint="upgrade headwater to read this log") from error
+    if encode(settings) != stored:
+        raise Corrupt("settings are not written as they should be", position=0, size=len(stored))
+    return settings
+
+
+def _crc(plain: dict[str, Any]) -> str:
+    return f"{crc32c(msgspec.json.encode(plain, order='sorted')):08x}"

@@ -1,0 +1,59 @@
+"""The slots of a tail file (docs/FORMAT.md, "Tail")."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+MAGIC = b"HWTAIL01"
+SIZE = 320
+WAKE_AT, WAITING_AT, CONTENDED_AT = 8, 12, 16
+SLOTS_AT = (64, 192)
+SLOT_BYTES = 128
+
+OPEN, FROZEN_BY_SYNC, FROZEN_BY_WRITE, DELETING = 0, 1, 2, 3  # states; must stay
+
+_SLOT = Struct("<Q16sqqqqqqQI40s")
+_RESERVED = bytes(40)
+
+
+class Slot(NamedTuple):
+    counter: int
+    boot_id: bytes
+    segment: int
+    visible_offset: int
+    visible_position: int
+    durable_offset: int
+    durable_position: int
+    last_ticks: int
+    generation: int
+    state: int
+
+    def encode(self) -> bytes:
+        packed = _SLOT.pack(*self, _RESERVED)
+        return packed + crc32c(packed).to_bytes(4, "little")
+
+
+def decode_slot(stored: bytes) -> Slot | None:
+    """The slot, or None if it was never written, is being written or is damaged."""
+    packed = stored[: SLOT_BYTES - 4]
+    if crc32c(packed).to_bytes(4, "little") != stored[SLOT_BYTES - 4 :]:
+        return None
+    fields = _SLOT.unpack(packed)
+    return Slot(*fields[:-1]) if fields[0] else None
+
+
+def newest(stored: bytes) -> Slot | None:
+    """The valid slot with the higher counter in the bytes of a tail file; None if there is none."""
+    slots = [slot for at in SLOTS_AT if (slot := decode_slot(stored[at : at + SLOT_BYTES])) is not None]
+    return max(slots, default=None)
+
+
+def sound(stored: bytes) -> bool:
+    """Whether magic, reserved bytes and each slot that was ever written are intact."""
+    if len(stored) != SIZE or stored[:8] != MAGIC or any(stored[20:64]):
+        return False
+    slots = [stored[at : at + SLOT_BYTES] for at in SLOTS_AT]
+    return all(decode_slot(slot) is not None or not any(slot) for slot in slots)

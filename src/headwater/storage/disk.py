@@ -1,0 +1,156 @@
+"""The one module that opens for writing, syncs, renames, maps, locks and waits.
+
+`Disk` and `Clock` are all that the storage layer knows of the machine. Tests replace them with ones that record,
+cut, tear and fail. Methods on the hot path are the functions of `os` themselves. Errors are plain `OSError`s: the
+callers, who know the topic and the offset, turn them into Headwater's own. Safe from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headwater.event import UNIX_EPOCH_TICKS
+from headwater.storage import futex
+
+fork_generation = 0  # grows in each forked child, which must reopen what it inherited
+
+
+def _after_fork() -> None:
+    global fork_generation
+    fork_generation += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Clock:
+    """Time and randomness."""
+
+    monotonic = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+    random_bytes = staticmethod(secrets.token_bytes)
+
+    def ticks(self) -> int:
+        """The wall clock, in ticks. It may step back; whoever needs growing ticks sees to that."""
+        return time.time_ns() // 100 + UNIX_EPOCH_TICKS
+
+    def boot_id(self) -> bytes:
+        """16 bytes that change when the machine restarts, so that unsynced pages cannot have survived unnoticed."""
+        try:
+            return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+        except OSError:
+            return secrets.token_bytes(16)  # unknown: every open recovers, which is slower and always right
+
+
+class Disk:
+    """Files, directories, maps and locks."""
+
+    pread = staticmethod(os.pread)
+    pwrite = staticmethod(os.pwrite)
+    fdatasync = staticmethod(getattr(os, "fdatasync", os.fsync))
+    truncate = staticmethod(os.ftruncate)
+    close = staticmethod(os.close)
+    rename = staticmethod(os.rename)
+    unlink = staticmethod(os.unlink)
+    link = staticmethod(os.link)
+    mkdir = staticmethod(os.mkdir)
+
+    def open_read(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def open_write(self, path: Path) -> int:
+        """Open an existing file for reading and writing."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def create(self, path: Path) -> int:
+        """Make a new file; it must not exist."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def size(self, fd: int) -> int:
+        return os.lseek(fd, 0, os.SEEK_END)
+
+    def inode(self, where: int | Path) -> int | None:
+        """What identifies the file behind a descriptor or a path; None if there is none."""
+        try:
+            return os.stat(where).st_ino
+        except FileNotFoundError:
+            return None
+
+    def write(self, fd: int, data: bytes, position: int) -> None:
+        """Write all of it: a short write, as a full disk makes, is tried again so that its error shows."""
+        done = self.pwrite(fd, data, position)
+        while done < len(data):
+            done += self.pwrite(fd, memoryview(data)[done:], position + done)
+
+    def read_file(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def names(self, path: Path) -> list[str]:
+        """What a directory holds; nothing if it is not there."""
+        try:
+            return os.listdir(path)
+        except FileNotFoundError:
+            return []
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def replace(self, path: Path, data: bytes, *, sync: bool = True) -> None:
+        """Put a whole file in place, or leave what was there: temporary file, sync, rename, sync of the directory."""
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+        fd = self.create(temporary)
+        try:
+            self.write(fd, data, 0)
+            if sync:
+                self.fdatasync(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.unlink(temporary)
+            raise
+        finally:
+            self.close(fd)
+        self.rename(temporary, path)
+        if sync:
+            self.sync_directory(path.parent)
+
+    def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
+        return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+
+    def store(self, mapped: mmap.mmap, position: int, data: bytes) -> None:
+        """Write into a shared map; other processes see it at once, the disk some time later."""
+        mapped[position : position + len(data)] = data
+
+    def try_lock(self, fd: int) -> bool:
+        """Take the exclusive lock of an open file, if nobody has it. It ends with the process that holds it."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self, fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def wake(self, mapped: Any, position: int) -> None:
+        """Wake whoever waits on the word at `position` of a shared map, in any process."""
+        futex.wake(mapped, position)
+
+    def wait(self, words: Sequence[tuple[Any, int, int]], timeout_s: float) -> None:
+        """Sleep until one of the words (map, position, expected value) changes and is woken, or the time is over."""
+        futex.wait(words, timeout_s)

@@ -1,0 +1,58 @@
+"""Where one log lives, who it is and how it behaves: what its writer, reader, sealer and checker share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from headwater.format.names import file_of, node_of, offset_of
+from headwater.limits import Limits
+from headwater.storage.disk import Clock, Disk
+
+
+class Place(msgspec.Struct, frozen=True):
+    path: Path
+    topic: str
+    partition: int
+    uuid: bytes
+    disk: Disk
+    clock: Clock
+    limits: Limits  # with the topic's own settings laid over
+    zstd: bool = False
+
+    @property
+    def node(self) -> int:
+        return node_of(self.uuid)
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def tail(self) -> Path:
+        return self.path / "tail"
+
+    @property
+    def spool(self) -> Path:
+        return self.path / "spool"
+
+    def segment(self, base: int) -> Path:
+        return self.path / file_of(base, "log")
+
+    def index(self, base: int) -> Path:
+        return self.path / file_of(base, "index")
+
+    def blobs(self, base: int) -> Path:
+        return self.path / file_of(base, "blobs")
+
+    def cut(self, base: int, position: int) -> Path:
+        """Where bytes are kept that were cut from a segment."""
+        return self.path / file_of(base, f"cut-{position}")
+
+    def segments(self) -> list[int]:
+        """The first offsets of all segments, ascending."""
+        return sorted(base for name in self.disk.names(self.path) if (base := offset_of(name, "log")) is not None)
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r}, partition {self.partition}"

@@ -1,0 +1,152 @@
+"""Reading one segment file: windows of verified batches, and the map of where its batches are.
+
+A segment file is never changed below what is visible, and a sealed one is replaced as a whole, so an open
+`SegmentFile` stays right for as long as it is held. Safe from several threads.
+"""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+
+from headwater.errors import Corrupt, NotFound
+from headwater.format import segment as format
+from headwater.format.batch import Batch, corrupt, decode, peek
+from headwater.format.column import I64
+from headwater.format.index import Index
+from headwater.format.segment import HEADER_BYTES, SegmentHeader
+from headwater.storage.place import Place
+
+MAP_BYTES_MIN = 256 * 1024  # below this, one read is cheaper than a map and its page faults
+
+
+class Window:
+    """Readable bytes of a segment, from position `start` to `end`, in memory or mapped."""
+
+    __slots__ = ("buffer", "end", "path", "start")
+
+    def __init__(self, buffer: memoryview, start: int, path: str) -> None:
+        self.buffer = buffer
+        self.start = start
+        self.end = start + len(buffer)
+        self.path = path
+
+    def batch(self, position: int) -> Batch:
+        """The batch at a position of the file, its header verified."""
+        return decode(self.buffer, position - self.start, len(self.buffer), self.path, self.start)
+
+    def batches(self, position: int, offset: int) -> Iterator[Batch]:
+        """The batches from a position to the end of the window; the first begins at `offset`."""
+        while position < self.end:
+            batch = self.batch(position)
+            if batch.base_offset != offset:
+                raise corrupt(f"offset {offset} was expected, and {batch.base_offset} is", self.path, position, batch.size)
+            yield batch
+            position += batch.size
+            offset += batch.count
+
+
+class Map:
+    """Base offset, base ticks and position of each batch of a segment, in order."""
+
+    __slots__ = ("offsets", "positions", "ticks")
+
+    def __init__(self, offsets: I64, ticks: I64, positions: I64) -> None:
+        self.offsets = offsets
+        self.ticks = ticks
+        self.positions = positions
+
+    def batch_of(self, offset: int) -> int:
+        """The number of the batch that holds an offset."""
+        return int(np.searchsorted(self.offsets, offset, "right")) - 1
+
+
+class SegmentFile:
+    """An open segment. `header` is verified."""
+
+    def __init__(self, place: Place, base: int) -> None:
+        """Raises NotFound if it is not there, and Corrupt if its header is not what it should be."""
+        self.base = base
+        self.path = str(place.segment(base))
+        self._disk = place.disk
+        try:
+            self._fd = place.disk.open_read(place.segment(base))
+        except FileNotFoundError as error:
+            raise NotFound(f"{place} has no segment {base}", code="segment_not_found", path=self.path) from error
+        self._mapped: mmap.mmap | None = None
+        self._walked = (array("q"), array("q"), array("q"))
+        self._walked_to = HEADER_BYTES
+        self._index: Index | None = None
+        self._index_tried = False
+        self._place = place
+        self.header = self._read_header(place.uuid)
+
+    def _read_header(self, uuid: bytes) -> SegmentHeader:
+        try:
+            header = format.decode(self._disk.pread(self._fd, HEADER_BYTES, 0))
+        except Corrupt as error:
+            raise corrupt(error.message, self.path, 0, HEADER_BYTES) from None
+        if header.base_offset != self.base or header.log_uuid != uuid:
+            raise corrupt("the segment belongs to another log or offset", self.path, 0, HEADER_BYTES)
+        return header
+
+    def size(self) -> int:
+        return self._disk.size(self._fd)
+
+    def window(self, position: int, end: int) -> Window:
+        """The bytes from `position` to `end`, which is at most what is visible."""
+        if end - position < MAP_BYTES_MIN:
+            return Window(memoryview(self._disk.pread(self._fd, end - position, position)), position, self.path)
+        mapped = self._mapped
+        if mapped is None or len(mapped) < end:
+            mapped = self._mapped = self._disk.map(self._fd, end)
+        return Window(memoryview(mapped)[:end], 0, self.path)
+
+    def index(self) -> Index | None:
+        """The index of a sealed segment; None if it is missing, damaged or of another file: it is never truth."""
+        if not self._index_tried:
+            self._index_tried = True
+            try:
+                index = Index.decode(self._disk.read_file(self._place.index(self.base)))
+            except (Corrupt, FileNotFoundError):
+                return None
+            if index.file_id == self.header.file_id and index.segment_bytes == self.size():
+                self._index = index
+        return self._index
+
+    def map(self, end: int) -> Map:
+        """Where the batches up to position `end` are: from the index, else by walking their headers once."""
+        index = self.index()
+        if index is not None:
+            return Map(index.offsets, index.ticks, index.positions)
+        offsets, ticks, positions = self._walked
+        if self._walked_to < end:
+            window = self.window(self._walked_to, end)
+            position, buffer, start = self._walked_to, window.buffer, window.start
+            expected = self.base if not offsets else None
+            while position < end:
+                if position + 36 > end:
+                    raise corrupt("the header of a batch is cut off", self.path, position, end - position)
+                size, count, base_offset, base_ticks = peek(buffer, position - start)
+                if size < 36 or (expected is not None and base_offset != expected):
+                    raise corrupt("no batch begins here", self.path, position, end - position)
+                offsets.append(base_offset)
+                ticks.append(base_ticks)
+                positions.append(position)
+                expected = base_offset + count
+                position += size
+            self._walked_to = position
+        return Map(*(np.array(numbers, np.int64) for numbers in self._walked))
+
+    def close(self) -> None:
+        """Close the file; windows that were handed out stay valid."""
+        if self._fd >= 0:
+            self._disk.close(self._fd)
+            self._fd = -1
+            self._mapped = None
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,119 @@
+"""The mapped tail of a log: what is visible and durable, for all processes (docs/FORMAT.md, "Tail").
+
+`publish` is for whoever holds the log's lock. Everything else takes no lock: a slot that is being written has a
+wrong checksum, and the other one is then the newest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from struct import Struct
+
+from headwater.format import tail as format
+from headwater.format.tail import Slot
+from headwater.storage.place import Place
+
+_WORD = Struct("<I")
+_ONE, _ZERO = _WORD.pack(1), _WORD.pack(0)
+_SLOTS = slice(format.SLOTS_AT[0], format.SIZE)
+
+
+class Tail:
+    """One process's map of a tail file."""
+
+    def __init__(self, place: Place, mapped: mmap.mmap, *, writable: bool) -> None:
+        self.writable = writable
+        self._disk = place.disk
+        self._map = mapped
+        self._seen = b""
+        self._slot: Slot | None = None
+
+    @classmethod
+    def open(cls, place: Place) -> Tail | None:
+        """Map the tail; None if there is none, or it is not one. Read-only where it must not be written."""
+        disk = place.disk
+        writable = True
+        try:
+            try:
+                fd = disk.open_write(place.tail)
+            except PermissionError:
+                fd, writable = disk.open_read(place.tail), False
+            except OSError as error:
+                if isinstance(error, FileNotFoundError):
+                    raise
+                fd, writable = disk.open_read(place.tail), False
+        except FileNotFoundError:
+            return None
+        try:
+            if disk.size(fd) != format.SIZE:
+                return None
+            mapped = disk.map(fd, format.SIZE, write=writable)
+        finally:
+            disk.close(fd)
+        return cls(place, mapped, writable=writable) if mapped[:8] == format.MAGIC else None
+
+    @classmethod
+    def create(cls, place: Place) -> Tail:
+        """Put a new, empty tail in place. The caller holds the lock."""
+        place.disk.replace(place.tail, format.MAGIC + bytes(format.SIZE - 8), sync=False)
+        tail = cls.open(place)
+        assert tail is not None
+        return tail
+
+    def newest(self) -> Slot | None:
+        """The newest valid slot, by a look at memory."""
+        seen = self._map[_SLOTS]
+        if seen != self._seen:
+            for _ in range(100):
+                slot = format.newest(self._map[:])
+                if slot is not None or not any(self._map[_SLOTS]):
+                    break
+            self._slot, self._seen = slot, seen
+        return self._slot
+
+    def changed(self) -> bool:
+        """Whether anybody has published since this object last looked or published."""
+        return self._map[_SLOTS] != self._seen
+
+    def sound(self) -> bool:
+        """Whether no slot is damaged. One that is being written looks damaged for a moment."""
+        return any(format.sound(self._map[:]) for _ in range(100))
+
+    def publish(self, slot: Slot) -> None:
+        """Make a slot the newest. The caller holds the lock, and calls `wake` when it has let go of it."""
+        self._disk.store(self._map, format.SLOTS_AT[slot.counter & 1], slot.encode())
+        self._slot, self._seen = slot, self._map[_SLOTS]
+
+    def wake(self) -> None:
+        """Wake the followers, if there may be any.
+
+        Called after the lock was released: that system call is the memory barrier between publishing and looking
+        at `waiting`, without which a follower could go to sleep unseen.
+        """
+        word = (_WORD.unpack_from(self._map, format.WAKE_AT)[0] + 1) & 0xFFFFFFFF
+        _WORD.pack_into(self._map, format.WAKE_AT, word)
+        if self._map[format.WAITING_AT]:
+            self._map[format.WAITING_AT] = 0
+            self._disk.wake(self._map, format.WAKE_AT)
+
+    def expect(self) -> tuple[mmap.mmap, int, int]:
+        """What to wait on. Call it, look for news once more, and only then wait."""
+        if self.writable:
+            self._map[format.WAITING_AT] = 1
+        return self._map, format.WAKE_AT, _WORD.unpack_from(self._map, format.WAKE_AT)[0]
+
+    def contend(self) -> None:
+        """Say that somebody waits for the lock."""
+        self._map[format.CONTENDED_AT] = 1
+
+    def contended(self) -> bool:
+        """Whether somebody waits for the lock; asking clears it."""
+        if self._map[format.CONTENDED_AT]:
+            self._map[format.CONTENDED_AT] = 0
+            return True
+        return False
+
+    def close(self) -> None:
+        with contextlib.suppress(BufferError):  # a thread still sleeps on it, and lets go of it when it wakes
+            self._map.close()
