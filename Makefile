@@ -49,8 +49,7 @@ lock:  ## pin the dependencies of pyproject.toml again (ARGS=--upgrade for newer
 		--annotation-style=line --no-emit-options --no-emit-index-url --no-emit-find-links \
 		--no-emit-trusted-host --unsafe-package headwater --output-file requirements.lock $(ARGS) pyproject.toml
 	@# The project itself is installed apart from its lock, so the note that it is left out says nothing.
-	@sed -i -e '/^# The following packages are considered to be unsafe/,$$d' requirements.lock
-	@sed -i -e '$${/^$$/d}' requirements.lock
+	@sed -i -e '/^$$/d' -e '/^# The following packages are considered to be unsafe/,$$d' requirements.lock
 	@echo "Wrote requirements.lock"
 
 clean:  ## remove the environment, caches and built files
