@@ -1,0 +1,77 @@
+# Everything needs only make and python3 (3.11 or later); the tools come from requirements.lock.
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK_VENV := build/lock
+SOURCES = $(wildcard src tests bench examples)
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench torture format lock clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
+	@echo 'Options: PYTHON=python3.12, WORKERS=4 (processes of test), ARGS="..." (for test, bench, torture, lock)'
+
+demo: $(VENV)/.installed  ## run the demonstration
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+test: $(VENV)/.installed  ## run the tests
+	@$(BIN)/pytest --quiet -n $(WORKERS) $(ARGS)
+
+check: $(VENV)/.installed  ## check format, lint, types and layers
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/mypy $(SOURCES)
+	@report=$$($(BIN)/lint-imports 2>&1) || { echo "$$report"; exit 1; }
+	@echo "Layers: imports go downward only"
+
+bench: $(VENV)/.installed  ## run the benchmarks
+	@$(BIN)/python -m bench $(ARGS)
+
+torture: $(VENV)/.installed  ## run the long tests: crashes, kills, simulations
+	@$(BIN)/pytest -m torture --hypothesis-profile=torture --timeout=1800 $(ARGS)
+
+format: $(VENV)/.installed  ## format the code and fix what ruff can fix
+	@$(BIN)/ruff check --fix-only --quiet $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+# Pins are kept unless ARGS=--upgrade. Use the oldest supported Python, so that the lock serves all.
+lock:  ## pin the dependencies of pyproject.toml again (ARGS=--upgrade for newer ones)
+	$(call make_venv,$(LOCK_VENV))
+	@$(LOCK_VENV)/bin/pip install --quiet pip-tools
+	@CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --quiet --extra dev --strip-extras \
+		--annotation-style=line --no-emit-options --no-emit-index-url --no-emit-find-links \
+		--no-emit-trusted-host --unsafe-package headwater --output-file requirements.lock $(ARGS) pyproject.toml
+	@# The project itself is installed apart from its lock, so the note that it is left out says nothing.
+	@sed -i -e '/^$$/d' -e '/^# The following packages are considered to be unsafe/,$$d' requirements.lock
+	@echo "Wrote requirements.lock"
+
+clean:  ## remove the environment, caches and built files
+	@rm -rf $(VENV) build dist demo-data .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment has two steps, so that an edit of pyproject.toml does not download everything again.
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml
+	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.locked: requirements.lock
+	@echo "Setting up $(VENV) from requirements.lock; this takes about a minute, once."
+	$(call make_venv,$(VENV))
+	@$(BIN)/pip install --quiet --requirement requirements.lock
+	@touch $@
+
+# A Debian python3 comes without the venv module's parts: say what to install instead of a stack trace.
+define make_venv
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "Headwater needs Python 3.11 or later as $(PYTHON); choose another with: make PYTHON=python3.11" >&2; exit 1; }
+@$(PYTHON) -m venv --clear $(1) >/dev/null 2>&1 || { \
+	rm -rf $(1); \
+	echo "$(PYTHON) cannot make a virtual environment. On Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+endef

@@ -1,0 +1,109 @@
+"""The repository keeps its own rules: a plain lock, no index addresses, docstrings, live links."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "headwater"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+LOCK = ROOT / "requirements.lock"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+# An option that names an index, or the address of one.
+INDEX_ADDRESS = re.compile(
+    r"""(?:index-url|index_url|find-links|find_links|trusted-host|trusted_host)["']?[\s=:]+["']?(?:\w+://|/|\w+\.\w)"""
+    r"""|://[^/\s]*(?:pypi|pythonhosted|devpi|artifactory|nexus)"""
+    r"""|://[^\s"']+/simple(?:[/\s"']|$)""",
+    re.IGNORECASE | re.MULTILINE,
+)
+PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.!+_-]+)\s*(?:;[^#]*)?(?:#.*)?$")
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)[^)]*\)")
+CODE = re.compile(r"^ *(`{3,}).*?^ *\1 *$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+# Extras and what they bring: none of it may be imported by `import headwater`.
+EXTRAS = {"bson", "click", "pyarrow", "rich", "zstandard"}
+
+
+def tracked_files() -> list[Path]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    # Someone else's checkout (a mounted folder in a container) may be read too.
+    command = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def pinned_versions() -> dict[str, str]:
+    text = LOCK.read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    matches = [PINNED.match(line) for line in lines]
+    odd = [line for line, match in zip(lines, matches, strict=True) if match is None]
+    assert odd == []
+    return {canonicalize_name(match["name"]): match["version"] for match in matches if match is not None}
+
+
+def test_no_tracked_file_names_a_package_index() -> None:
+    found = []
+    for path in tracked_files():
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in INDEX_ADDRESS.finditer(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--index-" + "url https://example.org/packages",
+        "PIP_FIND_" + "LINKS=/srv/wheels",
+        "trusted-" + "host = example.org",
+        "https:" + "//files.pythonhosted.org/packages/a.whl",
+        "https:" + "//example.org/simple/",
+    ],
+)
+def test_an_index_address_would_be_found(line: str) -> None:
+    assert INDEX_ADDRESS.search(line)
+
+
+def test_lock_holds_only_pinned_names_and_versions() -> None:
+    assert pinned_versions()
+
+
+def test_lock_satisfies_every_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [project["dependencies"], *project["optional-dependencies"].values()]
+    pinned = pinned_versions()
+    for requirement in map(Requirement, chain.from_iterable(declared)):
+        if requirement.name != project["name"]:
+            version = pinned.get(canonicalize_name(requirement.name))
+            assert version is not None, f"{requirement} is not in the lock: run make lock"
+            assert requirement.specifier.contains(version), f"{requirement} is locked at {version}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_module_has_a_docstring(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_point_to_existing_files(page: Path) -> None:
+    text = CODE.sub("", page.read_text(encoding="utf-8"))
+    targets = [match["target"] for match in LINK.finditer(text)]
+    relative = [target.partition("#")[0] for target in targets if not re.match(r"\w+:|#", target)]
+    missing = [target for target in relative if not (page.parent / target).exists()]
+    assert missing == []
+
+
+def test_importing_headwater_imports_no_extra() -> None:
+    program = "import sys, headwater; print(*{name.partition('.')[0] for name in sys.modules})"
+    command = [sys.executable, "-c", program]
+    imported = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert EXTRAS.isdisjoint(imported.split())
