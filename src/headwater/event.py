@@ -147,7 +147,9 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 class Refs(Sequence[Ref]):
     """The references of many appended events, in the order of the call; each is made when looked at."""
 
-    def __init__(self, topic: str, durability: Durability, runs: Sequence[Run], rows: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self, topic: str, durability: Durability, runs: Sequence[Run], rows: Sequence[Any] | None = None
+    ) -> None:
         """`rows[i]` lists which events of the call run `i` holds; None means that the runs follow each other."""
         self.topic = topic
         self.durability = durability

@@ -24,6 +24,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     meta_bytes_max: int = 64 * KIB  # headers, not payload
     data_bytes_max: int = 10 * MIB  # a topic may allow more when it is made, up to 4 GiB - 1
     blob_bytes_min: int = MIB  # data above this goes to a blob file, so that a batch stays cheap to hold
+    blob_bytes_in_memory: int = 10 * MIB  # up to this, reading an event also loads its blob; above, stream it
     batch_events_max: int = 100_000  # one append_many per partition; append_arrow splits
     batch_bytes_max: int = 64 * MIB  # what a reader must be able to hold at once
     open_topics_max: int = 1024  # each open partition holds three file descriptors and a map

@@ -37,7 +37,14 @@ _CONTENT_CODE = {content: code for code, content in enumerate(CONTENTS)}
 
 
 def encode_one(
-    base_offset: int, base_ticks: int, content: Content, data: bytes, type: bytes, key: bytes | None, meta: bytes | None, flags: int = 0
+    base_offset: int,
+    base_ticks: int,
+    content: Content,
+    data: bytes,
+    type: bytes,
+    key: bytes | None,
+    meta: bytes | None,
+    flags: int = 0,
 ) -> bytes:
     """The bytes of a batch of one event, fast: every column is constant."""
     columns = [(DATA, data)]
@@ -58,7 +65,9 @@ def encode_one(
         table += (kind, 0, 0, len(value), crc32c(stored))
         parts.append(stored)
         at = end + padding
-    head = _AFTER_CRC[len(columns)].pack(at, 1, base_offset, base_ticks, VERSION, flags, _CONTENT_CODE[content], len(columns), *table)
+    head = _AFTER_CRC[len(columns)].pack(
+        at, 1, base_offset, base_ticks, VERSION, flags, _CONTENT_CODE[content], len(columns), *table
+    )
     return b"".join((MAGIC, _CRC.pack(crc32c(head)), head, *parts))
 
 
@@ -118,7 +127,20 @@ class Batch:
     `position` is its place in the file `path`, which errors name.
     """
 
-    __slots__ = ("_checked", "_table", "base_offset", "base_ticks", "buffer", "content", "count", "flags", "path", "position", "size")
+    __slots__ = (
+        "_checked",
+        "_shift",
+        "_table",
+        "base_offset",
+        "base_ticks",
+        "buffer",
+        "content",
+        "count",
+        "flags",
+        "path",
+        "position",
+        "size",
+    )
 
     def __init__(
         self,
@@ -137,6 +159,7 @@ class Batch:
         self.buffer = buffer
         self.path = path
         self.position = position + shift
+        self._shift = shift
         self.size = size
         self.count = count
         self.base_offset = base_offset
@@ -153,6 +176,12 @@ class Batch:
     @property
     def end_position(self) -> int:
         return self.position + self.size
+
+    def stored(self) -> memoryview:
+        """The bytes of the batch, every column verified."""
+        self.validate()
+        start = self.position - self._shift
+        return self.buffer[start : start + self.size]
 
     def column(self, kind: int) -> Column | None:
         """The column, verified; None if it is absent."""
@@ -217,7 +246,7 @@ def decode(buffer: memoryview, position: int, end: int, path: str = "", shift: i
     magic, crc, size, count, base_offset, base_ticks, version, flags, content, n = _HEADER.unpack_from(buffer, position)
     if magic != MAGIC or size & 7 or position + size > end or table_at + n * ENTRY_BYTES > position + size:
         raise corrupt("no batch begins here", path, position + shift, end - position)
-    table = []
+    table: list[list[int]] = []
     at = table_at + n * ENTRY_BYTES
     first = at
     for i in range(n):
@@ -239,7 +268,8 @@ def decode(buffer: memoryview, position: int, end: int, path: str = "", shift: i
         raise corrupt("the checksum of a batch's header is wrong", path, position + shift, size)
     if version != VERSION or flags & ~(BLOB | LOST) or content >= len(CONTENTS):
         raise Unsupported(
-            f"a batch has version {version}, flags {flags:#x}, content {content}", hint="upgrade headwater to read this log"
+            f"a batch has version {version}, flags {flags:#x}, content {content}",
+            hint="upgrade headwater to read this log",
         )
     for entry in table:
         if not TICKS <= entry[0] <= META:

@@ -82,7 +82,11 @@ class Column:
         size = self.offsets.nbytes + len(self.data)
         if self.codes is not None:
             k = np.array([len(self.offsets) - 1], np.uint32)
-            return DICTIONARY, [k.data, self.offsets.data, self.codes.data, self.data], size + 4 + self.codes.nbytes
+            return (
+                DICTIONARY,
+                [k.data, self.offsets.data, self.codes.data, self.data],
+                size + 4 + self.codes.nbytes,
+            )
         if self.valid is not None:
             valid = self.valid.tobytes()
             valid += bytes(-len(valid) % 4)
@@ -160,14 +164,23 @@ class Column:
             found = [value if there else None for value, there in zip(found, present, strict=True)]
         return found
 
+    def pick(self, rows: I64) -> Column | None:
+        """A column of some of the values; None if all of those are null."""
+        if self.offsets is None:
+            return Column(len(rows), self.data)
+        if self.codes is not None:
+            return Column.of_repeated([value or b"" for value in self.take(rows)])
+        return Column.of_optional(self.take(rows))
+
     def equals(self, value: bytes) -> Bools:
         """Which values equal `value`, by their lengths first."""
         if self.offsets is None:
             return np.full(self.count, bytes(self.data) == value)
         if self.codes is not None:
             distinct = Column(len(self.offsets) - 1, self.data, self.offsets).equals(value)
-            return distinct[self.codes]
-        mask: Bools = np.diff(self.offsets) == len(value)
+            mask: Bools = distinct[self.codes]
+            return mask
+        mask = np.diff(self.offsets) == len(value)
         if self.valid is not None:
             mask &= self.present()
         rows = np.flatnonzero(mask)
@@ -193,7 +206,9 @@ def concat(columns: Sequence[Column | None], counts: Sequence[int]) -> Column | 
         return Column.of_optional(values)
     some = [column for column in columns if column is not None]
     if all(column.count == 1 for column in some):
-        return Column.of([bytes(column.data) if column.offsets is None else column.values(0, 1)[0] or b"" for column in some])
+        return Column.of(
+            [bytes(column.data) if column.offsets is None else column.values(0, 1)[0] or b"" for column in some]
+        )
     plain = [column if column.offsets is not None and column.codes is None else expand(column) for column in some]
     lengths = [np.diff(column.offsets) for column in plain if column.offsets is not None]
     return Column(sum(counts), b"".join([column.data for column in plain]), _offsets(np.concatenate(lengths)))

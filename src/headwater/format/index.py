@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from struct import Struct
+from struct import error as StructError
 from typing import Any, Self
 
 import msgspec
@@ -42,11 +43,18 @@ class Index(msgspec.Struct, frozen=True):
             sections.append((TYPES, _encode_types(self.types)))
         table, body = b"", b""
         for kind, section in sections:
-            section += bytes(-len(section) % 8)
-            table += _ENTRY.pack(kind, crc32c(section), len(section))
-            body += section
+            padded = section + bytes(-len(section) % 8)
+            table += _ENTRY.pack(kind, crc32c(padded), len(padded))
+            body += padded
         head = _HEADER.pack(
-            MAGIC, 0, len(sections), self.file_id, len(self.offsets), self.base_offset, self.end_offset, self.segment_bytes
+            MAGIC,
+            0,
+            len(sections),
+            self.file_id,
+            len(self.offsets),
+            self.base_offset,
+            self.end_offset,
+            self.segment_bytes,
         )
         crc = crc32c(head[12:] + table)
         return head[:8] + crc.to_bytes(4, "little") + head[12:] + table + body
@@ -71,11 +79,10 @@ class Index(msgspec.Struct, frozen=True):
                 raise Corrupt("an index has bytes behind its end", position=at, size=len(stored) - at)
             numbers = [np.frombuffer(sections[kind], np.int64, batches) for kind in (OFFSETS, TICKS, POSITIONS)]
             types = _decode_types(sections[TYPES]) if TYPES in sections else None
-        except (ValueError, KeyError, Exception) as error:
-            if isinstance(error, Corrupt):
-                raise
+        except (ValueError, KeyError, StructError) as error:
             raise Corrupt(f"an index does not parse: {error}", position=0, size=len(stored)) from error
-        return cls(file_id, base, end, size, *numbers, types)
+        offsets, ticks, positions = numbers
+        return cls(file_id, base, end, size, offsets, ticks, positions, types)
 
     def batch_of(self, offset: int) -> int:
         """The number of the batch that holds an offset."""

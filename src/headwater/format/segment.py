@@ -28,7 +28,15 @@ class SegmentHeader(msgspec.Struct, frozen=True, gc=False):
     def encode(self) -> bytes:
         flags = PACKED if self.packed else 0
         head = _HEADER.pack(
-            MAGIC, VERSION, flags, self.file_id, self.log_uuid, self.base_offset, self.previous_ticks, self.begun_ticks, 0
+            MAGIC,
+            VERSION,
+            flags,
+            self.file_id,
+            self.log_uuid,
+            self.base_offset,
+            self.previous_ticks,
+            self.begun_ticks,
+            0,
         )
         return head + crc32c(head).to_bytes(4, "little")
 
@@ -41,5 +49,7 @@ def decode(stored: bytes | memoryview) -> SegmentHeader:
     if magic != MAGIC or crc32c(head) != int.from_bytes(stored[HEADER_BYTES - 4 : HEADER_BYTES], "little"):
         raise Corrupt("the header of a segment is damaged", position=0, size=HEADER_BYTES)
     if version != VERSION or flags & ~PACKED:
-        raise Unsupported(f"a segment has version {version} and flags {flags:#x}", hint="upgrade headwater to read this log")
+        raise Unsupported(
+            f"a segment has version {version} and flags {flags:#x}", hint="upgrade headwater to read this log"
+        )
     return SegmentHeader(file_id, uuid, base, previous, begun, bool(flags & PACKED))

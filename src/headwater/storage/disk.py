@@ -85,6 +85,10 @@ class Disk:
         except FileNotFoundError:
             return None
 
+    def writable(self, path: Path) -> bool:
+        """Whether this user may write the file: not on read-only media."""
+        return os.access(path, os.W_OK)
+
     def write(self, fd: int, data: bytes, position: int) -> None:
         """Write all of it: a short write, as a full disk makes, is tried again so that its error shows."""
         done = self.pwrite(fd, data, position)
@@ -113,21 +117,29 @@ class Disk:
 
     def replace(self, path: Path, data: bytes, *, sync: bool = True) -> None:
         """Put a whole file in place, or leave what was there: temporary file, sync, rename, sync of the directory."""
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-        fd = self.create(temporary)
+        temporary, fd = self.create_temporary(path)
         try:
             self.write(fd, data, 0)
             if sync:
                 self.fdatasync(fd)
+            self.rename(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):
                 self.unlink(temporary)
             raise
         finally:
             self.close(fd)
-        self.rename(temporary, path)
         if sync:
             self.sync_directory(path.parent)
+
+    def create_temporary(self, path: Path) -> tuple[Path, int]:
+        """A new file beside `path`, locked for as long as it is open so that nobody sweeps it away."""
+        while True:
+            temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+            fd = self.create(temporary)
+            if self.try_lock(fd) and self.inode(temporary) is not None:
+                return temporary, fd
+            self.close(fd)  # a sweeper came between making and locking it
 
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
         return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)

@@ -79,7 +79,10 @@ def _wait_any(words: Sequence[tuple[Any, int, int]], timeout_s: float) -> None:
     assert _syscall is not None
     held = [ctypes.c_uint32.from_buffer(mapped, position) for mapped, position, _ in words]
     waiters = (_Waiter * len(words))(
-        *(_Waiter(value, ctypes.addressof(word), _FUTEX2_SIZE_U32, 0) for word, (_, _, value) in zip(held, words, strict=True))
+        *(
+            _Waiter(value, ctypes.addressof(word), _FUTEX2_SIZE_U32, 0)
+            for word, (_, _, value) in zip(held, words, strict=True)
+        )
     )
     until = time.monotonic() + timeout_s
     limit = _Timespec(int(until), int(until % 1 * 1e9))

@@ -6,7 +6,9 @@ A segment file is never changed below what is visible, and a sealed one is repla
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import threading
 from array import array
 from collections.abc import Iterator
 
@@ -43,7 +45,12 @@ class Window:
         while position < self.end:
             batch = self.batch(position)
             if batch.base_offset != offset:
-                raise corrupt(f"offset {offset} was expected, and {batch.base_offset} is", self.path, position, batch.size)
+                raise corrupt(
+                    f"offset {offset} was expected, and {batch.base_offset} is",
+                    self.path,
+                    position,
+                    batch.size,
+                )
             yield batch
             position += batch.size
             offset += batch.count
@@ -79,6 +86,7 @@ class SegmentFile:
         self._mapped: mmap.mmap | None = None
         self._walked = (array("q"), array("q"), array("q"))
         self._walked_to = HEADER_BYTES
+        self._walking = threading.Lock()  # protects `_walked` and `_walked_to`
         self._index: Index | None = None
         self._index_tried = False
         self._place = place
@@ -108,13 +116,15 @@ class SegmentFile:
     def index(self) -> Index | None:
         """The index of a sealed segment; None if it is missing, damaged or of another file: it is never truth."""
         if not self._index_tried:
-            self._index_tried = True
             try:
-                index = Index.decode(self._disk.read_file(self._place.index(self.base)))
-            except (Corrupt, FileNotFoundError):
-                return None
-            if index.file_id == self.header.file_id and index.segment_bytes == self.size():
-                self._index = index
+                stored = self._disk.read_file(self._place.index(self.base))
+            except FileNotFoundError:
+                return None  # it may come: sealing makes it some time after the segment was closed
+            self._index_tried = True
+            with contextlib.suppress(Corrupt):
+                index = Index.decode(stored)
+                if index.file_id == self.header.file_id and index.segment_bytes == self.size():
+                    self._index = index
         return self._index
 
     def map(self, end: int) -> Map:
@@ -122,6 +132,11 @@ class SegmentFile:
         index = self.index()
         if index is not None:
             return Map(index.offsets, index.ticks, index.positions)
+        with self._walking:
+            self._walk(end)
+            return Map(*(np.array(numbers, np.int64) for numbers in self._walked))
+
+    def _walk(self, end: int) -> None:
         offsets, ticks, positions = self._walked
         if self._walked_to < end:
             window = self.window(self._walked_to, end)
@@ -139,7 +154,6 @@ class SegmentFile:
                 expected = base_offset + count
                 position += size
             self._walked_to = position
-        return Map(*(np.array(numbers, np.int64) for numbers in self._walked))
 
     def close(self) -> None:
         """Close the file; windows that were handed out stay valid."""
@@ -150,3 +164,12 @@ class SegmentFile:
 
     def __del__(self) -> None:
         self.close()
+
+
+def read_header(place: Place, base: int) -> SegmentHeader:
+    """The verified header of a segment."""
+    segment = SegmentFile(place, base)
+    try:
+        return segment.header
+    finally:
+        segment.close()

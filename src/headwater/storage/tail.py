@@ -65,10 +65,9 @@ class Tail:
         """The newest valid slot, by a look at memory."""
         seen = self._map[_SLOTS]
         if seen != self._seen:
-            for _ in range(100):
-                slot = format.newest(self._map[:])
-                if slot is not None or not any(self._map[_SLOTS]):
-                    break
+            slot = format.newest(self._map[:])
+            while slot is None and any(self._map[_SLOTS]) and (again := self._map[_SLOTS]) != seen:
+                seen, slot = again, format.newest(self._map[:])  # both slots changed under our eyes
             self._slot, self._seen = slot, seen
         return self._slot
 

@@ -1,0 +1,1 @@
+"""The command line: the same verbs as the library, one file per command."""

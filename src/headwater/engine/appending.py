@@ -1,0 +1,185 @@
+"""From what users give to what a log takes: content, limits, columns and the choice of a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+from headwater.errors import Invalid, TooLarge
+from headwater.event import CONTENTS, Content
+from headwater.format.batch import DATA, KEY, META, TYPE
+from headwater.format.column import Column
+from headwater.format.names import utf8
+from headwater.limits import BLOB_CHUNK_BYTES, TYPE_BYTES_MAX, Limits
+
+Data = bytes | bytearray | memoryview | str | dict[str, Any] | list[Any]
+Meta = Mapping[str, str]
+_encode_json = msgspec.json.Encoder().encode
+
+
+def encode_data(data: Data, content: Content | None) -> tuple[bytes, Content]:
+    """The bytes of one event's data, and what they are. `content` says it for bytes that are text, JSON or BSON."""
+    if type(data) is bytes:
+        return data, content or "bytes"
+    if isinstance(data, str):
+        return utf8(data, "text"), content or "text"
+    if isinstance(data, dict | list):
+        if content not in (None, "json"):
+            raise Invalid(
+                f"a {type(data).__name__} is stored as JSON, not {content!r}", hint="encode it to bytes first"
+            )
+        return encode_json(data), "json"
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data), content or "bytes"
+    raise Invalid(
+        f"data is a {type(data).__name__}",
+        hint="give bytes, str, a dict, a list, a file or an iterator of bytes",
+    )
+
+
+def encode_json(value: Any) -> bytes:
+    try:
+        return _encode_json(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(f"the data is not JSON: {error}") from error
+
+
+def encode_type(type: str) -> bytes:
+    encoded = utf8(type, "a type")
+    if len(encoded) > TYPE_BYTES_MAX:
+        raise _too_large("a type", len(encoded), "type_bytes_max", TYPE_BYTES_MAX)
+    return encoded
+
+
+def encode_key(key: bytes | str | None, limits: Limits) -> bytes | None:
+    if key is None:
+        return None
+    encoded = utf8(key, "a key") if isinstance(key, str) else bytes(key)
+    if len(encoded) > limits.key_bytes_max:
+        raise _too_large("a key", len(encoded), "key_bytes_max", limits.key_bytes_max)
+    return encoded
+
+
+def encode_meta(meta: Meta | None, limits: Limits) -> bytes | None:
+    if not meta:
+        return None
+    if not {type(part) for pair in meta.items() for part in pair} <= {str}:
+        raise Invalid("meta holds something that is not a string", hint="meta is a flat object of strings")
+    encoded = encode_json(dict(meta))
+    if len(encoded) > limits.meta_bytes_max:
+        raise _too_large("meta", len(encoded), "meta_bytes_max", limits.meta_bytes_max)
+    return encoded
+
+
+def check_content(content: str | None) -> None:
+    if content is not None and content not in CONTENTS:
+        raise Invalid(f"content {content!r} is unknown", hint=f"it is one of {', '.join(CONTENTS)}")
+
+
+def check_size(size: int, limits: Limits) -> None:
+    if size > limits.data_bytes_max:
+        raise _too_large("data", size, "data_bytes_max", limits.data_bytes_max)
+
+
+def is_stream(data: object) -> bool:
+    """Whether data arrives in pieces: a file, or an iterator of bytes."""
+    return hasattr(data, "read") or hasattr(data, "__next__")
+
+
+def pieces(data: IO[bytes] | Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces of a stream."""
+    read = getattr(data, "read", None)
+    source: Iterable[Any] = iter(lambda: read(BLOB_CHUNK_BYTES), b"") if read is not None else data
+    for piece in source:
+        if not isinstance(piece, bytes | bytearray | memoryview):
+            raise Invalid(f"a stream gave a {type(piece).__name__}", hint="open the file in binary mode")
+        yield bytes(piece)
+
+
+def encode_many(
+    data: Sequence[Data],
+    content: Content | None,
+    types: Sequence[str] | str,
+    keys: Sequence[bytes | str | None] | None,
+    metas: Sequence[Meta | None] | None,
+    limits: Limits,
+) -> tuple[Content, dict[int, Column | None], Sequence[bytes | None] | None]:
+    """The columns of many events, checked against the limits, and their keys."""
+    count = len(data)
+    if count > limits.batch_events_max:
+        raise _too_large("append_many", count, "batch_events_max", limits.batch_events_max, "events")
+    for name, values in (("types", types), ("keys", keys), ("metas", metas)):
+        if values is not None and not isinstance(values, str) and len(values) != count:
+            raise Invalid(f"{count} events, and {len(values)} {name}")
+    encoded, content = _encode_all(data, content)
+    encoded_keys = None if keys is None else _encode_keys(keys, limits)
+    if isinstance(types, str):
+        one = encode_type(types)
+        type_column = Column(count, one) if one else None
+    else:
+        distinct = {type: encode_type(type) for type in set(types)}
+        type_column = Column.of_repeated([distinct[type] for type in types])
+    columns = {
+        TYPE: type_column,
+        KEY: None if encoded_keys is None else Column.of_optional(encoded_keys),
+        DATA: Column.of(encoded),
+        META: None if metas is None else Column.of_optional([encode_meta(meta, limits) for meta in metas]),
+    }
+    check_columns(columns, limits)
+    return content, columns, encoded_keys
+
+
+def check_columns(columns: dict[int, Column | None], limits: Limits) -> None:
+    """Check the sizes of all values and of the whole."""
+    bounds = {
+        TYPE: ("a type", "type_bytes_max", TYPE_BYTES_MAX),
+        KEY: ("a key", "key_bytes_max", limits.key_bytes_max),
+        DATA: ("data", "data_bytes_max", limits.data_bytes_max),
+        META: ("meta", "meta_bytes_max", limits.meta_bytes_max),
+    }
+    total = 0
+    for kind, column in columns.items():
+        if column is not None:
+            what, limit, maximum = bounds[kind]
+            longest = len(column.data) if column.offsets is None else int(np.diff(column.offsets).max(initial=0))
+            if longest > maximum:
+                raise _too_large(what, longest, limit, maximum)
+            total += column.bytes_of()
+    if total > limits.batch_bytes_max:
+        raise _too_large("a batch", total, "batch_bytes_max", limits.batch_bytes_max)
+
+
+def _encode_all(data: Sequence[Data], content: Content | None) -> tuple[Sequence[bytes], Content]:
+    if set(map(type, data)) == {bytes}:
+        return data, content or "bytes"  # type: ignore[return-value]  # all of them are bytes
+    encoded, contents = zip(*(encode_data(each, content) for each in data), strict=True)
+    if len(set(contents)) > 1:
+        raise Invalid(
+            f"the events are of several contents: {', '.join(sorted(set(contents)))}",
+            hint="append them apart",
+        )
+    return encoded, contents[0]
+
+
+def _encode_keys(keys: Sequence[bytes | str | None], limits: Limits) -> Sequence[bytes | None]:
+    if set(map(type, keys)) <= {bytes, type(None)}:
+        return keys  # type: ignore[return-value]  # no str among them; their sizes are checked as a column
+    return [encode_key(key, limits) for key in keys]
+
+
+def _too_large(what: str, size: int, limit: str, maximum: int, unit: str = "bytes") -> TooLarge:
+    hints = {
+        "data_bytes_max": "make the topic with a larger data_bytes_max",
+        "batch_events_max": "append fewer at once, or use append_arrow, which splits",
+        "batch_bytes_max": "append fewer at once, or use append_arrow, which splits",
+    }
+    return TooLarge(
+        f"{what} has {size} {unit}, and may have {maximum}",
+        hint=hints.get(limit, ""),
+        limit=limit,
+        maximum=maximum,
+        size=size,
+    )

@@ -1,0 +1,234 @@
+"""The topics of a log directory: made, found, listed and deleted, each atomically, by any process.
+
+A topic is made complete under a hidden name and renamed; it is deleted by a rename to a hidden name. The rename is the
+moment at which it is or is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+
+from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
+from headwater.format import names, settings
+from headwater.format.settings import Store, Topic, TopicSettings
+from headwater.limits import DATA_BYTES_CEILING, PARTITIONS_MAX, Limits
+from headwater.storage import log
+from headwater.storage.disk import Clock, Disk
+from headwater.storage.place import Place
+
+SETTINGS_FILE = "headwater.json"
+TOPIC_FILE = "topic.json"
+SEGMENT_BYTES_MIN = 4096
+
+
+class Catalogue:
+    """One log directory. Safe from any thread and process: it keeps no state of its own."""
+
+    def __init__(self, path: Path, disk: Disk, clock: Clock, limits: Limits) -> None:
+        self.path = path
+        self._topics = path / "topics"
+        self._disk = disk
+        self._clock = clock
+        self._limits = limits
+
+    def exists(self) -> bool:
+        """Whether the directory is a log."""
+        return self._disk.inode(self.path / SETTINGS_FILE) is not None
+
+    def init(self) -> bool:
+        """Make the directory a log; False if it is one. A directory with other things in it is refused."""
+        if self.exists():
+            return False
+        try:
+            with contextlib.suppress(FileExistsError):
+                self._disk.mkdir(self.path)
+            strangers = [name for name in self._disk.names(self.path) if name != "topics" and not name.endswith(".tmp")]
+            if strangers and SETTINGS_FILE not in strangers:
+                raise Invalid(
+                    f"{self.path} is not a log, and holds {sorted(strangers)[0]!r}",
+                    hint="name a new or an empty directory",
+                    code="not_a_log",
+                )
+            with contextlib.suppress(FileExistsError):
+                self._disk.mkdir(self._topics)
+            return self._settle(Store(uuid=str(self._random_uuid())))
+        except FileNotFoundError as error:
+            raise NotFound(f"{self.path.parent} is not there", hint="make that directory first") from error
+        except NotADirectoryError as error:
+            raise Invalid(f"{self.path} is not a directory", code="not_a_log") from error
+        except OSError as error:
+            raise Unavailable(f"{self.path} cannot be made a log: {error.strerror}", code="read_only") from error
+
+    def open(self) -> Store:
+        """Check that the directory is a log that this version understands."""
+        try:
+            return settings.decode(self._disk.read_file(self.path / SETTINGS_FILE), Store)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFound(
+                f"{self.path} is not a log", hint=f"make one: headwater init {self.path}", code="not_a_log"
+            ) from error
+        except PermissionError as error:
+            raise Unavailable(f"{self.path} may not be read by this user", code="forbidden") from error
+        except HeadwaterError as error:
+            raise _at(error, self.path / SETTINGS_FILE) from None
+
+    def create(self, name: str, partitions: int, chosen: TopicSettings) -> bool:
+        """Make a topic; False if it is there, with the same number of partitions. Durable when it returns."""
+        self._check(name, partitions, chosen)
+        directory = names.directory_of(name)
+        if self._disk.inode(self._topics / directory / TOPIC_FILE) is not None:
+            return self._same(name, partitions)
+        topic = Topic(name=name, uuid=str(self._random_uuid()), partitions=partitions, settings=chosen)
+        hidden = self._topics / f".new-{topic.uuid}"
+        try:
+            self._disk.mkdir(hidden)
+            try:
+                for partition in range(partitions):
+                    log.create(self._place(topic, partition, hidden))
+                self._disk.replace(hidden / TOPIC_FILE, settings.encode(topic))
+                self._disk.rename(hidden, self._topics / directory)
+            except BaseException:
+                self._disk.remove_tree(hidden)
+                raise
+            self._disk.sync_directory(self._topics)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return self._same(name, partitions)  # another process was first
+            raise Unavailable(
+                f"topic {name!r} cannot be made: {error.strerror}",
+                hint="is the directory writable, and is there space?",
+                code="disk_full" if error.errno == errno.ENOSPC else "read_only",
+            ) from error
+        return True
+
+    def find(self, name: str) -> Topic:
+        """The topic; raises NotFound."""
+        path = self._topics / names.directory_of(self._checked_name(name)) / TOPIC_FILE
+        try:
+            topic = settings.decode(self._disk.read_file(path), Topic)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFound(
+                f"there is no topic {name!r} in {self.path}",
+                hint="'headwater topics' lists them",
+                code="topic_not_found",
+                topic=name,
+            ) from error
+        except HeadwaterError as error:
+            raise _at(error, path) from None
+        if topic.name != name:
+            raise Corrupt(f"{path} is of topic {topic.name!r}, not {name!r}", path=str(path), position=0, size=0)
+        return topic
+
+    def list(self) -> list[str]:
+        """The names of all topics, sorted."""
+        found = []
+        for directory in self._disk.names(self._topics):
+            if not directory.startswith("."):
+                path = self._topics / directory / TOPIC_FILE
+                try:
+                    found.append(settings.decode(self._disk.read_file(path), Topic).name)
+                except FileNotFoundError:
+                    continue  # deleted meanwhile
+                except HeadwaterError as error:
+                    raise _at(error, path) from None
+        return sorted(found)
+
+    def place(self, topic: Topic, partition: int) -> Place:
+        """Where a partition's log is."""
+        return self._place(topic, partition, self._topics / names.directory_of(topic.name))
+
+    def remove(self, topic: Topic) -> None:
+        """Take a topic away. The caller holds its logs."""
+        hidden = self._topics / f".deleted-{topic.uuid}"
+        self._disk.rename(self._topics / names.directory_of(topic.name), hidden)
+        self._disk.sync_directory(self._topics)
+        self._disk.remove_tree(hidden)
+
+    def sweep(self) -> None:
+        """Remove what deletions that were cut short left behind."""
+        for directory in self._disk.names(self._topics):
+            if directory.startswith(".deleted-"):
+                self._disk.remove_tree(self._topics / directory)
+
+    def _place(self, topic: Topic, partition: int, directory: Path) -> Place:
+        chosen = topic.settings
+        own = {
+            field: value
+            for field in ("segment_bytes", "segment_age_ms", "data_bytes_max")
+            if (value := getattr(chosen, field))
+        }
+        return Place(
+            directory / str(partition),
+            topic.name,
+            partition,
+            names.log_uuid(UUID(topic.uuid), partition),
+            self._disk,
+            self._clock,
+            msgspec.structs.replace(self._limits, **own),
+            chosen.compression == "zstd",
+        )
+
+    def _settle(self, store: Store) -> bool:
+        """Put the settings in place unless another process was first."""
+        temporary, fd = self._disk.create_temporary(self.path / SETTINGS_FILE)
+        try:
+            self._disk.write(fd, settings.encode(store), 0)
+            self._disk.fdatasync(fd)
+            self._disk.link(temporary, self.path / SETTINGS_FILE)
+        except FileExistsError:
+            return False
+        finally:
+            self._disk.unlink(temporary)
+            self._disk.close(fd)
+        self._disk.sync_directory(self.path)
+        return True
+
+    def _same(self, name: str, partitions: int) -> bool:
+        there = self.find(name).partitions
+        if there != partitions:
+            raise Invalid(
+                f"topic {name!r} has {there} partitions, not {partitions}",
+                hint="the number never changes; make another topic",
+                code="partitions_differ",
+                partitions=there,
+            )
+        return False
+
+    def _check(self, name: str, partitions: int, chosen: TopicSettings) -> None:
+        self._checked_name(name)
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise Invalid(f"{partitions} partitions: a topic has 1 to {PARTITIONS_MAX}")
+        if chosen.data_bytes_max > DATA_BYTES_CEILING:
+            raise TooLarge(
+                f"data_bytes_max is {chosen.data_bytes_max}, and can be at most {DATA_BYTES_CEILING}",
+                limit="data_bytes_ceiling",
+                maximum=DATA_BYTES_CEILING,
+            )
+        if chosen.segment_bytes and chosen.segment_bytes < SEGMENT_BYTES_MIN:
+            raise Invalid(f"segment_bytes is {chosen.segment_bytes}, and must be at least {SEGMENT_BYTES_MIN}")
+
+    def _checked_name(self, name: str) -> str:
+        size = len(names.utf8(name, "a topic's name"))
+        if not size:
+            raise Invalid("a topic's name is empty")
+        if size > self._limits.topic_name_bytes_max:
+            raise TooLarge(
+                f"a topic's name has {size} bytes, and may have {self._limits.topic_name_bytes_max}",
+                limit="topic_name_bytes_max",
+                maximum=self._limits.topic_name_bytes_max,
+            )
+        return name
+
+    def _random_uuid(self) -> UUID:
+        return UUID(bytes=self._clock.random_bytes(16), version=4)
+
+
+def _at(error: HeadwaterError, path: Path) -> HeadwaterError:
+    """The same error, with the file that it is about."""
+    facts = {**error.facts, "path": str(path)}
+    return type(error)(f"{path}: {error.message}", hint=error.hint, code=error.code, **facts)

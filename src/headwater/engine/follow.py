@@ -1,0 +1,114 @@
+"""Following a topic: the events that are there, then those that come, from any process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Self
+
+from headwater.engine.reading import At, check_id, pick, resolve
+from headwater.engine.selection import Selection
+from headwater.event import Event
+from headwater.storage.disk import Clock, Disk
+from headwater.storage.log import LocalLog
+
+SLICE_S = 1.0  # the longest sleep without a look around: a lost wake-up costs at most this
+
+
+class Follow(Iterator[Event]):
+    """An endless read. Belongs to one thread; only `stop` may be called from others.
+
+    Ends when `timeout` seconds pass without a wanted event, when it or the log is stopped or closed; raises
+    NotFound when the topic is deleted. Events of one partition come in order; those of several as they are found.
+    """
+
+    def __init__(
+        self,
+        logs: list[LocalLog],
+        start: At,
+        selection: Selection,
+        timeout: float | None,
+        disk: Disk,
+        clock: Clock,
+        closed: Callable[[], bool],
+    ) -> None:
+        check_id(logs, start)
+        self._logs = logs
+        self._cursors = [log.cursor(resolve(log, start, len(logs))) for log in logs]
+        self._selection = selection
+        self._timeout = timeout
+        self._disk = disk
+        self._clock = clock
+        self._closed = closed
+        self._stopped = False
+        self._deadline: float | None = None
+        self._found: Iterator[list[Event]] = iter(())
+        self._events: Iterator[Event] = iter(())
+
+    def __next__(self) -> Event:
+        for event in self._events:
+            return event
+        self._deadline = None
+        while not (self._stopped or self._closed()):
+            events = self._look()
+            if events:
+                self._events = iter(events)
+                return next(self._events)
+            if not self._wait():
+                break
+        raise StopIteration
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the iteration, from any thread, within a second; events that were not handed out are not lost."""
+        self._stopped = True
+        for log in self._logs:
+            tail = log.wait_on()
+            if tail is not None:
+                tail.wake()
+
+    def _look(self) -> list[Event]:
+        """The events of the next batch that holds wanted ones; nothing when all partitions are caught up."""
+        for events in self._found:
+            return events
+        self._found = self._sweep()
+        for events in self._found:
+            return events
+        return []
+
+    def _sweep(self) -> Iterator[list[Event]]:
+        for log, cursor in zip(self._logs, self._cursors, strict=True):
+            end = log.end()
+            while cursor.offset < end:
+                lo = cursor.offset
+                for batch in cursor.batches(end, self._selection.types):
+                    picked = pick(log, batch, lo, batch.end_offset, self._selection)
+                    if picked is not None:
+                        yield picked.events()
+
+    def _wait(self) -> bool:
+        """Sleep until there may be more; False when the time is over."""
+        sleep = SLICE_S
+        if self._timeout is not None:
+            now = self._clock.monotonic()
+            if self._deadline is None:
+                self._deadline = now + self._timeout
+            sleep = min(SLICE_S, self._deadline - now)
+            if sleep <= 0:
+                return False
+        words = [tail.expect() for log in self._logs if (tail := log.wait_on()) is not None]
+        news = any(log.end() > cursor.offset for log, cursor in zip(self._logs, self._cursors, strict=True))
+        if news or self._stopped or self._closed():
+            return True
+        if words:
+            self._disk.wait(words, sleep)
+        else:
+            self._clock.sleep(sleep)
+        return True

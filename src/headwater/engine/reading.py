@@ -1,0 +1,104 @@
+"""Reading a topic: where to begin and end, one partition or all, forwards or backwards."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import chain
+from operator import attrgetter
+from typing import Literal
+from uuid import UUID
+
+from headwater.engine.batches import EventBatch
+from headwater.engine.selection import Selection
+from headwater.errors import Invalid, NotFound
+from headwater.event import Event, ticks_and_node, ticks_of
+from headwater.format.batch import Batch
+from headwater.storage.log import LocalLog
+
+At = int | datetime | UUID | Literal["earliest", "latest"]
+"""A place in a log: an offset, a time, the id of an event, or one of its ends."""
+
+_by_ticks = attrgetter("ticks")
+
+
+def resolve(log: LocalLog, at: At, logs: int) -> int:
+    """The offset of a place in one log of a topic that has `logs` of them."""
+    if isinstance(at, bool):
+        raise Invalid(f"{at!r} is not a place in a log")
+    if isinstance(at, int):
+        if logs > 1:
+            raise Invalid(
+                f"topic {log.place.topic!r} has {logs} partitions, and an offset belongs to one of them",
+                hint="give partition=, or begin at a time",
+                code="partition_needed",
+            )
+        if at < 0:
+            raise Invalid(f"offset {at} is negative", hint="use reverse=True to read from the end")
+        return at
+    if isinstance(at, datetime):
+        return log.offset_at(ticks_of(at))
+    if isinstance(at, UUID):
+        return log.offset_at(ticks_and_node(at)[0])
+    if at == "earliest":
+        return log.start()
+    if at == "latest":
+        return log.end()
+    raise Invalid(f"{at!r} is not a place in a log", hint="give an offset, a time, an id, 'earliest' or 'latest'")
+
+
+def check_id(logs: list[LocalLog], at: object) -> None:
+    """Raise NotFound for an id that no event of these logs can have."""
+    if isinstance(at, UUID) and ticks_and_node(at)[1] not in {log.node for log in logs}:
+        topic = logs[0].place.topic
+        raise NotFound(
+            f"{at} is not the id of an event of topic {topic!r}",
+            hint="is it of another topic?",
+            code="id_not_found",
+        )
+
+
+def read_batches(
+    logs: list[LocalLog], start: At, end: At, selection: Selection, *, reverse: bool
+) -> Iterator[EventBatch]:
+    """What is wanted from `start` to before `end`, partition after partition. Ends where the log ended at the call."""
+    return chain.from_iterable(_each(logs, start, end, selection, reverse))
+
+
+def read_events(logs: list[LocalLog], start: At, end: At, selection: Selection, *, reverse: bool) -> Iterator[Event]:
+    """The events, in the order of their times over all partitions."""
+    each = [_events(batches, reverse) for batches in _each(logs, start, end, selection, reverse)]
+    return each[0] if len(each) == 1 else heapq.merge(*each, key=_by_ticks, reverse=reverse)
+
+
+def pick(log: LocalLog, batch: Batch, lo: int, hi: int, selection: Selection) -> EventBatch | None:
+    """The wanted events of a stored batch between two offsets; None if there are none."""
+    first, last = max(0, lo - batch.base_offset), min(batch.count, hi - batch.base_offset)
+    rows = selection.rows(batch, first, last)
+    if first >= last or (rows is not None and not len(rows)):
+        return None
+    return EventBatch(log, batch, first, last, rows)
+
+
+def _each(logs: list[LocalLog], start: At, end: At, selection: Selection, reverse: bool) -> list[Iterator[EventBatch]]:
+    check_id(logs, start)
+    check_id(logs, end)
+    bounds = [(log, resolve(log, start, len(logs)), _end(log, end, len(logs))) for log in logs]
+    return [_read_log(log, lo, hi, selection, reverse) for log, lo, hi in bounds]
+
+
+def _end(log: LocalLog, end: At, logs: int) -> int:
+    return log.end() if end == "latest" else min(resolve(log, end, logs), log.end())
+
+
+def _read_log(log: LocalLog, lo: int, hi: int, selection: Selection, reverse: bool) -> Iterator[EventBatch]:
+    for batch in log.batches(lo, hi, backwards=reverse, types=selection.types):
+        picked = pick(log, batch, lo, hi, selection)
+        if picked is not None:
+            yield picked
+
+
+def _events(batches: Iterator[EventBatch], reverse: bool) -> Iterator[Event]:
+    for batch in batches:
+        yield from batch.reversed() if reverse else batch.events()

@@ -1,0 +1,196 @@
+"""Batches as Arrow and back, without copying keys, data or meta. Needs the `arrow` extra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headwater.errors import Invalid, Unsupported
+from headwater.event import UNIX_EPOCH_TICKS, Content, id_of
+from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch
+from headwater.format.column import Column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = (
+    "topic",
+    "partition",
+    "offset",
+    "time",
+    "id",
+    "type",
+    "key",
+    "data",
+    "content",
+    "meta",
+    "ticks",
+    "data_bytes",
+)
+DEFAULT_COLUMNS = ("partition", "offset", "time", "type", "key", "data", "meta")
+_ZEROS = np.zeros(65_536, np.int32)
+
+
+def pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise Unsupported("Arrow needs pyarrow", hint="pip install 'headwater[arrow]'") from error
+    return pyarrow
+
+
+def schema(columns: Sequence[str]) -> pa.Schema:
+    """The Arrow schema of these columns; raises Invalid for an unknown one."""
+    pa = pyarrow()
+    types = {
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "time": pa.timestamp("us", "UTC"),
+        "id": pa.string(),
+        "type": pa.dictionary(pa.int32(), pa.string()),
+        "key": pa.binary(),
+        "data": pa.binary(),
+        "content": pa.string(),
+        "meta": pa.binary(),
+        "ticks": pa.int64(),
+        "data_bytes": pa.int64(),
+    }
+    unknown = [column for column in columns if column not in types]
+    if unknown:
+        raise Invalid(f"there is no column {unknown[0]!r}", hint=f"columns are {', '.join(COLUMNS)}")
+    found: pa.Schema = pa.schema([(column, types[column]) for column in columns])
+    return found
+
+
+def record_batch(
+    batch: Batch, lo: int, hi: int, schema: pa.Schema, topic: str, partition: int, node: int
+) -> pa.RecordBatch:
+    """The events `lo` to `hi` of a batch. A huge event has null data and its size in `data_bytes`."""
+    pa = pyarrow()
+    count = hi - lo
+    arrays = []
+    for name in schema.names:
+        if name in ("key", "data", "meta"):
+            kind = {"key": KEY, "data": DATA, "meta": META}[name]
+            array = _binary(None if kind == DATA and batch.flags & BLOB else batch.column(kind), batch.count)
+            arrays.append(array if count == batch.count else array.slice(lo, count))
+        elif name == "offset":
+            arrays.append(pa.array(np.arange(batch.base_offset + lo, batch.base_offset + hi, dtype=np.int64)))
+        elif name == "type":
+            arrays.append(_types(batch.column(TYPE), lo, hi))
+        elif name == "time":
+            micros = (batch.ticks()[lo:hi] - UNIX_EPOCH_TICKS) // 10
+            arrays.append(pa.Array.from_buffers(pa.timestamp("us", "UTC"), count, [None, pa.py_buffer(micros)]))
+        elif name == "ticks":
+            arrays.append(pa.array(batch.ticks()[lo:hi]))
+        elif name == "partition":
+            arrays.append(pa.array(np.full(count, partition, np.int32)))
+        elif name == "id":
+            arrays.append(pa.array([str(id_of(ticks, node)) for ticks in batch.ticks()[lo:hi].tolist()]))
+        elif name == "data_bytes":
+            arrays.append(pa.array(data_bytes(batch)[lo:hi]))
+        else:
+            arrays.append(pa.repeat(topic if name == "topic" else batch.content, count))
+    found: pa.RecordBatch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return found
+
+
+def data_bytes(batch: Batch) -> Any:
+    """How long the data of each event is."""
+    if batch.flags & BLOB:
+        return np.array([batch.blob_reference()[0]], np.int64)
+    column = batch.column(DATA)
+    assert column is not None
+    if column.offsets is None:
+        return np.full(batch.count, len(column.data), np.int64)
+    return np.diff(column.offsets).astype(np.int64)
+
+
+def _binary(column: Column | None, count: int) -> Any:
+    pa = pyarrow()
+    if column is None:
+        return pa.nulls(count, pa.binary())
+    if column.offsets is None:
+        return pa.repeat(pa.scalar(bytes(column.data), pa.binary()), count)
+    valid = None if column.valid is None else pa.py_buffer(column.valid)
+    return pa.Array.from_buffers(pa.binary(), count, [valid, pa.py_buffer(column.offsets), pa.py_buffer(column.data)])
+
+
+def _types(column: Column | None, lo: int, hi: int) -> Any:
+    pa = pyarrow()
+    if column is None or column.offsets is None:
+        values = pa.array(["" if column is None else bytes(column.data).decode()])
+        codes = _ZEROS[: hi - lo] if hi - lo <= len(_ZEROS) else np.zeros(hi - lo, np.int32)
+    elif column.codes is None:
+        return _strings(column).slice(lo, hi - lo).dictionary_encode()
+    else:
+        values = _strings(Column(len(column.offsets) - 1, column.data, column.offsets))
+        codes = column.codes[lo:hi].astype(np.int32)
+    indices = pa.Array.from_buffers(pa.int32(), hi - lo, [None, pa.py_buffer(codes)])
+    return pa.DictionaryArray.from_arrays(indices, values, safe=False)
+
+
+def _strings(column: Column) -> Any:
+    pa = pyarrow()
+    buffers = [None, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    return pa.Array.from_buffers(pa.string(), column.count, buffers)
+
+
+def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content, dict[int, Column | None]]:
+    """The columns of an Arrow batch (`data`, and `key`, `type`, `meta` where there are) as those of a log's batch."""
+    pa = pyarrow()
+    names = batch.schema.names
+    unknown = [name for name in names if name not in ("data", "key", "type", "meta")]
+    if unknown or "data" not in names:
+        raise Invalid(
+            f"an Arrow table needs a column 'data', and has {', '.join(names)}",
+            hint="columns are data, key, type and meta; drop or rename others",
+        )
+    data = batch.column("data")
+    if data.null_count:
+        raise Invalid("data is null in some rows", hint="fill or filter them first")
+    text = pa.types.is_string(data.type) or pa.types.is_large_string(data.type)
+    columns: dict[int, Column | None] = {
+        TYPE: _repeated(batch.column("type")) if "type" in names else None,
+        KEY: _column(batch.column("key")) if "key" in names else None,
+        DATA: _column(data),
+        META: _column(batch.column("meta")) if "meta" in names else None,
+    }
+    return content or ("text" if text else "bytes"), columns
+
+
+def _column(array: Any) -> Column | None:
+    """A plain column over the buffers of an Arrow array; None if all of it is null."""
+    pa = pyarrow()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if array.null_count == len(array):
+        return None
+    if array.type != pa.binary():
+        try:
+            array = (
+                array.cast(pa.string()).cast(pa.binary())
+                if array.type != pa.large_binary()
+                else array.cast(pa.binary())
+            )
+        except pa.ArrowInvalid as error:
+            raise Invalid(f"a column of {array.type} is not bytes or text") from error
+    _, offset_buffer, data_buffer = array.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32)[array.offset : array.offset + len(array) + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = memoryview(data_buffer or b"")[first:last]
+    valid = None
+    if array.null_count:
+        valid = np.packbits(np.asarray(array.is_valid()), bitorder="little")
+    return Column(len(array), data, offsets - np.int32(first) if first else offsets, None, valid)
+
+
+def _repeated(array: Any) -> Column | None:
+    pa = pyarrow()
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    values = ["" if value is None else value for value in array.to_pylist()]
+    return Column.of_repeated([value.encode() if isinstance(value, str) else value for value in values])

@@ -1,0 +1,107 @@
+"""Huge events: spooled to a file of their own as they arrive, read back in verified chunks (docs/FORMAT.md, "Blob").
+
+No lock of the log is held while one arrives. A spool file is locked by whoever fills it, so that others can tell an
+orphan from one that is still growing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+
+from headwater.errors import Corrupt, TooLarge
+from headwater.format import blob as format
+from headwater.format.batch import corrupt, encode_blob_reference
+from headwater.limits import BLOB_CHUNK_BYTES
+from headwater.storage.place import Place
+
+
+class Spool:
+    """A huge event on its way in. `reference` is what its batch will hold; remove it if it is not committed."""
+
+    def __init__(self, place: Place, *, sync: bool) -> None:
+        self.size = 0
+        self.reference = b""
+        self._disk = place.disk
+        self._sync = sync
+        with contextlib.suppress(FileExistsError):
+            place.disk.mkdir(place.spool)
+        self.path, self._fd = place.disk.create_temporary(place.spool / "event")
+
+    def fill(self, chunks: Iterable[bytes], bytes_max: int) -> None:
+        """Write all of the data and its checksums, and sync them."""
+        crcs: list[int] = []
+        for chunk in _rechunk(chunks):
+            if self.size + len(chunk) > bytes_max:
+                raise TooLarge(
+                    f"the data is above the topic's limit of {bytes_max} bytes",
+                    hint="make the topic with a larger data_bytes_max",
+                    limit="data_bytes_max",
+                    maximum=bytes_max,
+                )
+            self._disk.write(self._fd, chunk, self.size)
+            crcs.append(crc32c(chunk))
+            self.size += len(chunk)
+        table = np.array(crcs, np.uint32)
+        self._disk.write(self._fd, format.encode_trailer(self.size, BLOB_CHUNK_BYTES, table), self.size)
+        if self._sync:
+            self._disk.fdatasync(self._fd)
+        self.reference = encode_blob_reference(self.size, BLOB_CHUNK_BYTES, format.table_crc(table))
+
+    def close(self) -> None:
+        """Let go of the file, and remove it if it is still in the spool."""
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(self.path)
+        self._disk.close(self._fd)
+
+
+class StoredBlob:
+    """The data of a huge event, in its file."""
+
+    def __init__(self, place: Place, path: Path, reference: tuple[int, int, int]) -> None:
+        self.size = reference[0]
+        self._disk = place.disk
+        self._path = path
+        self._reference = reference
+
+    def chunks(self) -> Iterator[bytes]:
+        """The data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt."""
+        size, chunk_bytes, _ = self._reference
+        try:
+            fd = self._disk.open_read(self._path)
+        except FileNotFoundError as error:
+            raise corrupt("the data of a huge event is missing", str(self._path), 0, size) from error
+        try:
+            trailer = self._disk.pread(fd, self._disk.size(fd) - size, size) if self._disk.size(fd) > size else b""
+            try:
+                crcs = format.decode_trailer(trailer, self._reference)
+            except Corrupt as error:
+                raise corrupt(error.message, str(self._path), size, len(trailer)) from None
+            for number, crc in enumerate(crcs.tolist()):
+                position = number * chunk_bytes
+                chunk = self._disk.pread(fd, min(chunk_bytes, size - position), position)
+                if crc32c(chunk) != crc:
+                    raise corrupt("the checksum of a chunk is wrong", str(self._path), position, len(chunk))
+                yield chunk
+        finally:
+            self._disk.close(fd)
+
+
+def _rechunk(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of exactly the chunk size, but for the last."""
+    pending = bytearray()
+    for chunk in chunks:
+        at = 0
+        while at < len(chunk):
+            taken = chunk[at : at + BLOB_CHUNK_BYTES - len(pending)]
+            pending += taken
+            at += len(taken)
+            if len(pending) == BLOB_CHUNK_BYTES:
+                yield bytes(pending)
+                pending.clear()
+    if pending:
+        yield bytes(pending)

@@ -1,0 +1,100 @@
+"""Group commit: appends of several threads that wait together become one batch and share one sync.
+
+The first thread to come is the leader: it commits for all who wait, tells each through a lock of its own (one
+lock for all would wake everybody for everyone), and hands the lead to the next who came meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+from headwater.storage.rows import Rows
+from headwater.storage.writer import Writer
+
+GROUP_EVENTS_MAX = 50_000
+
+
+class Group:
+    """The threads of one process that append to one log."""
+
+    def __init__(self, writer: Writer, bytes_max: int) -> None:
+        self._writer = writer
+        self._bytes_max = bytes_max
+        self._queue: deque[Rows] = deque()
+        self._mutex = threading.Lock()  # protects `_led` and the moment of queueing; never held during I/O
+        self._led = False  # whether a thread leads, and so may use the writer
+
+    def append(self, rows: Rows) -> None:
+        """Return when the rows are committed, with their offset and ticks set; raises what the commit raised."""
+        with self._mutex:
+            if self._led:
+                rows.done = threading.Lock()
+                rows.done.acquire()
+                self._queue.append(rows)
+            else:
+                self._led = True
+        if rows.done is not None:
+            rows.done.acquire()  # the leader releases it
+            if not rows.leads:
+                if rows.error is not None:
+                    raise rows.error
+                return
+        self._lead(rows)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Writer]:
+        """The writer for this thread alone, when the appends that came before are committed."""
+        turn = Rows("bytes", False)
+        with self._mutex:
+            if self._led:
+                turn.done = threading.Lock()
+                turn.done.acquire()
+                turn.count = 0
+                self._queue.append(turn)
+            else:
+                self._led = True
+        if turn.done is not None:
+            turn.done.acquire()
+        try:
+            yield self._writer
+        finally:
+            self._hand_over()
+
+    def _lead(self, rows: Rows) -> None:
+        group = [rows]
+        if self._queue:
+            self._gather(group)
+        try:
+            self._writer.commit(group)
+        except BaseException as error:
+            for other in group[1:]:
+                other.error = error
+            raise
+        finally:
+            self._hand_over()
+            for other in group[1:]:
+                assert other.done is not None
+                other.done.release()
+
+    def _gather(self, group: list[Rows]) -> None:
+        """Take all who wait, up to a size, and up to one that wants the writer for itself."""
+        size, count = group[0].size, group[0].count
+        queue = self._queue
+        while queue and queue[0].count and size < self._bytes_max and count < GROUP_EVENTS_MAX:
+            rows = queue.popleft()
+            size += rows.size
+            count += rows.count
+            group.append(rows)
+
+    def _hand_over(self) -> None:
+        with self._mutex:
+            if not self._queue:
+                self._led = False
+                return
+            successor = self._queue.popleft()
+        successor.leads = True
+        assert successor.done is not None
+        successor.done.release()

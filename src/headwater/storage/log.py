@@ -1,0 +1,155 @@
+"""The local log: one partition in a directory that several processes append to and read.
+
+Ties together the writer (through the group), the reader and blobs. Safe from any thread, and in a forked child,
+which begins anew with descriptors of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from headwater.errors import NotFound
+from headwater.event import Blob, Content
+from headwater.format.batch import Batch
+from headwater.format.names import file_of
+from headwater.format.segment import SegmentHeader
+from headwater.format.tail import Slot
+from headwater.storage import disk as disk_module
+from headwater.storage import recovery
+from headwater.storage.blobs import Spool, StoredBlob
+from headwater.storage.group import Group
+from headwater.storage.place import Place
+from headwater.storage.reader import Cursor, Reader, TypeTest
+from headwater.storage.rows import Rows
+from headwater.storage.tail import Tail
+from headwater.storage.writer import Writer
+
+
+def create(place: Place) -> None:
+    """Make the files of a new log. The caller syncs the directory that holds `place.path`."""
+    place.disk.mkdir(place.path)
+    file_id = int.from_bytes(place.clock.random_bytes(4), "little")
+    header = SegmentHeader(file_id, place.uuid, 0, 0, place.clock.ticks())
+    place.disk.close(place.disk.create(place.lock))
+    place.disk.close(recovery.write_segment(place, header))
+
+
+class LocalLog:
+    """An open log. Nothing is read or locked before it is first used."""
+
+    def __init__(self, place: Place, on_roll: Callable[[Place], None]) -> None:
+        identity = place.disk.inode(place.lock)
+        if identity is None:
+            raise NotFound(f"{place} is not there", code="topic_deleted", topic=place.topic)
+        self.place = place
+        self.node = place.node
+        self._on_roll = on_roll
+        self._reader = Reader(place, identity, self._recover)
+        self._forks = -1
+        self._begin()
+
+    def append(self, rows: Rows) -> None:
+        """Commit rows; returns when their durability is reached, with their offset and ticks set."""
+        if self._forks != disk_module.fork_generation:
+            self._begin()
+        self._group.append(rows)
+
+    def append_stream(
+        self,
+        chunks: Iterable[bytes],
+        content: Content,
+        type: bytes,
+        key: bytes | None,
+        meta: bytes | None,
+        *,
+        sync: bool,
+    ) -> Rows:
+        """Append one huge event from pieces that arrive in their own time, with bounded memory."""
+        spool = Spool(self.place, sync=sync)
+        try:
+            spool.fill(chunks, self.place.limits.data_bytes_max)
+            rows = Rows.one(content, sync, spool.reference, type, key, meta)
+            rows.spooled = spool.path
+            self.append(rows)
+        finally:
+            spool.close()
+        return rows
+
+    def start(self) -> int:
+        """The oldest readable offset."""
+        return self._reader.start()
+
+    def end(self) -> int:
+        """The offset that the next event will get."""
+        return self._reader.slot().visible_offset
+
+    def state(self) -> Slot:
+        """What is visible, durable and last."""
+        return self._reader.slot()
+
+    def batches(
+        self, start: int, stop: int, *, backwards: bool = False, types: TypeTest | None = None
+    ) -> Iterator[Batch]:
+        """Batches that hold the offsets from `start` to `stop`, whole, without those that cannot hold a wanted type."""
+        return self._reader.batches(start, stop, backwards=backwards, types=types)
+
+    def cursor(self, offset: int) -> Cursor:
+        """A place that moves forward through the log."""
+        return Cursor(self._reader, offset)
+
+    def offset_at(self, ticks: int) -> int:
+        """The first offset whose event has these ticks or later ones; the end if there is none."""
+        return self._reader.offset_at(ticks)
+
+    def blob(self, batch: Batch) -> Blob:
+        """The data of a huge event."""
+        path = Path(batch.path).with_suffix(".blobs") / file_of(batch.base_offset, "blob")
+        return StoredBlob(self.place, path, batch.blob_reference())
+
+    def wait_on(self) -> Tail | None:
+        """What to sleep on until there is more; None on read-only media, where nothing comes."""
+        return self._reader.wait_on()
+
+    def stop_followers(self) -> None:
+        """Wake whoever sleeps on this log, so that it looks around."""
+        self._reader.wake()
+
+    def sync(self) -> None:
+        """Make all that is visible durable."""
+        with self._writer() as writer:
+            writer.sync()
+
+    def roll(self) -> bool:
+        """Begin a new segment; False if the active one is empty."""
+        with self._writer() as writer:
+            return writer.roll()
+
+    @contextlib.contextmanager
+    def deleting(self) -> Iterator[None]:
+        """Hold the log while its topic is removed; every process then finds it gone."""
+        with self._writer() as writer, writer.deleting():
+            yield
+
+    def close(self) -> None:
+        """Let go of all files, after appends under way."""
+        with self._writer() as writer:
+            writer.close()
+        self._reader.close()
+
+    def _begin(self) -> None:
+        self._forks = disk_module.fork_generation
+        writer = Writer(self.place, lambda: self._on_roll(self.place))
+        self._group = Group(writer, self.place.limits.commit_bytes_max)
+
+    @contextlib.contextmanager
+    def _writer(self) -> Iterator[Writer]:
+        if self._forks != disk_module.fork_generation:
+            self._begin()
+        with self._group.exclusive() as writer:
+            yield writer
+
+    def _recover(self) -> Slot:
+        with self._writer() as writer:
+            return writer.recover()

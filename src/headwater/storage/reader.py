@@ -1,0 +1,265 @@
+"""Reading a local log: no locks, any number of threads and processes, up to what is visible.
+
+A `Reader` belongs to one log in one process. A `Cursor` moves through it and belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from headwater.errors import NotFound
+from headwater.format.batch import LOST, Batch, corrupt
+from headwater.format.index import Index
+from headwater.format.segment import HEADER_BYTES
+from headwater.format.tail import DELETING, OPEN, Slot
+from headwater.storage import recovery
+from headwater.storage.place import Place
+from headwater.storage.segment import SegmentFile
+from headwater.storage.tail import Tail
+
+OPEN_SEGMENTS_MAX = 8  # segments kept open between reads; a scan needs one
+
+TypeTest = Callable[[bytes], bool]
+
+
+class Reader:
+    """The reading side of one log in one process."""
+
+    def __init__(self, place: Place, identity: int, recover: Callable[[], Slot]) -> None:
+        """`identity` is the inode of the log's lock: another one there means another log."""
+        self._place = place
+        self._identity = identity
+        self._recover = recover
+        self._boot_id = place.clock.boot_id()
+        self._tail: Tail | None = None
+        self._still: Slot | None = None  # the state of a log on read-only media, which cannot change
+        self._bases: list[int] = []
+        self._segments: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()
+        self._opening = threading.Lock()  # protects `_segments`
+
+    def slot(self) -> Slot:
+        """What is visible now."""
+        tail = self._tail
+        slot = tail.newest() if tail is not None else self._still
+        if slot is None or slot.boot_id != self._boot_id or slot.state == DELETING:
+            slot = self._settle()
+        return slot
+
+    def start(self) -> int:
+        """The oldest readable offset."""
+        return self._known_bases(self.slot())[0]
+
+    def wait_on(self) -> Tail | None:
+        """The tail to sleep on; None if the log cannot change."""
+        self.slot()
+        return self._tail
+
+    def wake(self) -> None:
+        """Wake whoever sleeps on the tail."""
+        if self._tail is not None:
+            self._tail.wake()
+
+    def batches(
+        self, start: int, stop: int, *, backwards: bool = False, types: TypeTest | None = None
+    ) -> Iterator[Batch]:
+        """The batches that hold the offsets from `start` to `stop`, whole, except those that cannot hold a wanted type."""
+        if backwards:
+            return self._backwards(start, stop, types)
+        return Cursor(self, start).batches(stop, types)
+
+    def offset_at(self, ticks: int) -> int:
+        """The first offset whose event has these ticks or later ones; the end if there is none."""
+        slot = self.slot()
+        bases = self._known_bases(slot)
+        at = bisect_right(bases, ticks, key=lambda base: self.segment(base, slot).header.previous_ticks + 1) - 1
+        if at < 0:
+            return bases[0]
+        segment = self.segment(bases[at], slot)
+        end = self.end_position(segment, slot)
+        if end == HEADER_BYTES:
+            return segment.base
+        batches = segment.map(end)
+        number = max(0, int(np.searchsorted(batches.ticks, ticks, "right")) - 1)
+        position = int(batches.positions[number])
+        batch = segment.window(position, end).batch(position)
+        return batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
+
+    def segment(self, base: int, slot: Slot) -> SegmentFile:
+        """An open segment; raises NotFound if it is gone."""
+        with self._opening:
+            found = self._segments.get(base)
+            if found is None or not (found[0].header.packed or found[1] == slot.generation):
+                found = self._segments[base] = SegmentFile(self._place, base), slot.generation
+            self._segments.move_to_end(base)
+            while len(self._segments) > OPEN_SEGMENTS_MAX:
+                self._segments.popitem(last=False)
+            return found[0]
+
+    def end_position(self, segment: SegmentFile, slot: Slot) -> int:
+        """Where the readable bytes of a segment end."""
+        if segment.base == slot.segment and not segment.header.packed:
+            return slot.visible_position
+        return segment.size()
+
+    def base_of(self, offset: int, slot: Slot) -> int:
+        """The first offset of the segment that holds an offset."""
+        bases = self._known_bases(slot)
+        at = bisect_right(bases, offset) - 1
+        if at < 0:
+            raise NotFound(
+                f"{self._place}: offset {offset} is gone, the oldest is {bases[0]}",
+                hint="read from start='earliest'",
+                code="offset_gone",
+                oldest=bases[0],
+            )
+        return bases[at]
+
+    def close(self) -> None:
+        """Let go of the files; batches that were handed out stay valid."""
+        self._segments.clear()
+        if self._tail is not None:
+            self._tail.close()
+        self._tail = None
+
+    def _settle(self) -> Slot:
+        """Open the tail; have the log recovered if it cannot be believed as it is."""
+        place = self._place
+        tail = self._tail = Tail.open(place)
+        slot = tail.newest() if tail is not None else None
+        if place.disk.inode(place.lock) != self._identity:
+            raise NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)
+        if slot is not None and slot.boot_id == self._boot_id and slot.state != DELETING:
+            assert tail is not None
+            if tail.sound():
+                return slot
+        if not place.disk.writable(place.lock):
+            return self._settle_read_only(slot)
+        slot = self._recover()
+        self._tail = Tail.open(place)
+        return slot
+
+    def _settle_read_only(self, known: Slot | None) -> Slot:
+        """On read-only media nothing changes and nothing can be cut: read what is valid."""
+        found = recovery.scan(self._place, known)
+        end = found.offset, found.position
+        self._tail = None
+        self._still = Slot(1, self._boot_id, found.segment, *end, *end, found.last_ticks, 1, OPEN)
+        return self._still
+
+    def _known_bases(self, slot: Slot) -> list[int]:
+        if not self._bases or self._bases[-1] < slot.segment:
+            self._bases = self._place.segments()
+        return self._bases
+
+    def _backwards(self, start: int, stop: int, types: TypeTest | None) -> Iterator[Batch]:
+        slot = self.slot()
+        bases = self._known_bases(slot)
+        stop = min(stop, slot.visible_offset)
+        for at in range(len(bases) - 1, -1, -1):
+            segment = self.segment(bases[at], slot)
+            if segment.base >= stop:
+                continue
+            end = self.end_position(segment, slot)
+            if end == HEADER_BYTES:
+                continue
+            batches = segment.map(end)
+            number = batches.batch_of(stop - 1)
+            wanted = wanted_batches(segment.index(), types)
+            while number >= 0:
+                if wanted is None or wanted[number]:
+                    position = int(batches.positions[number])
+                    stop_position = int(batches.positions[number + 1]) if number + 1 < len(batches.positions) else end
+                    batch = segment.window(position, stop_position).batch(position)
+                    if batch.end_offset <= start:
+                        return
+                    if not batch.flags & LOST:
+                        yield batch
+                number -= 1
+            if segment.base <= start:
+                return
+
+
+class Cursor:
+    """A place in a log that moves forward over batches, without looking anything up again."""
+
+    def __init__(self, reader: Reader, offset: int) -> None:
+        self.offset = offset
+        self._reader = reader
+        self._segment: SegmentFile | None = None
+        self._generation = -1
+        self._position = -1
+
+    def batches(self, stop: int, types: TypeTest | None = None) -> Iterator[Batch]:
+        """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible."""
+        slot = self._reader.slot()
+        stop = min(stop, slot.visible_offset)
+        while self.offset < stop:
+            segment = self._segment
+            if segment is None or (slot.generation != self._generation and not segment.header.packed):
+                segment = self._find(slot)
+            end = self._reader.end_position(segment, slot)
+            if self._position >= end:
+                if segment.base >= self._reader.base_of(self.offset, slot):
+                    raise corrupt(f"the segment ends at offset {self.offset}, too early", segment.path, end, 0)
+                self._segment = None
+                continue
+            wanted = wanted_batches(segment.index(), types) if types is not None else None
+            if wanted is not None:
+                yield from self._wanted(segment, end, stop, wanted)
+                continue
+            for batch in segment.window(self._position, end).batches(self._position, self._batch_offset):
+                self._pass(batch)
+                if not batch.flags & LOST:
+                    yield batch
+                if self.offset >= stop:
+                    return
+
+    def _find(self, slot: Slot) -> SegmentFile:
+        segment = self._reader.segment(self._reader.base_of(self.offset, slot), slot)
+        self._segment, self._generation = segment, slot.generation
+        if self.offset == segment.base:
+            self._position, self._batch_offset = HEADER_BYTES, segment.base
+        elif self.offset == slot.visible_offset and segment.base == slot.segment and not segment.header.packed:
+            self._position, self._batch_offset = slot.visible_position, self.offset
+        else:
+            batches = segment.map(self._reader.end_position(segment, slot))
+            number = batches.batch_of(self.offset)
+            self._position, self._batch_offset = int(batches.positions[number]), int(batches.offsets[number])
+        return segment
+
+    def _wanted(self, segment: SegmentFile, end: int, stop: int, wanted: np.ndarray) -> Iterator[Batch]:
+        """The batches of a sealed segment that hold a wanted type; the others are not read."""
+        batches = segment.map(end)
+        window = segment.window(self._position, end)
+        numbers = np.flatnonzero(wanted)
+        for number in numbers[np.searchsorted(numbers, batches.batch_of(self.offset)) :].tolist():
+            if batches.offsets[number] >= stop:
+                break
+            batch = window.batch(int(batches.positions[number]))
+            self._pass(batch)
+            if not batch.flags & LOST:
+                yield batch
+        index = segment.index()
+        assert index is not None
+        self.offset = max(self.offset, min(stop, index.end_offset))
+        self._segment = None
+
+    def _pass(self, batch: Batch) -> None:
+        self.offset = self._batch_offset = batch.end_offset
+        self._position = batch.end_position
+
+
+def wanted_batches(index: Index | None, types: TypeTest | None) -> np.ndarray | None:
+    """Which batches of a sealed segment hold a wanted type; None if that is not known."""
+    if index is None or index.types is None or types is None:
+        return None
+    wanted = np.zeros(len(index.offsets), np.bool_)
+    for type, numbers in index.types.items():
+        if types(type):
+            wanted[numbers] = True
+    return wanted

@@ -1,0 +1,247 @@
+"""Bringing a log back after a crash, a power loss or a failed sync (docs/FORMAT.md, "Recovery").
+
+Everything here runs under the log's lock, except `scan`, which only reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import msgspec
+
+from headwater.errors import Corrupt
+from headwater.event import time_of
+from headwater.format import tail as tail_format
+from headwater.format.batch import MAGIC, corrupt
+from headwater.format.segment import HEADER_BYTES, SegmentHeader
+from headwater.format.tail import Slot
+from headwater.storage.place import Place
+from headwater.storage.segment import SegmentFile, Window
+from headwater.storage.tail import Tail
+
+log = logging.getLogger("headwater")
+
+REPORTS_MAX = 100  # recoveries that are remembered in the report of a log
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a recovery had to give up. Kept in `recovered.jsonl` beside the log, newest last."""
+
+    time: str
+    segment: int
+    position: int
+    cut_bytes: int
+    kept: str
+    lost_offsets: tuple[int, int]  # events that were visible under "os" durability and are gone; empty if equal
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Where the valid events of a log end."""
+
+    segment: int
+    offset: int
+    position: int
+    last_ticks: int
+    size: int  # of the segment's file; more than `position` if there is a torn tail
+
+
+def scan(place: Place, known: Slot | None) -> Found:
+    """Find the end of the valid batches, from the last position that is sure. Raises Corrupt; changes nothing."""
+    bases = place.segments()
+    if not bases:
+        raise Corrupt(
+            f"{place} has no segments",
+            hint="its files were removed; restore them from a backup",
+            path=str(place.path),
+        )
+    if known is not None and known.segment not in bases:
+        known = None
+    first = bases[-1] if known is None else known.segment
+    if known is None:
+        offset, position, last_ticks = first, HEADER_BYTES, 0
+    elif known.boot_id == place.clock.boot_id():
+        offset, position, last_ticks = known.visible_offset, known.visible_position, known.last_ticks
+    else:
+        offset, position, last_ticks = known.durable_offset, known.durable_position, 0
+    size = 0
+    for base in bases[bases.index(first) :]:
+        segment = SegmentFile(place, base)
+        try:
+            size = segment.size()
+            if base != first:
+                if offset != base:
+                    raise corrupt(
+                        f"offsets {offset} to {base - 1} are missing before it", segment.path, 0, HEADER_BYTES
+                    )
+                position = HEADER_BYTES
+            last_ticks = last_ticks or _ticks_before(segment, position)
+            if size < position:
+                raise corrupt("the segment is shorter than what was made durable", segment.path, size, position - size)
+            window = segment.window(position, size)
+            try:
+                for batch in window.batches(position, offset):
+                    batch.validate()
+                    position, offset, last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
+            except Corrupt:
+                if base != bases[-1] or (known is None and _valid_after(window, position, offset)):
+                    raise
+        finally:
+            segment.close()
+    return Found(bases[-1], offset, position, last_ticks, size)
+
+
+def recover(place: Place, tail: Tail) -> Slot:
+    """Cut what is torn, sync what is whole, publish it and return the new state. The caller holds the lock."""
+    known = tail.newest()
+    generation = known.generation + 1 if known is not None else 1
+    found = (
+        _rewrite(place, known)
+        if known is not None and known.state == tail_format.FROZEN_BY_SYNC
+        else scan(place, known)
+    )
+    kept = ""
+    disk = place.disk
+    fd = disk.open_write(place.segment(found.segment))
+    try:
+        if found.size > found.position:
+            kept = _keep(place, fd, found)
+            disk.truncate(fd, found.position)
+        disk.fdatasync(fd)
+    finally:
+        disk.close(fd)
+    visible = known.visible_offset if known is not None else found.offset
+    if kept or visible > found.offset:
+        _report(place, found, kept, max(visible, found.offset))
+    _sweep(place, found)
+    slot = Slot(
+        known.counter + 1 if known is not None else 1,
+        place.clock.boot_id(),
+        found.segment,
+        found.offset,
+        found.position,
+        found.offset,
+        found.position,
+        found.last_ticks,
+        generation,
+        tail_format.OPEN,
+    )
+    tail.publish(slot)
+    return slot
+
+
+def reports(place: Place) -> list[Report]:
+    """What recoveries of this log gave up, oldest first."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = place.disk.read_file(place.path / "recovered.jsonl").splitlines()
+        return [msgspec.json.decode(line, type=Report) for line in lines]
+    return []
+
+
+def write_segment(place: Place, header: SegmentHeader) -> int:
+    """Make a new, empty segment, durable before it is used; returns its open file."""
+    path = place.segment(header.base_offset)
+    place.disk.replace(path, header.encode())
+    return place.disk.open_write(path)
+
+
+def _ticks_before(segment: SegmentFile, position: int) -> int:
+    """The ticks of the last event before a position of a segment."""
+    if position == HEADER_BYTES:
+        return segment.header.previous_ticks
+    positions = segment.map(position).positions
+    at = int(positions[-1])
+    return segment.window(at, position).batch(at).last_ticks
+
+
+def _valid_after(window: Window, position: int, offset: int) -> bool:
+    """Whether a whole batch lies behind a damaged one, so that cutting there would lose what was written."""
+    raw = bytes(window.buffer[position - window.start :])
+    at = raw.find(MAGIC, 8)
+    while at >= 0:
+        if at % 8 == 0:
+            with contextlib.suppress(Corrupt):
+                batch = window.batch(position + at)
+                batch.validate()
+                if batch.base_offset >= offset:
+                    return True
+        at = raw.find(MAGIC, at + 1)
+    return False
+
+
+def _rewrite(place: Place, frozen: Slot) -> Found:
+    """Copy what was visible into a new file: after a failed sync the old one cannot be believed."""
+    disk = place.disk
+    segment = SegmentFile(place, frozen.segment)
+    try:
+        window = segment.window(0, frozen.visible_position)
+        position, offset = HEADER_BYTES, segment.base
+        last_ticks = segment.header.previous_ticks
+        try:
+            for batch in window.batches(position, offset):
+                batch.validate()
+                position, offset, last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
+        except Corrupt:
+            if position < frozen.durable_position:
+                raise
+        disk.replace(place.segment(segment.base), bytes(window.buffer[:position]))
+    finally:
+        segment.close()
+    return Found(segment.base, offset, position, last_ticks, position)
+
+
+def _keep(place: Place, fd: int, found: Found) -> str:
+    path = place.cut(found.segment, found.position)
+    place.disk.replace(path, place.disk.pread(fd, found.size - found.position, found.position))
+    return path.name
+
+
+def _report(place: Place, found: Found, kept: str, visible: int) -> None:
+    report = Report(
+        time_of(place.clock.ticks()).isoformat(),
+        found.segment,
+        found.position,
+        found.size - found.position,
+        kept,
+        (found.offset, visible),
+    )
+    lines = [msgspec.json.encode(each) for each in (*reports(place), report)][-REPORTS_MAX:]
+    place.disk.replace(place.path / "recovered.jsonl", b"\n".join(lines) + b"\n")
+    if visible > found.offset:
+        log.warning(
+            "%s lost its last events, offsets %d to %d, which were never synced",
+            place,
+            found.offset,
+            visible - 1,
+        )
+    if kept:
+        log.warning("%s had a torn tail of %d bytes, kept in %s", place, report.cut_bytes, kept)
+
+
+def _sweep(place: Place, found: Found) -> None:
+    """Remove what a crash left unfinished: temporary files, blobs that no event names, spools without an owner."""
+    disk = place.disk
+    for name in disk.names(place.path):
+        if name.endswith(".tmp"):
+            _remove_unowned(place, name)
+    blobs = place.blobs(found.segment)
+    for name in disk.names(blobs):
+        if int(name.partition(".")[0]) >= found.offset:
+            disk.unlink(blobs / name)
+    for name in disk.names(place.spool):
+        _remove_unowned(place, f"spool/{name}")
+
+
+def _remove_unowned(place: Place, name: str) -> None:
+    """Remove a file unless a living process holds its lock."""
+    disk = place.disk
+    try:
+        fd = disk.open_write(place.path / name)
+    except FileNotFoundError:
+        return
+    try:
+        if disk.try_lock(fd):
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(place.path / name)
+    finally:
+        disk.close(fd)

@@ -1,0 +1,339 @@
+"""Committing to a local log: lock, absorb, write, sync, publish, let go.
+
+A `Writer` is used by one thread at a time (see `group`), and by as many processes as like: the `flock` on the
+log's `lock` file orders them. Nothing is visible before its batch is whole, and nothing is acknowledged as
+`fsync` before `fdatasync` returned. A failed write or sync freezes the log for all processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
+
+from headwater.errors import HeadwaterError, NotFound, Unavailable
+from headwater.format.segment import HEADER_BYTES, SegmentHeader
+from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
+from headwater.storage import disk as disk_module
+from headwater.storage import recovery
+from headwater.storage.place import Place
+from headwater.storage.rows import Rows, encode, mergeable
+from headwater.storage.segment import read_header
+from headwater.storage.tail import Tail
+
+YIELD_S = 0.0002  # how long a writer stands back when another process waits for the lock
+LOCK_POLL_S = 0.00005
+LOCK_POLL_MAX_S = 0.002
+TICKS_PER_MS = 10_000
+
+
+class Writer:
+    """The appending side of one log in one process."""
+
+    def __init__(self, place: Place, on_roll: Callable[[], None]) -> None:
+        self._place = place
+        self._disk = place.disk
+        self._clock = place.clock
+        self._on_roll = on_roll
+        self._boot_id = place.clock.boot_id()
+        self._lock_fd = -1
+        self._fd = -1
+        self._begun_ticks = 0
+        self._tail: Tail | None = None
+        self._slot: Slot | None = None
+        self._forks = disk_module.fork_generation
+
+    def commit(self, group: list[Rows]) -> None:
+        """Append all rows of the group with one write and at most one sync, and tell each where it is."""
+        tail = self._lock()
+        rolled = False
+        try:
+            slot = self._absorb(tail)
+            limits = self._place.limits
+            offset, ticks = slot.visible_offset, max(self._clock.ticks(), slot.last_ticks + 1)
+            data = b""
+            sync = False
+            for run in mergeable(group, limits):
+                encoded = encode(run, offset, ticks, zstd=self._place.zstd)
+                data = data + encoded if data else encoded
+                for rows in run:
+                    rows.offset, rows.ticks = offset, ticks
+                    offset += rows.count
+                    ticks += rows.count
+                    sync = sync or rows.sync
+            position = slot.visible_position
+            if position > HEADER_BYTES and (
+                position + len(data) > limits.segment_bytes
+                or ticks - self._begun_ticks > limits.segment_age_ms * TICKS_PER_MS
+            ):
+                slot = self._roll(tail, slot)
+                position = slot.visible_position
+                rolled = True
+            for rows in group:
+                if rows.spooled is not None:
+                    self._settle_blob(rows, slot)
+            self._write(tail, slot, data, sync)
+            end = position + len(data)
+            durable = (offset, end) if sync else (slot.durable_offset, slot.durable_position)
+            self._publish(tail, slot, offset, end, *durable, ticks - 1)
+        finally:
+            self._unlock()
+        tail.wake()
+        if rolled:
+            self._on_roll()
+        if tail.contended():
+            self._clock.sleep(YIELD_S)
+
+    def sync(self) -> None:
+        """Make all that is visible durable."""
+        tail = self._lock()
+        try:
+            slot = self._absorb(tail)
+            if slot.durable_offset < slot.visible_offset:
+                self._sync(tail, slot)
+                visible = slot.visible_offset, slot.visible_position
+                self._publish(tail, slot, *visible, *visible, slot.last_ticks)
+        finally:
+            self._unlock()
+
+    def recover(self) -> Slot:
+        """Take the lock and bring the log into order, whatever state it is in; returns that state."""
+        tail = self._lock()
+        try:
+            return self._absorb(tail)
+        finally:
+            self._unlock()
+
+    def roll(self) -> bool:
+        """Begin a new segment, so that the events so far can be sealed. False if there is nothing to seal."""
+        tail = self._lock()
+        try:
+            slot = self._absorb(tail)
+            if slot.visible_position == HEADER_BYTES:
+                return False
+            self._roll(tail, slot)
+        finally:
+            self._unlock()
+        tail.wake()
+        self._on_roll()
+        return True
+
+    @contextlib.contextmanager
+    def deleting(self) -> Iterator[None]:
+        """Hold the lock while the topic is being removed, and tell every process that it is."""
+        tail = self._lock()
+        try:
+            slot = tail.newest()
+            if slot is not None:
+                tail.publish(slot._replace(counter=slot.counter + 1, state=DELETING))
+            yield
+        finally:
+            self._slot = None
+            self._unlock()
+            tail.wake()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for fd in (self._fd, self._lock_fd):
+            if fd >= 0:
+                self._disk.close(fd)
+        self._fd = self._lock_fd = -1
+        if self._tail is not None:
+            self._tail.close()
+        self._tail = self._slot = None
+
+    def _lock(self) -> Tail:
+        """Take the lock, waiting for other processes up to a limit."""
+        if self._forks != disk_module.fork_generation:
+            self._forget_inherited()
+        if self._lock_fd < 0:
+            self._open_lock()
+        if not self._disk.try_lock(self._lock_fd):
+            self._wait_for_lock()
+        if self._tail is None:
+            try:
+                self._tail = Tail.open(self._place) or Tail.create(self._place)
+            except OSError as error:
+                self._unlock()
+                raise _unavailable(self._place, "the tail cannot be made", error) from error
+        return self._tail
+
+    def _open_lock(self) -> None:
+        try:
+            self._lock_fd = self._disk.open_write(self._place.lock)
+        except FileNotFoundError as error:
+            if self._disk.inode(self._place.path) is not None:
+                self._lock_fd = self._disk.create(self._place.lock)
+                return
+            raise _deleted(self._place) from error
+        except OSError as error:
+            raise _unavailable(self._place, "the log cannot be written", error) from error
+
+    def _wait_for_lock(self) -> None:
+        deadline = self._clock.monotonic() + self._place.limits.lock_wait_s
+        pause = LOCK_POLL_S
+        while not self._disk.try_lock(self._lock_fd):
+            if self._tail is not None:
+                self._tail.contend()
+            if self._clock.monotonic() > deadline:
+                raise Unavailable(
+                    f"{self._place} is locked by another process for more than {self._place.limits.lock_wait_s:g} s",
+                    hint=f"is one stopped or stuck? 'fuser {self._place.lock}' names it",
+                    code="locked",
+                )
+            self._clock.sleep(pause)
+            pause = min(pause * 1.2, LOCK_POLL_MAX_S)
+
+    def _unlock(self) -> None:
+        self._disk.unlock(self._lock_fd)
+
+    def _forget_inherited(self) -> None:
+        """In a forked child: drop the parent's descriptors. Closing them does not release the parent's lock."""
+        self.close()
+        self._forks = disk_module.fork_generation
+
+    def _absorb(self, tail: Tail) -> Slot:
+        """Learn what others did since this writer last held the lock; recover if somebody died holding it."""
+        slot = self._slot
+        if slot is None or slot.state != OPEN or tail.changed():
+            slot = self._absorb_slot(tail, opening=slot is None)
+        if self._disk.size(self._fd) != slot.visible_position:
+            slot = self._recover(tail)
+        self._slot = slot
+        return slot
+
+    def _absorb_slot(self, tail: Tail, opening: bool) -> Slot:
+        slot = tail.newest()
+        if slot is not None and slot.state == DELETING:
+            if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
+                raise _deleted(self._place)
+            slot = slot._replace(counter=slot.counter + 1, state=OPEN)  # whoever deleted it died before it was gone
+            tail.publish(slot)
+        if slot is not None and slot.state != OPEN and not opening:
+            raise _frozen(self._place, slot.state)
+        if slot is None or slot.boot_id != self._boot_id or slot.state != OPEN or not tail.sound():
+            return self._recover(tail)
+        mine = self._slot
+        if mine is None or slot.generation != mine.generation or slot.segment != mine.segment:
+            self._open_segment(slot.segment)
+        return slot
+
+    def _recover(self, tail: Tail) -> Slot:
+        try:
+            slot = recovery.recover(self._place, tail)
+            self._open_segment(slot.segment)
+        except OSError as error:
+            raise _unavailable(self._place, "the log cannot be recovered", error) from error
+        return slot
+
+    def _open_segment(self, base: int) -> None:
+        if self._fd >= 0:
+            self._disk.close(self._fd)
+            self._fd = -1
+        try:
+            self._fd = self._disk.open_write(self._place.segment(base))
+        except OSError as error:
+            raise _unavailable(self._place, "the active segment cannot be opened", error) from error
+        self._begun_ticks = read_header(self._place, base).begun_ticks
+
+    def _roll(self, tail: Tail, slot: Slot) -> Slot:
+        """Begin a new segment. The old one is synced first, so that only the last can have a torn tail."""
+        if slot.durable_offset < slot.visible_offset:
+            self._sync(tail, slot)
+        base = slot.visible_offset
+        self._begun_ticks = max(self._clock.ticks(), slot.last_ticks + 1)
+        file_id = int.from_bytes(self._clock.random_bytes(4), "little")
+        header = SegmentHeader(file_id, self._place.uuid, base, slot.last_ticks, self._begun_ticks)
+        try:
+            fd = recovery.write_segment(self._place, header)
+        except OSError as error:
+            self._freeze(tail, slot, FROZEN_BY_WRITE)
+            raise _unavailable(self._place, "a new segment cannot be made", error) from error
+        self._disk.close(self._fd)
+        self._fd = fd
+        return self._publish(tail, slot._replace(segment=base), base, HEADER_BYTES, base, HEADER_BYTES, slot.last_ticks)
+
+    def _write(self, tail: Tail, slot: Slot, data: bytes, sync: bool) -> None:
+        try:
+            self._disk.write(self._fd, data, slot.visible_position)
+        except OSError as error:
+            self._freeze(tail, slot, FROZEN_BY_WRITE)
+            raise _unavailable(self._place, "a write failed", error) from error
+        if sync:
+            self._sync(tail, slot)
+
+    def _sync(self, tail: Tail, slot: Slot) -> None:
+        try:
+            self._disk.fdatasync(self._fd)
+        except OSError as error:
+            self._freeze(tail, slot, FROZEN_BY_SYNC)
+            raise _unavailable(self._place, "a sync failed", error) from error
+
+    def _freeze(self, tail: Tail, slot: Slot, state: int) -> None:
+        """Stop all writers of this log. What was not acknowledged is cut, best effort, so that it cannot come back."""
+        with contextlib.suppress(OSError):
+            self._disk.truncate(self._fd, slot.visible_position)
+        self._slot = slot._replace(counter=slot.counter + 1, state=state)
+        tail.publish(self._slot)
+
+    def _settle_blob(self, rows: Rows, slot: Slot) -> None:
+        """Move a spooled blob to its offset in the active segment, before the batch that names it is written."""
+        assert rows.spooled is not None
+        blobs = self._place.blobs(slot.segment)
+        try:
+            with contextlib.suppress(FileExistsError):
+                self._disk.mkdir(blobs)
+                self._disk.sync_directory(self._place.path)
+            self._disk.rename(rows.spooled, blobs / f"{rows.offset:020d}.blob")
+            if rows.sync:
+                self._disk.sync_directory(blobs)
+        except OSError as error:
+            raise _unavailable(self._place, "a huge event cannot be put in place", error) from error
+
+    def _publish(
+        self,
+        tail: Tail,
+        slot: Slot,
+        visible: int,
+        position: int,
+        durable: int,
+        durable_position: int,
+        last_ticks: int,
+    ) -> Slot:
+        self._slot = Slot(
+            slot.counter + 1,
+            self._boot_id,
+            slot.segment,
+            visible,
+            position,
+            durable,
+            durable_position,
+            last_ticks,
+            slot.generation,
+            OPEN,
+        )
+        tail.publish(self._slot)
+        return self._slot
+
+
+def _unavailable(place: Place, what: str, error: OSError) -> Unavailable:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint, code = "the disk is full: free some space, then open the log again", "disk_full"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint, code = "it can be read; to append, make it writable for this user", "read_only"
+    else:
+        hint, code = "look at the disk, then open the log again", "disk_failed"
+    return Unavailable(f"{place}: {what}: {error.strerror or error}", hint=hint, code=code, errno=error.errno)
+
+
+def _frozen(place: Place, state: int) -> Unavailable:
+    why = "a sync failed" if state == FROZEN_BY_SYNC else "a write failed"
+    return Unavailable(
+        f"{place} is frozen since {why}; nothing acknowledged is lost",
+        hint="see to the disk, then open the log again",
+        code="frozen",
+    )
+
+
+def _deleted(place: Place) -> HeadwaterError:
+    return NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)
