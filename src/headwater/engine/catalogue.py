@@ -6,9 +6,11 @@ moment at which it is or is not there.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 from pathlib import Path
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -20,6 +22,8 @@ from headwater.limits import DATA_BYTES_CEILING, PARTITIONS_MAX, Limits
 from headwater.storage import log
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.place import Place
+
+E = TypeVar("E", bound=HeadwaterError)
 
 SETTINGS_FILE = "headwater.json"
 TOPIC_FILE = "topic.json"
@@ -50,7 +54,7 @@ class Catalogue:
             strangers = [name for name in self._disk.names(self.path) if name != "topics" and not name.endswith(".tmp")]
             if strangers and SETTINGS_FILE not in strangers:
                 raise Invalid(
-                    f"{self.path} is not a log, and holds {sorted(strangers)[0]!r}",
+                    f"{self.path} is not a log, and holds {min(strangers)!r}",
                     hint="name a new or an empty directory",
                     code="not_a_log",
                 )
@@ -126,17 +130,30 @@ class Catalogue:
 
     def list(self) -> list[str]:
         """The names of all topics, sorted."""
-        found = []
-        for directory in self._disk.names(self._topics):
-            if not directory.startswith("."):
-                path = self._topics / directory / TOPIC_FILE
-                try:
-                    found.append(settings.decode(self._disk.read_file(path), Topic).name)
-                except FileNotFoundError:
-                    continue  # deleted meanwhile
-                except HeadwaterError as error:
-                    raise _at(error, path) from None
-        return sorted(found)
+        topics, broken = self.survey()
+        if broken:
+            raise broken[0]
+        return [topic.name for topic in topics]
+
+    def survey(self, name: str | None = None) -> tuple[builtins.list[Topic], builtins.list[Corrupt]]:
+        """All topics, or the named one, sorted; and what is wrong with the settings of others. Raises NotFound."""
+        directories = [names.directory_of(name)] if name is not None else sorted(self._disk.names(self._topics))
+        topics: builtins.list[Topic] = []
+        broken: builtins.list[Corrupt] = []
+        for directory in directories:
+            path = self._topics / directory / TOPIC_FILE
+            if directory.startswith("."):
+                continue
+            try:
+                topics.append(settings.decode(self._disk.read_file(path), Topic))
+            except (FileNotFoundError, NotADirectoryError):
+                if name is not None:
+                    self.find(name)  # raises
+            except Corrupt as error:
+                broken.append(_at(error, path))
+            except HeadwaterError as error:
+                raise _at(error, path) from None
+        return sorted(topics, key=lambda topic: topic.name), broken
 
     def place(self, topic: Topic, partition: int) -> Place:
         """Where a partition's log is."""
@@ -228,7 +245,7 @@ class Catalogue:
         return UUID(bytes=self._clock.random_bytes(16), version=4)
 
 
-def _at(error: HeadwaterError, path: Path) -> HeadwaterError:
+def _at(error: E, path: Path) -> E:
     """The same error, with the file that it is about."""
     facts = {**error.facts, "path": str(path)}
     return type(error)(f"{path}: {error.message}", hint=error.hint, code=error.code, **facts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,11 +35,11 @@ _ZEROS = np.zeros(65_536, np.int32)
 
 
 def pyarrow() -> Any:
+    """The module, imported where it is first needed."""
     try:
-        import pyarrow
+        return importlib.import_module("pyarrow")
     except ImportError as error:
         raise Unsupported("Arrow needs pyarrow", hint="pip install 'headwater[arrow]'") from error
-    return pyarrow
 
 
 def schema(columns: Sequence[str]) -> pa.Schema:
@@ -61,8 +62,12 @@ def schema(columns: Sequence[str]) -> pa.Schema:
     unknown = [column for column in columns if column not in types]
     if unknown:
         raise Invalid(f"there is no column {unknown[0]!r}", hint=f"columns are {', '.join(COLUMNS)}")
-    found: pa.Schema = pa.schema([(column, types[column]) for column in columns])
-    return found
+    return pa.schema([(column, types[column]) for column in columns])  # type: ignore[no-any-return]  # a lazy module
+
+
+def table(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """One table of all batches, which may be none."""
+    return pyarrow().Table.from_batches(batches, schema)  # type: ignore[no-any-return]  # a lazy module
 
 
 def record_batch(
@@ -94,8 +99,7 @@ def record_batch(
             arrays.append(pa.array(data_bytes(batch)[lo:hi]))
         else:
             arrays.append(pa.repeat(topic if name == "topic" else batch.content, count))
-    found: pa.RecordBatch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return found
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)  # type: ignore[no-any-return]  # a lazy module
 
 
 def data_bytes(batch: Batch) -> Any:

@@ -289,6 +289,7 @@ def corrupt(reason: str, path: str, position: int, size: int, offsets: tuple[int
         position=position,
         size=size,
         offsets=offsets,
+        reason=reason,
     )
 
 

@@ -20,6 +20,8 @@ _RESERVED = bytes(40)
 
 
 class Slot(NamedTuple):
+    """What is visible and durable, as of one publication."""
+
     counter: int
     boot_id: bytes
     segment: int

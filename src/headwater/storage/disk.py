@@ -25,7 +25,7 @@ fork_generation = 0  # grows in each forked child, which must reopen what it inh
 
 
 def _after_fork() -> None:
-    global fork_generation
+    global fork_generation  # noqa: PLW0603  # a fork concerns the whole process
     fork_generation += 1
 
 
@@ -84,6 +84,13 @@ class Disk:
             return os.stat(where).st_ino
         except FileNotFoundError:
             return None
+
+    def file_size(self, path: Path) -> int:
+        """Bytes of a file; 0 if it is not there."""
+        try:
+            return os.stat(path).st_size
+        except FileNotFoundError:
+            return 0
 
     def writable(self, path: Path) -> bool:
         """Whether this user may write the file: not on read-only media."""

@@ -22,7 +22,9 @@ from headwater.storage.blobs import Spool, StoredBlob
 from headwater.storage.group import Group
 from headwater.storage.place import Place
 from headwater.storage.reader import Cursor, Reader, TypeTest
+from headwater.storage.repair import Action
 from headwater.storage.rows import Rows
+from headwater.storage.sealer import seal_all
 from headwater.storage.tail import Tail
 from headwater.storage.writer import Writer
 
@@ -125,6 +127,13 @@ class LocalLog:
         """Begin a new segment; False if the active one is empty."""
         with self._writer() as writer:
             return writer.roll()
+
+    def repair(self) -> list[Action]:
+        """Cut out damage, keeping it beside the log, and mark its offsets as lost."""
+        with self._writer() as writer:
+            done = writer.repair()
+        seal_all(self.place)
+        return done
 
     @contextlib.contextmanager
     def deleting(self) -> Iterator[None]:

@@ -67,7 +67,7 @@ class Reader:
     def batches(
         self, start: int, stop: int, *, backwards: bool = False, types: TypeTest | None = None
     ) -> Iterator[Batch]:
-        """The batches that hold the offsets from `start` to `stop`, whole, except those that cannot hold a wanted type."""
+        """The batches that hold the offsets from `start` to `stop`, whole, without those that lack a wanted type."""
         if backwards:
             return self._backwards(start, stop, types)
         return Cursor(self, start).batches(stop, types)
@@ -93,7 +93,7 @@ class Reader:
         """An open segment; raises NotFound if it is gone."""
         with self._opening:
             found = self._segments.get(base)
-            if found is None or not (found[0].header.packed or found[1] == slot.generation):
+            if found is None or found[1] != slot.generation:
                 found = self._segments[base] = SegmentFile(self._place, base), slot.generation
             self._segments.move_to_end(base)
             while len(self._segments) > OPEN_SEGMENTS_MAX:
@@ -200,7 +200,7 @@ class Cursor:
         stop = min(stop, slot.visible_offset)
         while self.offset < stop:
             segment = self._segment
-            if segment is None or (slot.generation != self._generation and not segment.header.packed):
+            if segment is None or slot.generation != self._generation:
                 segment = self._find(slot)
             end = self._reader.end_position(segment, slot)
             if self._position >= end:

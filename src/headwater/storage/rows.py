@@ -18,26 +18,13 @@ KINDS = (TYPE, KEY, DATA, META)
 class Rows:
     """Events of one append to one log, and, once committed, where they are.
 
-    Either one event (`data`, `type`, `key`, `meta`) or many (`columns`, by kind). `spooled` is the file of a huge event,
-    whose `data` is then the reference to it. Committed as a whole, within one batch.
+    Either one event (`data`, `type`, `key`, `meta`) or many (`columns`, by kind). `spooled` is the file of a huge
+    event, whose `data` is then the reference to it. Committed as a whole, within one batch.
     """
 
     __slots__ = (
-        "columns",
-        "content",
-        "count",
-        "data",
-        "done",
-        "error",
-        "key",
-        "leads",
-        "meta",
-        "offset",
-        "size",
-        "spooled",
-        "sync",
-        "ticks",
-        "type",
+        *("columns", "content", "count", "data", "key", "meta", "size", "spooled", "sync", "type"),
+        *("done", "error", "leads", "offset", "ticks"),
     )
 
     def __init__(self, content: Content, sync: bool) -> None:

@@ -84,6 +84,11 @@ class Tail:
         self._disk.store(self._map, format.SLOTS_AT[slot.counter & 1], slot.encode())
         self._slot, self._seen = slot, self._map[_SLOTS]
 
+    def heal(self) -> None:
+        """Write anew what no publication ever touches. The caller holds the lock."""
+        if self._map[20 : format.SLOTS_AT[0]].strip(b"\0"):
+            self._disk.store(self._map, 20, bytes(format.SLOTS_AT[0] - 20))
+
     def wake(self) -> None:
         """Wake the followers, if there may be any.
 

@@ -15,8 +15,9 @@ from headwater.errors import HeadwaterError, NotFound, Unavailable
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
 from headwater.storage import disk as disk_module
-from headwater.storage import recovery
+from headwater.storage import recovery, repair
 from headwater.storage.place import Place
+from headwater.storage.repair import Action
 from headwater.storage.rows import Rows, encode, mergeable
 from headwater.storage.segment import read_header
 from headwater.storage.tail import Tail
@@ -118,6 +119,17 @@ class Writer:
         self._on_roll()
         return True
 
+    def repair(self) -> list[Action]:
+        """Cut out damage, keeping it beside the log; then bring the log into order."""
+        tail = self._lock()
+        try:
+            done = repair.apply(self._place)
+            self._slot = self._recover(tail, believe=False)
+        finally:
+            self._unlock()
+        tail.wake()
+        return done
+
     @contextlib.contextmanager
     def deleting(self) -> Iterator[None]:
         """Hold the lock while the topic is being removed, and tell every process that it is."""
@@ -218,9 +230,9 @@ class Writer:
             self._open_segment(slot.segment)
         return slot
 
-    def _recover(self, tail: Tail) -> Slot:
+    def _recover(self, tail: Tail, *, believe: bool = True) -> Slot:
         try:
-            slot = recovery.recover(self._place, tail)
+            slot = recovery.recover(self._place, tail, believe=believe)
             self._open_segment(slot.segment)
         except OSError as error:
             raise _unavailable(self._place, "the log cannot be recovered", error) from error
