@@ -339,7 +339,7 @@ class Engine:
         """Finish the active segments of a topic, pack and index all that is finished; returns how many were sealed."""
         logs = self._topic(topic).logs
         for log in logs:
-            log.roll()
+            log.roll(tell=False)
         return sum(seal_all(log.place) for log in logs)
 
     def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:

@@ -143,6 +143,7 @@ def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts
             if next_offset is None:
                 next_offset = max(end_offset if end_offset is not None else found.end_offset, found.end_offset)
             found.holes.append(Hole(position, behind, (found.end_offset, next_offset), _reason(error)))
+            found.last_ticks += next_offset - found.end_offset  # as the lost batch of a repair will count them
             found.end_offset = next_offset
             position = behind
             continue
@@ -157,6 +158,7 @@ def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts
     if end_offset is not None and found.end_offset < end_offset:
         problem = f"offsets {found.end_offset} to {end_offset - 1} are missing at its end"
         found.holes.append(Hole(stop, stop, (found.end_offset, end_offset), problem))
+        found.last_ticks += end_offset - found.end_offset
         found.end_offset = end_offset
     return found
 

@@ -123,10 +123,13 @@ class LocalLog:
         with self._writer() as writer:
             writer.sync()
 
-    def roll(self) -> bool:
-        """Begin a new segment; False if the active one is empty."""
+    def roll(self, *, tell: bool = True) -> bool:
+        """Begin a new segment; False if the active one is empty. `tell` has the old one sealed in the background."""
         with self._writer() as writer:
-            return writer.roll()
+            rolled = writer.roll()
+        if rolled and tell:
+            self._on_roll(self.place)
+        return rolled
 
     def repair(self) -> list[Action]:
         """Cut out damage, keeping it beside the log, and mark its offsets as lost."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from struct import Struct
 
 from headwater.format import tail as format
 from headwater.format.tail import Slot
 from headwater.storage.place import Place
 
-_WORD = Struct("<I")
-_ONE, _ZERO = _WORD.pack(1), _WORD.pack(0)
+_WAKE, _WAITING, _CONTENDED = format.WAKE_AT // 4, format.WAITING_AT // 4, format.CONTENDED_AT // 4
 _SLOTS = slice(format.SLOTS_AT[0], format.SIZE)
 
 
@@ -26,6 +24,7 @@ class Tail:
         self.writable = writable
         self._disk = place.disk
         self._map = mapped
+        self._words = memoryview(mapped).cast("I")
         self._seen = b""
         self._slot: Slot | None = None
 
@@ -95,29 +94,30 @@ class Tail:
         Called after the lock was released: that system call is the memory barrier between publishing and looking
         at `waiting`, without which a follower could go to sleep unseen.
         """
-        word = (_WORD.unpack_from(self._map, format.WAKE_AT)[0] + 1) & 0xFFFFFFFF
-        _WORD.pack_into(self._map, format.WAKE_AT, word)
-        if self._map[format.WAITING_AT]:
-            self._map[format.WAITING_AT] = 0
+        words = self._words
+        words[_WAKE] = (words[_WAKE] + 1) & 0xFFFFFFFF
+        if words[_WAITING]:
+            words[_WAITING] = 0
             self._disk.wake(self._map, format.WAKE_AT)
 
     def expect(self) -> tuple[mmap.mmap, int, int]:
         """What to wait on. Call it, look for news once more, and only then wait."""
         if self.writable:
-            self._map[format.WAITING_AT] = 1
-        return self._map, format.WAKE_AT, _WORD.unpack_from(self._map, format.WAKE_AT)[0]
+            self._words[_WAITING] = 1
+        return self._map, format.WAKE_AT, self._words[_WAKE]
 
     def contend(self) -> None:
         """Say that somebody waits for the lock."""
-        self._map[format.CONTENDED_AT] = 1
+        self._words[_CONTENDED] = 1
 
     def contended(self) -> bool:
         """Whether somebody waits for the lock; asking clears it."""
-        if self._map[format.CONTENDED_AT]:
-            self._map[format.CONTENDED_AT] = 0
+        if self._words[_CONTENDED]:
+            self._words[_CONTENDED] = 0
             return True
         return False
 
     def close(self) -> None:
+        self._words.release()
         with contextlib.suppress(BufferError):  # a thread still sleeps on it, and lets go of it when it wakes
             self._map.close()

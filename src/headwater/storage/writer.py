@@ -39,7 +39,9 @@ class Writer:
         self._boot_id = place.clock.boot_id()
         self._lock_fd = -1
         self._fd = -1
-        self._begun_ticks = 0
+        self._zstd = place.zstd
+        self._segment_bytes = place.limits.segment_bytes
+        self._segment_ends_ticks = 0  # when the active segment is too old to be appended to
         self._tail: Tail | None = None
         self._slot: Slot | None = None
         self._forks = disk_module.fork_generation
@@ -50,33 +52,24 @@ class Writer:
         rolled = False
         try:
             slot = self._absorb(tail)
-            limits = self._place.limits
-            offset, ticks = slot.visible_offset, max(self._clock.ticks(), slot.last_ticks + 1)
-            data = b""
-            sync = False
-            for run in mergeable(group, limits):
-                encoded = encode(run, offset, ticks, zstd=self._place.zstd)
-                data = data + encoded if data else encoded
-                for rows in run:
-                    rows.offset, rows.ticks = offset, ticks
-                    offset += rows.count
-                    ticks += rows.count
-                    sync = sync or rows.sync
-            position = slot.visible_position
-            if position > HEADER_BYTES and (
-                position + len(data) > limits.segment_bytes
-                or ticks - self._begun_ticks > limits.segment_age_ms * TICKS_PER_MS
+            ticks = max(self._clock.ticks(), slot.last_ticks + 1)
+            data, offset, last_ticks = self._encode(group, slot.visible_offset, ticks)
+            if slot.visible_position > HEADER_BYTES and (
+                slot.visible_position + len(data) > self._segment_bytes or ticks > self._segment_ends_ticks
             ):
                 slot = self._roll(tail, slot)
-                position = slot.visible_position
                 rolled = True
+            sync = False
             for rows in group:
+                sync = sync or rows.sync
                 if rows.spooled is not None:
                     self._settle_blob(rows, slot)
             self._write(tail, slot, data, sync)
-            end = position + len(data)
-            durable = (offset, end) if sync else (slot.durable_offset, slot.durable_position)
-            self._publish(tail, slot, offset, end, *durable, ticks - 1)
+            end = slot.visible_position + len(data)
+            if sync:
+                self._publish(tail, slot, offset, end, offset, end, last_ticks)
+            else:
+                self._publish(tail, slot, offset, end, slot.durable_offset, slot.durable_position, last_ticks)
         finally:
             self._unlock()
         tail.wake()
@@ -84,6 +77,17 @@ class Writer:
             self._on_roll()
         if tail.contended():
             self._clock.sleep(YIELD_S)
+
+    def _encode(self, group: list[Rows], offset: int, ticks: int) -> tuple[bytes, int, int]:
+        """The bytes of all rows, the offset behind them and the ticks of the last; rows learn where they will be."""
+        encoded: list[bytes] = []
+        for run in mergeable(group, self._place.limits) if len(group) > 1 else (group,):
+            encoded.append(encode(run, offset, ticks, zstd=self._zstd))
+            for rows in run:
+                rows.offset, rows.ticks = offset, ticks
+                offset += rows.count
+                ticks += rows.count
+        return encoded[0] if len(encoded) == 1 else b"".join(encoded), offset, ticks - 1
 
     def sync(self) -> None:
         """Make all that is visible durable."""
@@ -116,7 +120,6 @@ class Writer:
         finally:
             self._unlock()
         tail.wake()
-        self._on_roll()
         return True
 
     def repair(self) -> list[Action]:
@@ -246,16 +249,19 @@ class Writer:
             self._fd = self._disk.open_write(self._place.segment(base))
         except OSError as error:
             raise _unavailable(self._place, "the active segment cannot be opened", error) from error
-        self._begun_ticks = read_header(self._place, base).begun_ticks
+        self._begin_segment(read_header(self._place, base).begun_ticks)
+
+    def _begin_segment(self, ticks: int) -> None:
+        self._segment_ends_ticks = ticks + self._place.limits.segment_age_ms * TICKS_PER_MS
 
     def _roll(self, tail: Tail, slot: Slot) -> Slot:
         """Begin a new segment. The old one is synced first, so that only the last can have a torn tail."""
         if slot.durable_offset < slot.visible_offset:
             self._sync(tail, slot)
         base = slot.visible_offset
-        self._begun_ticks = max(self._clock.ticks(), slot.last_ticks + 1)
+        begun_ticks = max(self._clock.ticks(), slot.last_ticks + 1)
         file_id = int.from_bytes(self._clock.random_bytes(4), "little")
-        header = SegmentHeader(file_id, self._place.uuid, base, slot.last_ticks, self._begun_ticks)
+        header = SegmentHeader(file_id, self._place.uuid, base, slot.last_ticks, begun_ticks)
         try:
             fd = recovery.write_segment(self._place, header)
         except OSError as error:
@@ -263,6 +269,7 @@ class Writer:
             raise _unavailable(self._place, "a new segment cannot be made", error) from error
         self._disk.close(self._fd)
         self._fd = fd
+        self._begin_segment(begun_ticks)
         return self._publish(tail, slot._replace(segment=base), base, HEADER_BYTES, base, HEADER_BYTES, slot.last_ticks)
 
     def _write(self, tail: Tail, slot: Slot, data: bytes, sync: bool) -> None:
