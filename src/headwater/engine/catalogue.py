@@ -89,9 +89,12 @@ class Catalogue:
             return self._same(name, partitions)
         topic = Topic(name=name, uuid=str(self._random_uuid()), partitions=partitions, settings=chosen)
         hidden = self._topics / f".new-{topic.uuid}"
+        self._sweep()
         try:
             self._disk.mkdir(hidden)
+            own = self._disk.open_read(hidden)
             try:
+                self._disk.try_lock(own)  # so that nobody sweeps it away
                 for partition in range(partitions):
                     log.create(self._place(topic, partition, hidden))
                 self._disk.replace(hidden / TOPIC_FILE, settings.encode(topic))
@@ -99,6 +102,8 @@ class Catalogue:
             except BaseException:
                 self._disk.remove_tree(hidden)
                 raise
+            finally:
+                self._disk.close(own)
             self._disk.sync_directory(self._topics)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
@@ -166,11 +171,17 @@ class Catalogue:
         self._disk.sync_directory(self._topics)
         self._disk.remove_tree(hidden)
 
-    def sweep(self) -> None:
-        """Remove what deletions that were cut short left behind."""
+    def _sweep(self) -> None:
+        """Remove what was left behind by processes that died making or deleting a topic."""
         for directory in self._disk.names(self._topics):
-            if directory.startswith(".deleted-"):
-                self._disk.remove_tree(self._topics / directory)
+            if directory.startswith("."):
+                with contextlib.suppress(OSError):  # another process was first
+                    fd = self._disk.open_read(self._topics / directory)
+                    try:
+                        if self._disk.try_lock(fd):
+                            self._disk.remove_tree(self._topics / directory)
+                    finally:
+                        self._disk.close(fd)
 
     def _place(self, topic: Topic, partition: int, directory: Path) -> Place:
         chosen = topic.settings

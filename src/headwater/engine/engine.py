@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count as counter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Self
+from weakref import WeakSet
 
 import msgspec
 import numpy as np
@@ -29,12 +31,15 @@ from headwater.format.settings import Topic, TopicSettings
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.log import LocalLog
+from headwater.storage.place import Place
 from headwater.storage.repair import Action
 from headwater.storage.rows import Rows
 from headwater.storage.sealer import Sealer, seal_all
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_engines: WeakSet[Engine] = WeakSet()  # which must begin anew in a forked child
 
 ARROW_BYTES = 8 * 1024 * 1024  # how much of a table goes into one batch
 
@@ -87,6 +92,7 @@ class Engine:
         self._mutex = threading.Lock()  # protects `_open`
         self._open: dict[str, OpenTopic] = {}
         self._closed = False
+        _engines.add(self)
 
     @property
     def path(self) -> Path:
@@ -125,7 +131,7 @@ class Engine:
 
     def describe(self, topic: str) -> TopicInfo:
         """What a topic is and holds; raises NotFound."""
-        opened = self._topic(topic)
+        opened = self._live(topic)
         described = opened.topic
         partitions = [partition_info(log) for log in opened.logs]
         return TopicInfo(
@@ -137,7 +143,7 @@ class Engine:
 
     def delete(self, topic: str) -> None:
         """Delete a topic and all its events, for every process; raises NotFound. Made again, it starts afresh."""
-        opened = self._topic(topic)
+        opened = self._live(topic)
         with ExitStack() as stack:
             for log in opened.logs:  # in the order of partitions, as everybody who locks several
                 stack.enter_context(log.deleting())
@@ -146,6 +152,8 @@ class Engine:
             except OSError as error:
                 raise Unavailable(f"topic {topic!r} cannot be deleted: {error.strerror}") from error
         self._forget(opened)
+        for log in opened.logs:
+            log.close()
 
     # Appending
 
@@ -264,7 +272,7 @@ class Engine:
 
     def sync(self, topic: str) -> None:
         """Make all events of a topic durable that were appended with durability `os`."""
-        for log in self._topic(topic).logs:
+        for log in self._live(topic).logs:
             log.sync()
 
     # Reading
@@ -284,7 +292,7 @@ class Engine:
 
         `type` is an RE2 pattern over the whole type. Raises NotFound for a missing topic, Corrupt on damage.
         """
-        logs = self._topic(topic).chosen(partition)
+        logs = self._live(topic).chosen(partition)
         return reading.read_events(logs, start, end, self._selection(type, key), reverse=reverse)
 
     def read_batches(
@@ -299,7 +307,7 @@ class Engine:
         reverse: bool = False,
     ) -> Iterator[EventBatch]:
         """Like `read`, batch by batch, partition after partition. In reverse, the last batch comes first."""
-        logs = self._topic(topic).chosen(partition)
+        logs = self._live(topic).chosen(partition)
         return reading.read_batches(logs, start, end, self._selection(type, key), reverse=reverse)
 
     def read_arrow(
@@ -329,7 +337,7 @@ class Engine:
         key: bytes | str | None = None,
     ) -> Follow:
         """The events from `start` on, then those that come, from any process, until `timeout` seconds bring none."""
-        logs = self._topic(topic).chosen(partition)
+        logs = self._live(topic).chosen(partition)
         selection = self._selection(type, key)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
 
@@ -337,7 +345,7 @@ class Engine:
 
     def seal(self, topic: str) -> int:
         """Finish the active segments of a topic, pack and index all that is finished; returns how many were sealed."""
-        logs = self._topic(topic).logs
+        logs = self._live(topic).logs
         for log in logs:
             log.roll(tell=False)
         return sum(seal_all(log.place) for log in logs)
@@ -357,6 +365,14 @@ class Engine:
             return checking.plan(self._catalogue, topic)
         done, names = checking.hopeless(self._catalogue, topic)
         return done + [action for name in names for log in self._topic(name).logs for action in log.repair()]
+
+    def after_fork(self) -> None:
+        """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""
+        self._mutex = threading.Lock()
+        self._sealer = Sealer()
+        for opened in self._open.values():
+            for log in opened.logs:
+                log.after_fork()
 
     def close(self) -> None:
         """Stop followers and sealing, wait for appends under way, and let go of all files. May be called twice."""
@@ -396,10 +412,21 @@ class Engine:
                             hint="raise open_topics_max, or open the log again",
                             code="too_many_open_topics",
                         )
-                    logs = [
-                        LocalLog(self._catalogue.place(topic, n), self._sealer.rolled) for n in range(topic.partitions)
-                    ]
+                    logs = [LocalLog(self._catalogue.place(topic, n), self._rolled) for n in range(topic.partitions)]
                     opened = self._open[name] = OpenTopic(topic, logs)
+        return opened
+
+    def _rolled(self, place: Place) -> None:
+        self._sealer.rolled(place)
+
+    def _live(self, name: str) -> OpenTopic:
+        """The topic as it is now, also when another process deleted it and made it again."""
+        opened = self._topic(name)
+        try:
+            opened.logs[0].state()
+        except NotFound:
+            self._forget(opened)
+            opened = self._topic(name)
         return opened
 
     def _topic_for_append(self, name: str) -> OpenTopic:
@@ -458,6 +485,14 @@ class Engine:
 
     def _selection(self, type: str | None, key: bytes | str | None) -> Selection:
         return Selection(type, appending.encode_key(key, self._limits))
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _wants_sync(durability: str) -> bool:

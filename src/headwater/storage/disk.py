@@ -21,16 +21,6 @@ from typing import Any
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.storage import futex
 
-fork_generation = 0  # grows in each forked child, which must reopen what it inherited
-
-
-def _after_fork() -> None:
-    global fork_generation  # noqa: PLW0603  # a fork concerns the whole process
-    fork_generation += 1
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
 
 class Clock:
     """Time and randomness."""

@@ -21,7 +21,7 @@ class Group:
     """The threads of one process that append to one log."""
 
     def __init__(self, writer: Writer, bytes_max: int) -> None:
-        self._writer = writer
+        self.writer = writer  # for the leader alone
         self._bytes_max = bytes_max
         self._queue: deque[Rows] = deque()
         self._mutex = threading.Lock()  # protects `_led` and the moment of queueing; never held during I/O
@@ -59,7 +59,7 @@ class Group:
         if turn.done is not None:
             turn.done.acquire()
         try:
-            yield self._writer
+            yield self.writer
         finally:
             self._hand_over()
 
@@ -68,7 +68,7 @@ class Group:
         if self._queue:
             self._gather(group)
         try:
-            self._writer.commit(group)
+            self.writer.commit(group)
         except BaseException as error:
             for other in group[1:]:
                 other.error = error

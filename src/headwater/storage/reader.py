@@ -18,6 +18,7 @@ from headwater.format.index import Index
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, Slot
 from headwater.storage import recovery
+from headwater.storage.failures import deleted
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 from headwater.storage.tail import Tail
@@ -122,9 +123,12 @@ class Reader:
     def close(self) -> None:
         """Let go of the files; batches that were handed out stay valid."""
         self._segments.clear()
-        if self._tail is not None:
-            self._tail.close()
         self._tail = None
+
+    def after_fork(self) -> None:
+        """In a forked child: drop what another thread of the parent may have been changing."""
+        self._opening = threading.Lock()
+        self._segments.clear()
 
     def _settle(self) -> Slot:
         """Open the tail; have the log recovered if it cannot be believed as it is."""
@@ -132,7 +136,7 @@ class Reader:
         tail = self._tail = Tail.open(place)
         slot = tail.newest() if tail is not None else None
         if place.disk.inode(place.lock) != self._identity:
-            raise NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)
+            raise deleted(place)
         if slot is not None and slot.boot_id == self._boot_id and slot.state != DELETING:
             assert tail is not None
             if tail.sound():
@@ -152,8 +156,9 @@ class Reader:
         return self._still
 
     def _known_bases(self, slot: Slot) -> list[int]:
-        if not self._bases or self._bases[-1] < slot.segment:
-            self._bases = self._place.segments()
+        """The segments up to the active one: a later one, which a roll is just making, is not in use."""
+        if not self._bases or self._bases[-1] != slot.segment:
+            self._bases = [base for base in self._place.segments() if base <= slot.segment]
         return self._bases
 
     def _backwards(self, start: int, stop: int, types: TypeTest | None) -> Iterator[Batch]:

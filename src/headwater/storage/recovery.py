@@ -12,11 +12,10 @@ import msgspec
 
 from headwater.errors import Corrupt
 from headwater.event import time_of
-from headwater.format import tail as tail_format
 from headwater.format.batch import MAGIC, corrupt
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
-from headwater.format.tail import Slot
+from headwater.format.tail import FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile, Window
 from headwater.storage.tail import Tail
@@ -60,8 +59,12 @@ def scan(place: Place, known: Slot | None) -> Found:
         found = Found(known.segment, known.visible_offset, known.visible_position, known.last_ticks, 0)
     else:
         found = Found(known.segment, known.durable_offset, known.durable_position, 0, 0)
+    refused = known is not None and known.state == FROZEN_BY_WRITE and known.boot_id == place.clock.boot_id()
     for base in bases[bases.index(found.segment) :]:
-        found = _scan_segment(place, base, found, last=base == bases[-1], sure=known is not None)
+        if refused and base == found.segment:  # what lies behind was answered with an error: it must not come back
+            found = msgspec.structs.replace(found, size=place.disk.file_size(place.segment(base)))
+        else:
+            found = _scan_segment(place, base, found, last=base == bases[-1], sure=known is not None)
     return found
 
 
@@ -99,11 +102,7 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
     newest = tail.newest()
     counter, generation = (newest.counter + 1, newest.generation + 1) if newest is not None else (1, 1)
     known = newest if believe else None
-    found = (
-        _rewrite(place, known)
-        if known is not None and known.state == tail_format.FROZEN_BY_SYNC
-        else scan(place, known)
-    )
+    found = _rewrite(place, known) if known is not None and known.state == FROZEN_BY_SYNC else scan(place, known)
     kept = ""
     disk = place.disk
     fd = disk.open_write(place.segment(found.segment))
@@ -128,7 +127,7 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
         found.position,
         found.last_ticks,
         generation,
-        tail_format.OPEN,
+        OPEN,
     )
     tail.heal()
     tail.publish(slot)

@@ -6,7 +6,6 @@ wrong checksum, and the other one is then the newest.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 
 from headwater.format import tail as format
@@ -18,15 +17,14 @@ _SLOTS = slice(format.SLOTS_AT[0], format.SIZE)
 
 
 class Tail:
-    """One process's map of a tail file."""
+    """One process's map of a tail file. It is unmapped with the last reference: a follower may still sleep on it."""
 
     def __init__(self, place: Place, mapped: mmap.mmap, *, writable: bool) -> None:
         self.writable = writable
         self._disk = place.disk
         self._map = mapped
         self._words = memoryview(mapped).cast("I")
-        self._seen = b""
-        self._slot: Slot | None = None
+        self._looked: tuple[bytes, Slot | None] = b"", None  # what was seen, and the slot in it; replaced as one
 
     @classmethod
     def open(cls, place: Place) -> Tail | None:
@@ -62,17 +60,17 @@ class Tail:
 
     def newest(self) -> Slot | None:
         """The newest valid slot, by a look at memory."""
-        seen = self._map[_SLOTS]
-        if seen != self._seen:
-            slot = format.newest(self._map[:])
-            while slot is None and any(self._map[_SLOTS]) and (again := self._map[_SLOTS]) != seen:
-                seen, slot = again, format.newest(self._map[:])  # both slots changed under our eyes
-            self._slot, self._seen = slot, seen
-        return self._slot
+        seen, slot = self._looked
+        now = self._map[_SLOTS]
+        while now != seen:
+            seen, slot = now, format.newest(self._map[:])
+            self._looked = seen, slot
+            now = self._map[_SLOTS] if slot is None else seen  # both slots may have changed under our eyes
+        return slot
 
     def changed(self) -> bool:
         """Whether anybody has published since this object last looked or published."""
-        return self._map[_SLOTS] != self._seen
+        return self._map[_SLOTS] != self._looked[0]
 
     def sound(self) -> bool:
         """Whether no slot is damaged. One that is being written looks damaged for a moment."""
@@ -81,7 +79,7 @@ class Tail:
     def publish(self, slot: Slot) -> None:
         """Make a slot the newest. The caller holds the lock, and calls `wake` when it has let go of it."""
         self._disk.store(self._map, format.SLOTS_AT[slot.counter & 1], slot.encode())
-        self._slot, self._seen = slot, self._map[_SLOTS]
+        self._looked = self._map[_SLOTS], slot
 
     def heal(self) -> None:
         """Write anew what no publication ever touches. The caller holds the lock."""
@@ -116,8 +114,3 @@ class Tail:
             self._words[_CONTENDED] = 0
             return True
         return False
-
-    def close(self) -> None:
-        self._words.release()
-        with contextlib.suppress(BufferError):  # a thread still sleeps on it, and lets go of it when it wakes
-            self._map.close()

@@ -8,14 +8,12 @@ log's `lock` file orders them. Nothing is visible before its batch is whole, and
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Iterator
 
-from headwater.errors import HeadwaterError, NotFound, Unavailable
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
-from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
-from headwater.storage import disk as disk_module
+from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, ROLLING, Slot
 from headwater.storage import recovery, repair
+from headwater.storage.failures import deleted, frozen, locked, unavailable
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
 from headwater.storage.rows import Rows, encode, mergeable
@@ -44,7 +42,6 @@ class Writer:
         self._segment_ends_ticks = 0  # when the active segment is too old to be appended to
         self._tail: Tail | None = None
         self._slot: Slot | None = None
-        self._forks = disk_module.fork_generation
 
     def commit(self, group: list[Rows]) -> None:
         """Append all rows of the group with one write and at most one sync, and tell each where it is."""
@@ -148,19 +145,15 @@ class Writer:
             tail.wake()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Let go of the files. In a forked child this does not release a lock that the parent holds."""
         for fd in (self._fd, self._lock_fd):
             if fd >= 0:
                 self._disk.close(fd)
         self._fd = self._lock_fd = -1
-        if self._tail is not None:
-            self._tail.close()
         self._tail = self._slot = None
 
     def _lock(self) -> Tail:
         """Take the lock, waiting for other processes up to a limit."""
-        if self._forks != disk_module.fork_generation:
-            self._forget_inherited()
         if self._lock_fd < 0:
             self._open_lock()
         if not self._disk.try_lock(self._lock_fd):
@@ -170,7 +163,7 @@ class Writer:
                 self._tail = Tail.open(self._place) or Tail.create(self._place)
             except OSError as error:
                 self._unlock()
-                raise _unavailable(self._place, "the tail cannot be made", error) from error
+                raise unavailable(self._place, "the tail cannot be made", error) from error
         return self._tail
 
     def _open_lock(self) -> None:
@@ -180,9 +173,9 @@ class Writer:
             if self._disk.inode(self._place.path) is not None:
                 self._lock_fd = self._disk.create(self._place.lock)
                 return
-            raise _deleted(self._place) from error
+            raise deleted(self._place) from error
         except OSError as error:
-            raise _unavailable(self._place, "the log cannot be written", error) from error
+            raise unavailable(self._place, "the log cannot be written", error) from error
 
     def _wait_for_lock(self) -> None:
         deadline = self._clock.monotonic() + self._place.limits.lock_wait_s
@@ -191,21 +184,12 @@ class Writer:
             if self._tail is not None:
                 self._tail.contend()
             if self._clock.monotonic() > deadline:
-                raise Unavailable(
-                    f"{self._place} is locked by another process for more than {self._place.limits.lock_wait_s:g} s",
-                    hint=f"is one stopped or stuck? 'fuser {self._place.lock}' names it",
-                    code="locked",
-                )
+                raise locked(self._place)
             self._clock.sleep(pause)
             pause = min(pause * 1.2, LOCK_POLL_MAX_S)
 
     def _unlock(self) -> None:
         self._disk.unlock(self._lock_fd)
-
-    def _forget_inherited(self) -> None:
-        """In a forked child: drop the parent's descriptors. Closing them does not release the parent's lock."""
-        self.close()
-        self._forks = disk_module.fork_generation
 
     def _absorb(self, tail: Tail) -> Slot:
         """Learn what others did since this writer last held the lock; recover if somebody died holding it."""
@@ -221,11 +205,11 @@ class Writer:
         slot = tail.newest()
         if slot is not None and slot.state == DELETING:
             if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
-                raise _deleted(self._place)
+                raise deleted(self._place)
             slot = slot._replace(counter=slot.counter + 1, state=OPEN)  # whoever deleted it died before it was gone
             tail.publish(slot)
-        if slot is not None and slot.state != OPEN and not opening:
-            raise _frozen(self._place, slot.state)
+        if slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and not opening:
+            raise frozen(self._place, slot.state)
         if slot is None or slot.boot_id != self._boot_id or slot.state != OPEN or not tail.sound():
             return self._recover(tail)
         mine = self._slot
@@ -238,7 +222,7 @@ class Writer:
             slot = recovery.recover(self._place, tail, believe=believe)
             self._open_segment(slot.segment)
         except OSError as error:
-            raise _unavailable(self._place, "the log cannot be recovered", error) from error
+            raise unavailable(self._place, "the log cannot be recovered", error) from error
         return slot
 
     def _open_segment(self, base: int) -> None:
@@ -248,16 +232,22 @@ class Writer:
         try:
             self._fd = self._disk.open_write(self._place.segment(base))
         except OSError as error:
-            raise _unavailable(self._place, "the active segment cannot be opened", error) from error
+            raise unavailable(self._place, "the active segment cannot be opened", error) from error
         self._begin_segment(read_header(self._place, base).begun_ticks)
 
     def _begin_segment(self, ticks: int) -> None:
         self._segment_ends_ticks = ticks + self._place.limits.segment_age_ms * TICKS_PER_MS
 
     def _roll(self, tail: Tail, slot: Slot) -> Slot:
-        """Begin a new segment. The old one is synced first, so that only the last can have a torn tail."""
+        """Begin a new segment. The old one is synced first, so that only the last can have a torn tail.
+
+        The state says so before the new file is there: if this process dies, whoever comes next must not go on in
+        the old one, or the new one would stand for offsets that the old one has.
+        """
         if slot.durable_offset < slot.visible_offset:
             self._sync(tail, slot)
+        slot = self._slot = slot._replace(counter=slot.counter + 1, state=ROLLING)
+        tail.publish(slot)
         base = slot.visible_offset
         begun_ticks = max(self._clock.ticks(), slot.last_ticks + 1)
         file_id = int.from_bytes(self._clock.random_bytes(4), "little")
@@ -266,7 +256,7 @@ class Writer:
             fd = recovery.write_segment(self._place, header)
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_WRITE)
-            raise _unavailable(self._place, "a new segment cannot be made", error) from error
+            raise unavailable(self._place, "a new segment cannot be made", error) from error
         self._disk.close(self._fd)
         self._fd = fd
         self._begin_segment(begun_ticks)
@@ -277,7 +267,7 @@ class Writer:
             self._disk.write(self._fd, data, slot.visible_position)
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_WRITE)
-            raise _unavailable(self._place, "a write failed", error) from error
+            raise unavailable(self._place, "a write failed", error) from error
         if sync:
             self._sync(tail, slot)
 
@@ -286,7 +276,7 @@ class Writer:
             self._disk.fdatasync(self._fd)
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_SYNC)
-            raise _unavailable(self._place, "a sync failed", error) from error
+            raise unavailable(self._place, "a sync failed", error) from error
 
     def _freeze(self, tail: Tail, slot: Slot, state: int) -> None:
         """Stop all writers of this log. What was not acknowledged is cut, best effort, so that it cannot come back."""
@@ -307,7 +297,7 @@ class Writer:
             if rows.sync:
                 self._disk.sync_directory(blobs)
         except OSError as error:
-            raise _unavailable(self._place, "a huge event cannot be put in place", error) from error
+            raise unavailable(self._place, "a huge event cannot be put in place", error) from error
 
     def _publish(
         self,
@@ -333,26 +323,3 @@ class Writer:
         )
         tail.publish(self._slot)
         return self._slot
-
-
-def _unavailable(place: Place, what: str, error: OSError) -> Unavailable:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint, code = "the disk is full: free some space, then open the log again", "disk_full"
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint, code = "it can be read; to append, make it writable for this user", "read_only"
-    else:
-        hint, code = "look at the disk, then open the log again", "disk_failed"
-    return Unavailable(f"{place}: {what}: {error.strerror or error}", hint=hint, code=code, errno=error.errno)
-
-
-def _frozen(place: Place, state: int) -> Unavailable:
-    why = "a sync failed" if state == FROZEN_BY_SYNC else "a write failed"
-    return Unavailable(
-        f"{place} is frozen since {why}; nothing acknowledged is lost",
-        hint="see to the disk, then open the log again",
-        code="frozen",
-    )
-
-
-def _deleted(place: Place) -> HeadwaterError:
-    return NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)
