@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
@@ -20,7 +21,7 @@ from headwater.format import names, settings
 from headwater.format.settings import Store, Topic, TopicSettings
 from headwater.limits import DATA_BYTES_CEILING, PARTITIONS_MAX, Limits
 from headwater.storage import log
-from headwater.storage.disk import Clock, Disk
+from headwater.storage.disk import Clock, Disk, wait_for_lock
 from headwater.storage.place import Place
 
 E = TypeVar("E", bound=HeadwaterError)
@@ -89,25 +90,18 @@ class Catalogue:
             return self._same(name, partitions)
         topic = Topic(name=name, uuid=str(self._random_uuid()), partitions=partitions, settings=chosen)
         hidden = self._topics / f".new-{topic.uuid}"
-        self._sweep()
         try:
-            self._disk.mkdir(hidden)
-            own = self._disk.open_read(hidden)
-            try:
-                self._disk.try_lock(own)  # so that nobody sweeps it away
+            with self._locked():
+                self._sweep()
+                if self._disk.inode(self._topics / directory / TOPIC_FILE) is not None:
+                    return self._same(name, partitions)  # another process was first
+                self._disk.mkdir(hidden)
                 for partition in range(partitions):
                     log.create(self._place(topic, partition, hidden))
                 self._disk.replace(hidden / TOPIC_FILE, settings.encode(topic))
                 self._disk.rename(hidden, self._topics / directory)
-            except BaseException:
-                self._disk.remove_tree(hidden)
-                raise
-            finally:
-                self._disk.close(own)
-            self._disk.sync_directory(self._topics)
+                self._disk.sync_directory(self._topics)
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                return self._same(name, partitions)  # another process was first
             raise Unavailable(
                 f"topic {name!r} cannot be made: {error.strerror}",
                 hint="is the directory writable, and is there space?",
@@ -171,17 +165,29 @@ class Catalogue:
         self._disk.sync_directory(self._topics)
         self._disk.remove_tree(hidden)
 
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock under which topics are made; what is unfinished then belongs to nobody."""
+        path = self._topics / ".lock"
+        with contextlib.suppress(FileExistsError):
+            self._disk.close(self._disk.create(path))
+        fd = self._disk.open_write(path)
+        try:
+            if not wait_for_lock(self._disk, self._clock, fd, self._limits.lock_wait_s):
+                raise Unavailable(
+                    f"{path} is locked by another process",
+                    hint=f"is one stopped or stuck? 'fuser {path}' names it",
+                    code="locked",
+                )
+            yield
+        finally:
+            self._disk.close(fd)
+
     def _sweep(self) -> None:
         """Remove what was left behind by processes that died making or deleting a topic."""
         for directory in self._disk.names(self._topics):
-            if directory.startswith("."):
-                with contextlib.suppress(OSError):  # another process was first
-                    fd = self._disk.open_read(self._topics / directory)
-                    try:
-                        if self._disk.try_lock(fd):
-                            self._disk.remove_tree(self._topics / directory)
-                    finally:
-                        self._disk.close(fd)
+            if directory.startswith((".new-", ".deleted-")):
+                self._disk.remove_tree(self._topics / directory)
 
     def _place(self, topic: Topic, partition: int, directory: Path) -> Place:
         chosen = topic.settings

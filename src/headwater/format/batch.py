@@ -50,15 +50,14 @@ def encode_one(
     """The bytes of a batch of one event, fast: every column is constant."""
     n = 1 + bool(type) + (key is not None) + (meta is not None)
     at = HEADER_BYTES + ENTRY_BYTES * n
+    code = _CONTENT_CODE[content]
     if n == 1:
-        end = at + len(data)
-        stored = data + _PADDING[-end & 7]
+        length = len(data)
+        stored = data + _PADDING[-(at + length) & 7]
+        crc = crc32c(stored)
         size = at + len(stored)
-        head = _ONE.pack(
-            *(size, 1, base_offset, base_ticks, VERSION, flags, _CONTENT_CODE[content], 1),
-            *(DATA, 0, 0, len(data), crc32c(stored)),
-        )
-        return b"".join((MAGIC, _CRC.pack(crc32c(head)), head, stored))
+        head = _ONE.pack(size, 1, base_offset, base_ticks, VERSION, flags, code, 1, DATA, 0, 0, length, crc)
+        return MAGIC + _CRC.pack(crc32c(head)) + head + stored
     table: list[int] = []
     parts: list[bytes] = []
     for kind, value in ((TYPE, type or None), (KEY, key), (DATA, data), (META, meta)):
@@ -68,7 +67,7 @@ def encode_one(
             table += (kind, 0, 0, len(value), crc32c(stored))
             parts.append(stored)
             at += len(stored)
-    head = _AFTER_CRC[n].pack(at, 1, base_offset, base_ticks, VERSION, flags, _CONTENT_CODE[content], n, *table)
+    head = _AFTER_CRC[n].pack(at, 1, base_offset, base_ticks, VERSION, flags, code, n, *table)
     return b"".join((MAGIC, _CRC.pack(crc32c(head)), head, *parts))
 
 

@@ -100,9 +100,6 @@ def encode(group: list[Rows], offset: int, ticks: int, *, zstd: bool) -> bytes:
 
 def mergeable(group: list[Rows], limits: Limits) -> Iterator[list[Rows]]:
     """Split rows, in order, into runs that fit one batch: the same content, no huge event, within the limits."""
-    if len(group) == 1:
-        yield group
-        return
     run: list[Rows] = []
     events = size = 0
     for rows in group:

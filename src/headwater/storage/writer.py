@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from msgspec import structs
+
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, ROLLING, Slot
 from headwater.storage import recovery, repair
+from headwater.storage.disk import wait_for_lock
 from headwater.storage.failures import deleted, frozen, locked, unavailable
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
@@ -21,8 +24,6 @@ from headwater.storage.segment import read_header
 from headwater.storage.tail import Tail
 
 YIELD_S = 0.0002  # how long a writer stands back when another process waits for the lock
-LOCK_POLL_S = 0.00005
-LOCK_POLL_MAX_S = 0.002
 TICKS_PER_MS = 10_000
 
 
@@ -32,6 +33,7 @@ class Writer:
     def __init__(self, place: Place, on_roll: Callable[[], None]) -> None:
         self._place = place
         self._disk = place.disk
+        self._pwrite = place.disk.pwrite
         self._clock = place.clock
         self._on_roll = on_roll
         self._boot_id = place.clock.boot_id()
@@ -61,9 +63,10 @@ class Writer:
                 sync = sync or rows.sync
                 if rows.spooled is not None:
                     self._settle_blob(rows, slot)
-            self._write(tail, slot, data, sync)
+            self._write(tail, slot, data)
             end = slot.visible_position + len(data)
             if sync:
+                self._sync(tail, slot)
                 self._publish(tail, slot, offset, end, offset, end, last_ticks)
             else:
                 self._publish(tail, slot, offset, end, slot.durable_offset, slot.durable_position, last_ticks)
@@ -77,14 +80,18 @@ class Writer:
 
     def _encode(self, group: list[Rows], offset: int, ticks: int) -> tuple[bytes, int, int]:
         """The bytes of all rows, the offset behind them and the ticks of the last; rows learn where they will be."""
+        if len(group) == 1:
+            rows = group[0]
+            rows.offset, rows.ticks = offset, ticks
+            return encode(group, offset, ticks, zstd=self._zstd), offset + rows.count, ticks + rows.count - 1
         encoded: list[bytes] = []
-        for run in mergeable(group, self._place.limits) if len(group) > 1 else (group,):
+        for run in mergeable(group, self._place.limits):
             encoded.append(encode(run, offset, ticks, zstd=self._zstd))
             for rows in run:
                 rows.offset, rows.ticks = offset, ticks
                 offset += rows.count
                 ticks += rows.count
-        return encoded[0] if len(encoded) == 1 else b"".join(encoded), offset, ticks - 1
+        return b"".join(encoded), offset, ticks - 1
 
     def sync(self) -> None:
         """Make all that is visible durable."""
@@ -137,7 +144,7 @@ class Writer:
         try:
             slot = tail.newest()
             if slot is not None:
-                tail.publish(slot._replace(counter=slot.counter + 1, state=DELETING))
+                tail.publish(slot.then(DELETING))
             yield
         finally:
             self._slot = None
@@ -178,15 +185,9 @@ class Writer:
             raise unavailable(self._place, "the log cannot be written", error) from error
 
     def _wait_for_lock(self) -> None:
-        deadline = self._clock.monotonic() + self._place.limits.lock_wait_s
-        pause = LOCK_POLL_S
-        while not self._disk.try_lock(self._lock_fd):
-            if self._tail is not None:
-                self._tail.contend()
-            if self._clock.monotonic() > deadline:
-                raise locked(self._place)
-            self._clock.sleep(pause)
-            pause = min(pause * 1.2, LOCK_POLL_MAX_S)
+        contend = self._tail.contend if self._tail is not None else None
+        if not wait_for_lock(self._disk, self._clock, self._lock_fd, self._place.limits.lock_wait_s, contend):
+            raise locked(self._place)
 
     def _unlock(self) -> None:
         self._disk.unlock(self._lock_fd)
@@ -206,7 +207,7 @@ class Writer:
         if slot is not None and slot.state == DELETING:
             if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
                 raise deleted(self._place)
-            slot = slot._replace(counter=slot.counter + 1, state=OPEN)  # whoever deleted it died before it was gone
+            slot = slot.then(OPEN)  # whoever deleted it died before it was gone
             tail.publish(slot)
         if slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and not opening:
             raise frozen(self._place, slot.state)
@@ -246,7 +247,7 @@ class Writer:
         """
         if slot.durable_offset < slot.visible_offset:
             self._sync(tail, slot)
-        slot = self._slot = slot._replace(counter=slot.counter + 1, state=ROLLING)
+        slot = self._slot = slot.then(ROLLING)
         tail.publish(slot)
         base = slot.visible_offset
         begun_ticks = max(self._clock.ticks(), slot.last_ticks + 1)
@@ -260,16 +261,17 @@ class Writer:
         self._disk.close(self._fd)
         self._fd = fd
         self._begin_segment(begun_ticks)
-        return self._publish(tail, slot._replace(segment=base), base, HEADER_BYTES, base, HEADER_BYTES, slot.last_ticks)
+        slot = structs.replace(slot, segment=base)
+        return self._publish(tail, slot, base, HEADER_BYTES, base, HEADER_BYTES, slot.last_ticks)
 
-    def _write(self, tail: Tail, slot: Slot, data: bytes, sync: bool) -> None:
+    def _write(self, tail: Tail, slot: Slot, data: bytes) -> None:
         try:
-            self._disk.write(self._fd, data, slot.visible_position)
+            written = self._pwrite(self._fd, data, slot.visible_position)
+            if written < len(data):  # a full disk: try the rest, so that its error shows
+                self._disk.write(self._fd, data[written:], slot.visible_position + written)
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_WRITE)
             raise unavailable(self._place, "a write failed", error) from error
-        if sync:
-            self._sync(tail, slot)
 
     def _sync(self, tail: Tail, slot: Slot) -> None:
         try:
@@ -282,7 +284,7 @@ class Writer:
         """Stop all writers of this log. What was not acknowledged is cut, best effort, so that it cannot come back."""
         with contextlib.suppress(OSError):
             self._disk.truncate(self._fd, slot.visible_position)
-        self._slot = slot._replace(counter=slot.counter + 1, state=state)
+        self._slot = slot.then(state)
         tail.publish(self._slot)
 
     def _settle_blob(self, rows: Rows, slot: Slot) -> None:
