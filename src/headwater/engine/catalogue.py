@@ -173,7 +173,7 @@ class Catalogue:
             self._disk.close(self._disk.create(path))
         fd = self._disk.open_write(path)
         try:
-            if not wait_for_lock(self._disk, self._clock, fd, self._limits.lock_wait_s):
+            if not wait_for_lock(self._disk.hold, fd, self._clock, self._limits.lock_wait_s):
                 raise Unavailable(
                     f"{path} is locked by another process",
                     hint=f"is one stopped or stuck? 'fuser {path}' names it",
@@ -181,7 +181,7 @@ class Catalogue:
                 )
             yield
         finally:
-            self._disk.close(fd)
+            self._disk.release(fd)
 
     def _sweep(self) -> None:
         """Remove what was left behind by processes that died making or deleting a topic."""
@@ -218,7 +218,7 @@ class Catalogue:
             return False
         finally:
             self._disk.unlink(temporary)
-            self._disk.close(fd)
+            self._disk.release(fd)
         self._disk.sync_directory(self.path)
         return True
 

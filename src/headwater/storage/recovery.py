@@ -245,8 +245,8 @@ def _remove_unowned(place: Place, name: str) -> None:
     except FileNotFoundError:
         return
     try:
-        if disk.try_lock(fd):
+        if disk.hold(fd):
             with contextlib.suppress(FileNotFoundError):
                 disk.unlink(place.path / name)
     finally:
-        disk.close(fd)
+        disk.release(fd)

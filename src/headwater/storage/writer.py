@@ -186,7 +186,7 @@ class Writer:
 
     def _wait_for_lock(self) -> None:
         contend = self._tail.contend if self._tail is not None else None
-        if not wait_for_lock(self._disk, self._clock, self._lock_fd, self._place.limits.lock_wait_s, contend):
+        if not wait_for_lock(self._disk.try_lock, self._lock_fd, self._clock, self._place.limits.lock_wait_s, contend):
             raise locked(self._place)
 
     def _unlock(self) -> None:
