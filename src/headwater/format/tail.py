@@ -13,7 +13,7 @@ WAKE_AT, WAITING_AT, CONTENDED_AT = 8, 12, 16
 SLOTS_AT = (64, 192)
 SLOT_BYTES = 128
 
-OPEN, FROZEN_BY_SYNC, FROZEN_BY_WRITE, DELETING = 0, 1, 2, 3  # states; must stay
+OPEN, FROZEN_BY_SYNC, FROZEN_BY_WRITE, DELETING, ROLLING = range(5)  # states; must stay
 
 _SLOT = Struct("<Q16sqqqqqqQI40s")
 _RESERVED = bytes(40)

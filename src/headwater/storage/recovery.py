@@ -55,40 +55,34 @@ def scan(place: Place, known: Slot | None) -> Found:
             hint="its files were removed; restore them from a backup",
             path=str(place.path),
         )
-    if known is not None and known.segment not in bases:
-        known = None
-    first = bases[-1] if known is None else known.segment
-    if known is None:
-        offset, position, last_ticks = first, HEADER_BYTES, 0
-    elif known.boot_id == place.clock.boot_id():
-        offset, position, last_ticks = known.visible_offset, known.visible_position, known.last_ticks
-    else:
-        offset, position, last_ticks = known.durable_offset, known.durable_position, 0
-    size = 0
-    for base in bases[bases.index(first) :]:
-        segment = SegmentFile(place, base)
+    base = bases[-1]
+    if known is not None and known.segment > base:
+        raise corrupt("the active segment is missing", str(place.segment(known.segment)), 0, HEADER_BYTES)
+    # An older segment was synced as a whole before the next was made, and may have been packed since: what the tail of
+    # a roll that was cut short, or one that the disk kept from earlier, says of it is of no use.
+    offset, position, last_ticks = base, HEADER_BYTES, 0
+    if known is not None and known.segment == base:
+        if known.boot_id == place.clock.boot_id():
+            offset, position, last_ticks = known.visible_offset, known.visible_position, known.last_ticks
+        else:
+            offset, position = known.durable_offset, known.durable_position
+    segment = SegmentFile(place, base)
+    try:
+        size = segment.size()
+        last_ticks = last_ticks or _ticks_before(segment, position)
+        if size < position:
+            raise corrupt("the segment is shorter than what was made durable", segment.path, size, position - size)
+        window = segment.window(position, size)
         try:
-            size = segment.size()
-            if base != first:
-                if offset != base:
-                    raise corrupt(
-                        f"offsets {offset} to {base - 1} are missing before it", segment.path, 0, HEADER_BYTES
-                    )
-                position = HEADER_BYTES
-            last_ticks = last_ticks or _ticks_before(segment, position)
-            if size < position:
-                raise corrupt("the segment is shorter than what was made durable", segment.path, size, position - size)
-            window = segment.window(position, size)
-            try:
-                for batch in window.batches(position, offset):
-                    batch.validate()
-                    position, offset, last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
-            except Corrupt:
-                if base != bases[-1] or (known is None and _valid_after(window, position, offset)):
-                    raise
-        finally:
-            segment.close()
-    return Found(bases[-1], offset, position, last_ticks, size)
+            for batch in window.batches(position, offset):
+                batch.validate()
+                position, offset, last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
+        except Corrupt:
+            if known is None and _valid_after(window, position, offset):
+                raise
+    finally:
+        segment.close()
+    return Found(base, offset, position, last_ticks, size)
 
 
 def recover(place: Place, tail: Tail) -> Slot:
@@ -110,6 +104,7 @@ def recover(place: Place, tail: Tail) -> Slot:
         disk.fdatasync(fd)
     finally:
         disk.close(fd)
+    disk.sync_directory(place.path)  # whoever made the segment may have died before its name was durable
     visible = known.visible_offset if known is not None else found.offset
     if kept or visible > found.offset:
         _report(place, found, kept, max(visible, found.offset))

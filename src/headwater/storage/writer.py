@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from headwater.errors import HeadwaterError, NotFound, Unavailable
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
-from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
+from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, ROLLING, Slot
 from headwater.storage import disk as disk_module
 from headwater.storage import recovery
 from headwater.storage.place import Place
@@ -207,10 +207,9 @@ class Writer:
         if slot is not None and slot.state == DELETING:
             if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
                 raise _deleted(self._place)
-            slot = slot._replace(counter=slot.counter + 1, state=OPEN)  # whoever deleted it died before it was gone
-            tail.publish(slot)
-        if slot is not None and slot.state != OPEN and not opening:
+        elif slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and not opening:
             raise _frozen(self._place, slot.state)
+        # Whoever left it deleting or rolling died in the midst of that.
         if slot is None or slot.boot_id != self._boot_id or slot.state != OPEN or not tail.sound():
             return self._recover(tail)
         mine = self._slot
@@ -240,6 +239,10 @@ class Writer:
         """Begin a new segment. The old one is synced first, so that only the last can have a torn tail."""
         if slot.durable_offset < slot.visible_offset:
             self._sync(tail, slot)
+        # Said before the new file is there: if this process dies with the file made and not published, the next writer
+        # must recover, or it would go on in the old segment and leave the new one empty in the middle of the log.
+        slot = self._slot = slot._replace(counter=slot.counter + 1, state=ROLLING)
+        tail.publish(slot)
         base = slot.visible_offset
         self._begun_ticks = max(self._clock.ticks(), slot.last_ticks + 1)
         file_id = int.from_bytes(self._clock.random_bytes(4), "little")
