@@ -67,7 +67,7 @@ class LocalLog:
         sync: bool,
     ) -> Rows:
         """Append one huge event from pieces that arrive in their own time, with bounded memory."""
-        spool = Spool(self.place, sync=sync)
+        spool = Spool(self.place)
         try:
             spool.fill(chunks, self.place.limits.data_bytes_max)
             rows = Rows.one(content, sync, spool.reference, type, key, meta)

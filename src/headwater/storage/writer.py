@@ -286,10 +286,9 @@ class Writer:
         try:
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(blobs)
-                self._disk.sync_directory(self._place.path)
             self._disk.rename(rows.spooled, blobs / f"{rows.offset:020d}.blob")
-            if rows.sync:
-                self._disk.sync_directory(blobs)
+            self._disk.sync_directory(blobs)
+            self._disk.sync_directory(self._place.path)  # each time: who made it may have died before it was durable
         except OSError as error:
             raise _unavailable(self._place, "a huge event cannot be put in place", error) from error
 
