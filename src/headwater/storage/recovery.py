@@ -122,6 +122,9 @@ def recover(place: Place, tail: Tail) -> Slot:
         tail_format.OPEN,
     )
     tail.publish(slot)
+    if not tail.sound():  # the other slot is damaged, and each opening would recover again
+        slot = slot._replace(counter=slot.counter + 1)
+        tail.publish(slot)
     return slot
 
 
