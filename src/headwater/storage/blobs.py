@@ -56,7 +56,7 @@ class Spool:
         """Let go of the file, and remove it if it is still in the spool."""
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(self.path)
-        self._disk.close(self._fd)
+        self._disk.release(self._fd)
 
 
 class StoredBlob:
