@@ -50,7 +50,7 @@ def decode(stored: bytes, kind: type[T]) -> T:
     """Raises Corrupt when the checksum is wrong, Unsupported when a newer version wrote it."""
     try:
         plain: dict[str, Any] = msgspec.json.decode(stored, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"settings do not parse: {error}", position=0, size=len(stored)) from error
     if plain.pop("crc", None) != _crc(plain):
         raise Corrupt("the checksum of settings is wrong", position=0, size=len(stored))
