@@ -36,6 +36,9 @@ class Report(msgspec.Struct, frozen=True):
     lost_offsets: tuple[int, int]  # events that were visible under "os" durability and are gone; empty if equal
 
 
+_decode_report = msgspec.json.Decoder(Report).decode
+
+
 class Found(msgspec.Struct, frozen=True):
     """Where the valid events of a log end."""
 
@@ -133,7 +136,7 @@ def reports(place: Place) -> list[Report]:
     """What recoveries of this log gave up, oldest first."""
     with contextlib.suppress(FileNotFoundError):
         lines = place.disk.read_file(place.path / "recovered.jsonl").splitlines()
-        return [msgspec.json.decode(line, type=Report) for line in lines]
+        return [_decode_report(line) for line in lines]
     return []
 
 
