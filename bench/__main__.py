@@ -90,7 +90,7 @@ def _chosen(only: Sequence[str]) -> list[Benchmark]:
 
 
 def _gigabytes(options: argparse.Namespace) -> float:
-    return float(options.gigabytes or (0.05, 0.25, 1.0)[options.size])
+    return float(options.gigabytes or (0.03, 0.25, 1.0)[options.size])
 
 
 def _public(arguments: Sequence[str]) -> list[str]:

@@ -53,7 +53,7 @@ def wake_up(work: Work) -> list[Row]:
 
 def idle(work: Work) -> list[Row]:
     path = _empty_log(work, "idle")
-    seconds = work.pick(2, 5, 10)
+    seconds = work.pick(1, 5, 10)
     strace = shutil.which("strace")
     if strace is not None:
         calls = _system_calls(strace, path, work.fresh("strace"), seconds)

@@ -50,7 +50,7 @@ def sync_seconds(directory: Path) -> float:
     data = bytes(152)
     times = []
     try:
-        for number in range(60):
+        for number in range(200):
             began = time.perf_counter()
             os.pwrite(fd, data, number * len(data))
             os.fdatasync(fd)
@@ -58,7 +58,7 @@ def sync_seconds(directory: Path) -> float:
     finally:
         os.close(fd)
         path.unlink()
-    return statistics.median(times[10:])
+    return statistics.median(times[20:])
 
 
 def _cpu_model() -> str:

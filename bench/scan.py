@@ -10,7 +10,7 @@ from crc32c import crc32c
 import headwater
 from bench.rounds import Samples, interleave, rate
 from bench.table import Figure, Row, Target, at_least, ratio_of
-from bench.work import BATCH_EVENTS, TOPIC, Benchmark, Work, append_batches, append_each, segments
+from bench.work import BATCH_EVENTS, TOPIC, Benchmark, Work, append_batches, append_each, seal, segments
 
 ONE_SEGMENT = 1 << 30  # so large that nothing is sealed before it is asked for
 BARE = "mmap + crc32c of the same files"
@@ -43,8 +43,7 @@ def sealed(work: Work) -> list[Row]:
     total = work.pick(40_000, 400_000, 1_000_000)
     path = work.fresh("one-at-a-time")
     append_each(path, work.events, total, ONE_SEGMENT)
-    with headwater.open(path) as log:
-        log.seal(TOPIC)
+    seal(path)
     samples = interleave(
         work.pick(5, 15, 25),
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import headwater
@@ -11,10 +12,11 @@ from bench.follow import child
 from bench.peers import running
 from bench.rounds import interleave
 from bench.table import Figure, Row, Target, at_most, ratio_of
-from bench.work import BATCH_EVENTS, EVENT_BYTES, MB, TOPIC, Benchmark, Work, append_batches, append_each
+from bench.work import BATCH_EVENTS, EVENT_BYTES, MB, TOPIC, Benchmark, Work, append_batches, append_each, seal
 
 SMALL_BYTES = 10 * MB
 SAMPLE_S = 0.02
+PATIENCE_S = 600
 
 
 def disk(work: Work) -> list[Row]:
@@ -23,8 +25,7 @@ def disk(work: Work) -> list[Row]:
     append_each(single, work.events, count)
     append_batches(batched, work.events, count // BATCH_EVENTS)
     alone, together = _overhead(single, count), _overhead(batched, count)
-    with headwater.open(single) as log:
-        log.seal(TOPIC)
+    seal(single)
     return [
         _bytes("disk, over the content, per event appended alone", alone, at_most(72, "B")),
         _bytes("disk, over the content, in batches of 1,000", together, at_most(8, "B")),
@@ -53,7 +54,7 @@ def opening(work: Work) -> list[Row]:
     for shape, (small, big) in shapes.items():
         samples = interleave(
             work.pick(5, 21, 41),
-            {"small": lambda small=small: _open(small), "large": lambda big=big: _open(big)},  # type: ignore[misc]
+            {"small": partial(_open, small), "large": partial(_open, big)},
         )
         rows.append(
             Row(
@@ -81,15 +82,18 @@ def _bytes(name: str, value: float, target: Target | None = None) -> Row:
 def _peak_memory(work: Work, size: int) -> int:
     """The most anonymous memory that was seen, in bytes."""
     path = work.fresh(f"memory-{size}")
-    segment_bytes = 4 * MB if work.size == 0 else 0
+    segment_bytes = 2 * MB if work.size == 0 else 0
     append_batches(path, work.events, size // (BATCH_EVENTS * EVENT_BYTES), segment_bytes)
     peak = 0
     with running(child("busy", str(path))) as process:
+        deadline = time.monotonic() + PATIENCE_S
         while process.poll() is None:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"no segment was rolled and sealed in {PATIENCE_S} s")
             peak = max(peak, _anonymous(process))
             time.sleep(SAMPLE_S)
-        if process.returncode != 0:
-            raise SystemExit("the process that appends and follows failed")
+        if process.returncode != 0 or not peak:
+            raise SystemExit("the process that appends and follows failed, or its memory could not be seen")
     return peak
 
 
@@ -107,8 +111,7 @@ def _ending_in_singles(work: Work, size: int) -> Path:
     def make(path: Path) -> None:
         alone = min(size, work.pick(4, 32) * MB)
         append_batches(path, work.events, (size - alone) // (BATCH_EVENTS * EVENT_BYTES))
-        with headwater.open(path) as log:
-            log.seal(TOPIC)
+        seal(path)
         append_each(path, work.events, alone // 152)
 
     return work.log(f"singles-{size}", make)

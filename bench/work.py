@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ EVENT_BYTES = 100
 BATCH_EVENTS = 1000
 TOPIC = "events"
 MB = 1_000_000
+SEAL_S = 300
 
 
 @dataclass
@@ -81,6 +83,17 @@ def append_each(path: Path, events: list[bytes], count: int, segment_bytes: int 
         for number in range(count):
             log.append(TOPIC, events[number % len(events)])
         log.sync(TOPIC)
+
+
+def seal(path: Path) -> None:
+    """Seal all that was appended, and make sure of it: a background thread may be at it, and is stopped by closing."""
+    deadline = time.monotonic() + SEAL_S
+    with headwater.open(path, mode="existing") as log:
+        log.seal(TOPIC)
+        while not all(segment.with_suffix(".index").exists() for segment in segments(path)[:-1]):
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the log was not sealed in {SEAL_S} s")
+            time.sleep(0.01)
 
 
 def segments(path: Path) -> list[Path]:
