@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option("--content", type=click.Choice(["bytes", "text", "json", "bson"]), help="What the data is.")
 @click.option("--file", metavar="PATH", help="One event of any size from a file; - for stdin.")
-@click.option("--lines", is_flag=True, help="One event for each line of stdin. The default without VALUE and terminal.")
+@click.option("--lines", is_flag=True, help="One event a line of stdin; the default in a pipe.")
 @click.option(
     "--durability", type=click.Choice(["fsync", "os"]), default="fsync", help="Wait for the disk, or the system."
 )

@@ -7,7 +7,7 @@ import sys
 import click
 
 from headwater.cli import show
-from headwater.cli.app import command
+from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, topic_argument
 
 
@@ -15,7 +15,8 @@ from headwater.cli.arguments import data_argument, topic_argument
 @data_argument
 @topic_argument
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def delete(data: str, topic: str, yes: bool) -> None:
+@click.pass_context
+def delete(ctx: click.Context, data: str, topic: str, yes: bool) -> None:
     """Delete a topic and all its events, for every process.
 
     Asks first; without a terminal to ask on, it needs --yes. A new topic of that name starts afresh.
@@ -27,8 +28,9 @@ def delete(data: str, topic: str, yes: bool) -> None:
         what = f"topic {topic} with {show.count(found.events, 'event')} ({show.size(found.bytes)})"
         if not yes:
             if not show.is_terminal(sys.stdin):
-                raise click.UsageError("there is no terminal to ask on: give --yes", click.get_current_context())
+                raise click.UsageError("there is no terminal to ask on: give --yes", ctx)
             if not click.confirm(f"Delete {what}?", err=True):
-                raise click.Abort
+                click.echo("nothing was deleted", err=True)
+                ctx.exit(FAILED)
         hw.delete(topic)
     show.done(f"deleted {what}")

@@ -40,6 +40,7 @@ def info(data: str, topic: str | None, as_json: bool) -> None:
         show.facts(_about_topic(described[0]) if topic is not None else _about_directory(hw, described))
     rows = [_row(each, partition) for each in described for partition in each.partitions]
     if rows:
+        click.echo()
         show.table(COLUMNS, rows, right=NUMBERS)
     _show_recoveries(described)
 

@@ -18,11 +18,10 @@ def seal(data: str, topic: str) -> None:
     import headwater
 
     with headwater.open(data, mode="existing") as hw:
-        before = hw.describe(topic).bytes
         sealed = hw.seal(topic)
-        after = hw.describe(topic).bytes
+        partitions = hw.describe(topic).partitions
     if sealed:
-        sizes = f"{show.size(before)} before, {show.size(after)} after"
-        show.done(f"sealed {show.count(sealed, 'segment')} of topic {topic}: {sizes}")
+        total = show.count(sum(partition.sealed for partition in partitions), "sealed segment")
+        show.done(f"topic {topic} has {total}, {sealed} of them new")
     else:
         show.done(f"topic {topic} has nothing to seal")

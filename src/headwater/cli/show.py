@@ -60,12 +60,12 @@ def ago(time: datetime, now: datetime | None = None) -> str:
 
 def utc(time: datetime) -> str:
     """`2025-03-01T12:00:00.000000Z`, for programs."""
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return time.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def local(time: datetime) -> str:
     """`2025-03-01 13:00:00.000`, for people, in their time zone."""
-    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    return time.astimezone().isoformat(" ", "milliseconds")[:23]
 
 
 def printable(text: str) -> str:
