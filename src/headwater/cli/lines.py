@@ -55,5 +55,5 @@ def _more(stream: IO[bytes], wait_s: float) -> bool:
         return False
     try:
         return bool(select.select([stream], [], [], wait_s)[0])
-    except (OSError, ValueError):  # not a file: all of it is in memory
+    except (OSError, TypeError, ValueError):  # not a file: all of it is in memory
         return True
