@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,20 +31,27 @@ COLUMNS = (
     "ticks",
     "data_bytes",
 )
+_KINDS = {"key": KEY, "data": DATA, "meta": META}
 DEFAULT_COLUMNS = ("partition", "offset", "time", "type", "key", "data", "meta")
-_ZEROS = np.zeros(65_536, np.int32)
+_CHUNK = 65_536  # constants are made once for this many events, and sliced
 
 
+@cache
 def pyarrow() -> Any:
+    """The module, imported where it is first needed."""
     try:
-        import pyarrow
+        return importlib.import_module("pyarrow")
     except ImportError as error:
         raise Unsupported("Arrow needs pyarrow", hint="pip install 'headwater[arrow]'") from error
-    return pyarrow
 
 
 def schema(columns: Sequence[str]) -> pa.Schema:
     """The Arrow schema of these columns; raises Invalid for an unknown one."""
+    return _schema(tuple(columns))
+
+
+@lru_cache(maxsize=64)
+def _schema(columns: tuple[str, ...]) -> pa.Schema:
     pa = pyarrow()
     types = {
         "topic": pa.string(),
@@ -61,8 +70,12 @@ def schema(columns: Sequence[str]) -> pa.Schema:
     unknown = [column for column in columns if column not in types]
     if unknown:
         raise Invalid(f"there is no column {unknown[0]!r}", hint=f"columns are {', '.join(COLUMNS)}")
-    found: pa.Schema = pa.schema([(column, types[column]) for column in columns])
-    return found
+    return pa.schema([(column, types[column]) for column in columns])  # type: ignore[no-any-return]  # a lazy module
+
+
+def table(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """One table of all batches, which may be none."""
+    return pyarrow().Table.from_batches(batches, schema)  # type: ignore[no-any-return]  # a lazy module
 
 
 def record_batch(
@@ -70,35 +83,43 @@ def record_batch(
 ) -> pa.RecordBatch:
     """The events `lo` to `hi` of a batch. A huge event has null data and its size in `data_bytes`."""
     pa = pyarrow()
-    count = hi - lo
     arrays = []
-    for name in schema.names:
-        if name in ("key", "data", "meta"):
-            kind = {"key": KEY, "data": DATA, "meta": META}[name]
-            array = _binary(None if kind == DATA and batch.flags & BLOB else batch.column(kind), batch.count)
-            arrays.append(array if count == batch.count else array.slice(lo, count))
+    for field in schema:
+        name = field.name
+        if name in _KINDS:
+            column = None if name == "data" and batch.flags & BLOB else batch.column(_KINDS[name])
+            arrays.append(_binary(column, lo, hi))
         elif name == "offset":
-            arrays.append(pa.array(np.arange(batch.base_offset + lo, batch.base_offset + hi, dtype=np.int64)))
+            offsets = np.arange(batch.base_offset + lo, batch.base_offset + hi, dtype=np.int64)
+            arrays.append(_numbers(field.type, offsets))
+        elif name == "time":
+            arrays.append(_numbers(field.type, _micros(batch, lo, hi)))
         elif name == "type":
             arrays.append(_types(batch.column(TYPE), lo, hi))
-        elif name == "time":
-            micros = (batch.ticks()[lo:hi] - UNIX_EPOCH_TICKS) // 10
-            arrays.append(pa.Array.from_buffers(pa.timestamp("us", "UTC"), count, [None, pa.py_buffer(micros)]))
         elif name == "ticks":
-            arrays.append(pa.array(batch.ticks()[lo:hi]))
-        elif name == "partition":
-            arrays.append(pa.array(np.full(count, partition, np.int32)))
-        elif name == "id":
-            arrays.append(pa.array([str(id_of(ticks, node)) for ticks in batch.ticks()[lo:hi].tolist()]))
+            arrays.append(_numbers(field.type, batch.ticks()[lo:hi]))
         elif name == "data_bytes":
-            arrays.append(pa.array(data_bytes(batch)[lo:hi]))
+            arrays.append(_numbers(field.type, _data_bytes(batch)[lo:hi]))
+        elif name == "id":
+            ids = [str(id_of(ticks, node)).encode() for ticks in batch.ticks()[lo:hi].tolist()]
+            arrays.append(_strings(Column.of(ids)))
         else:
-            arrays.append(pa.repeat(topic if name == "topic" else batch.content, count))
-    found: pa.RecordBatch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return found
+            values = {"partition": partition, "topic": topic, "content": batch.content}
+            arrays.append(_repeated(values[name], field.type, hi - lo))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)  # type: ignore[no-any-return]  # a lazy module
 
 
-def data_bytes(batch: Batch) -> Any:
+def _numbers(type: Any, values: Any) -> Any:
+    pa = pyarrow()
+    return pa.Array.from_buffers(type, len(values), [None, pa.py_buffer(values)])
+
+
+def _micros(batch: Batch, lo: int, hi: int) -> Any:
+    """Microseconds since the Unix epoch, rounded down."""
+    return (batch.ticks()[lo:hi] - UNIX_EPOCH_TICKS) // 10
+
+
+def _data_bytes(batch: Batch) -> Any:
     """How long the data of each event is."""
     if batch.flags & BLOB:
         return np.array([batch.blob_reference()[0]], np.int64)
@@ -109,28 +130,52 @@ def data_bytes(batch: Batch) -> Any:
     return np.diff(column.offsets).astype(np.int64)
 
 
-def _binary(column: Column | None, count: int) -> Any:
+def _repeated(value: Any, type: Any, count: int) -> Any:
+    """An array of one value, or of nulls, cut from one that was made before."""
+    if count <= _CHUNK:
+        return _chunk_of(value, type).slice(0, count)
+    pa = pyarrow()
+    return pa.nulls(count, type) if value is None else pa.repeat(pa.scalar(value, type), count)
+
+
+@lru_cache(maxsize=256)
+def _chunk_of(value: Any, type: Any) -> Any:
+    pa = pyarrow()
+    return pa.nulls(_CHUNK, type) if value is None else pa.repeat(pa.scalar(value, type), _CHUNK)
+
+
+def _binary(column: Column | None, lo: int, hi: int) -> Any:
     pa = pyarrow()
     if column is None:
-        return pa.nulls(count, pa.binary())
+        return _repeated(None, pa.binary(), hi - lo)
     if column.offsets is None:
-        return pa.repeat(pa.scalar(bytes(column.data), pa.binary()), count)
+        value = bytes(column.data)
+        if hi - lo == 1:
+            column = Column(1, column.data, np.array([0, len(value)], np.int32))
+            lo, hi = 0, 1
+        else:
+            return pa.repeat(pa.scalar(value, pa.binary()), hi - lo)
     valid = None if column.valid is None else pa.py_buffer(column.valid)
-    return pa.Array.from_buffers(pa.binary(), count, [valid, pa.py_buffer(column.offsets), pa.py_buffer(column.data)])
+    buffers = [valid, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    return pa.Array.from_buffers(pa.binary(), hi - lo, buffers, -1 if valid is not None else 0, lo)
 
 
 def _types(column: Column | None, lo: int, hi: int) -> Any:
     pa = pyarrow()
     if column is None or column.offsets is None:
-        values = pa.array(["" if column is None else bytes(column.data).decode()])
-        codes = _ZEROS[: hi - lo] if hi - lo <= len(_ZEROS) else np.zeros(hi - lo, np.int32)
+        values = _type_names(b"" if column is None else bytes(column.data))
+        codes = _repeated(0, pa.int32(), hi - lo)
     elif column.codes is None:
         return _strings(column).slice(lo, hi - lo).dictionary_encode()
     else:
         values = _strings(Column(len(column.offsets) - 1, column.data, column.offsets))
-        codes = column.codes[lo:hi].astype(np.int32)
-    indices = pa.Array.from_buffers(pa.int32(), hi - lo, [None, pa.py_buffer(codes)])
-    return pa.DictionaryArray.from_arrays(indices, values, safe=False)
+        codes = _numbers(pa.int32(), column.codes[lo:hi].astype(np.int32))
+    return pa.DictionaryArray.from_arrays(codes, values, safe=False)
+
+
+@lru_cache(maxsize=1024)
+def _type_names(type: bytes) -> Any:
+    return _strings(Column.of([type]))
 
 
 def _strings(column: Column) -> Any:
@@ -154,7 +199,7 @@ def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content,
         raise Invalid("data is null in some rows", hint="fill or filter them first")
     text = pa.types.is_string(data.type) or pa.types.is_large_string(data.type)
     columns: dict[int, Column | None] = {
-        TYPE: _repeated(batch.column("type")) if "type" in names else None,
+        TYPE: _type_column(batch.column("type")) if "type" in names else None,
         KEY: _column(batch.column("key")) if "key" in names else None,
         DATA: _column(data),
         META: _column(batch.column("meta")) if "meta" in names else None,
@@ -188,7 +233,7 @@ def _column(array: Any) -> Column | None:
     return Column(len(array), data, offsets - np.int32(first) if first else offsets, None, valid)
 
 
-def _repeated(array: Any) -> Column | None:
+def _type_column(array: Any) -> Column | None:
     pa = pyarrow()
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)

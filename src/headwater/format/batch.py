@@ -31,6 +31,7 @@ HEADER_BYTES = _HEADER.size
 ENTRY_BYTES = _ENTRY.size
 # The header and table of a batch of one with 1 to 4 columns, so that one call packs it.
 _AFTER_CRC = tuple(Struct("<IIqqBBBB" + "BBHII" * n) for n in range(5))
+_ONE = _AFTER_CRC[1]
 _CRC = Struct("<I")
 _PADDING = tuple(bytes(n) for n in range(8))
 _CONTENT_CODE = {content: code for code, content in enumerate(CONTENTS)}
@@ -47,27 +48,26 @@ def encode_one(
     flags: int = 0,
 ) -> bytes:
     """The bytes of a batch of one event, fast: every column is constant."""
-    columns = [(DATA, data)]
-    if type:
-        columns.insert(0, (TYPE, type))
-    if key is not None:
-        columns.insert(-1, (KEY, key))
-    if meta is not None:
-        columns.append((META, meta))
+    n = 1 + bool(type) + (key is not None) + (meta is not None)
+    at = HEADER_BYTES + ENTRY_BYTES * n
+    code = _CONTENT_CODE[content]
+    if n == 1:
+        length = len(data)
+        stored = data + _PADDING[-(at + length) & 7]
+        crc = crc32c(stored)
+        size = at + len(stored)
+        head = _ONE.pack(size, 1, base_offset, base_ticks, VERSION, flags, code, 1, DATA, 0, 0, length, crc)
+        return MAGIC + _CRC.pack(crc32c(head)) + head + stored
     table: list[int] = []
     parts: list[bytes] = []
-    at = HEADER_BYTES + ENTRY_BYTES * len(columns)
-    last = len(columns) - 1
-    for i, (kind, value) in enumerate(columns):
-        end = at + len(value)
-        padding = -end % 4 if i != last else -end % 8
-        stored = value + _PADDING[padding] if padding else value
-        table += (kind, 0, 0, len(value), crc32c(stored))
-        parts.append(stored)
-        at = end + padding
-    head = _AFTER_CRC[len(columns)].pack(
-        at, 1, base_offset, base_ticks, VERSION, flags, _CONTENT_CODE[content], len(columns), *table
-    )
+    for kind, value in ((TYPE, type or None), (KEY, key), (DATA, data), (META, meta)):
+        if value is not None:
+            end = at + len(value)
+            stored = value + _PADDING[-end & (7 if len(parts) == n - 1 else 3)]
+            table += (kind, 0, 0, len(value), crc32c(stored))
+            parts.append(stored)
+            at += len(stored)
+    head = _AFTER_CRC[n].pack(at, 1, base_offset, base_ticks, VERSION, flags, code, n, *table)
     return b"".join((MAGIC, _CRC.pack(crc32c(head)), head, *parts))
 
 
@@ -289,6 +289,7 @@ def corrupt(reason: str, path: str, position: int, size: int, offsets: tuple[int
         position=position,
         size=size,
         offsets=offsets,
+        reason=reason,
     )
 
 

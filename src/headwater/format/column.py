@@ -7,6 +7,7 @@ given. It is constant (one value for all), plain (offsets and bytes) or a dictio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,7 @@ class Column:
         first = int(self.offsets[lo])
         raw = bytes(self.data[first : int(self.offsets[hi])])
         at = (self.offsets[lo : hi + 1] - first).tolist() if first else self.offsets[lo : hi + 1].tolist()
-        found: list[bytes | None] = [raw[a:b] for a, b in zip(at, at[1:], strict=False)]
+        found: list[bytes | None] = [raw[a:b] for a, b in pairwise(at)]
         if self.valid is not None:
             for i in np.flatnonzero(~self.present()[lo:hi]).tolist():
                 found[i] = None

@@ -14,22 +14,16 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.storage import futex
 
-fork_generation = 0  # grows in each forked child, which must reopen what it inherited
 
-
-def _after_fork() -> None:
-    global fork_generation
-    fork_generation += 1
-
-
-os.register_at_fork(after_in_child=_after_fork)
+LOCK_POLL_S = 0.00005
+LOCK_POLL_MAX_S = 0.002
 
 
 class Clock:
@@ -84,6 +78,13 @@ class Disk:
             return os.stat(where).st_ino
         except FileNotFoundError:
             return None
+
+    def file_size(self, path: Path) -> int:
+        """Bytes of a file; 0 if it is not there."""
+        try:
+            return os.stat(path).st_size
+        except FileNotFoundError:
+            return 0
 
     def writable(self, path: Path) -> bool:
         """Whether this user may write the file: not on read-only media."""
@@ -166,3 +167,19 @@ class Disk:
     def wait(self, words: Sequence[tuple[Any, int, int]], timeout_s: float) -> None:
         """Sleep until one of the words (map, position, expected value) changes and is woken, or the time is over."""
         futex.wait(words, timeout_s)
+
+
+def wait_for_lock(
+    disk: Disk, clock: Clock, fd: int, wait_s: float, each_time: Callable[[], None] | None = None
+) -> bool:
+    """Try for a lock until the time is over. Polled, because a blocking flock(2) knows no time-out."""
+    deadline = clock.monotonic() + wait_s
+    pause = LOCK_POLL_S
+    while not disk.try_lock(fd):
+        if each_time is not None:
+            each_time()
+        if clock.monotonic() > deadline:
+            return False
+        clock.sleep(pause)
+        pause = min(pause * 1.2, LOCK_POLL_MAX_S)
+    return True

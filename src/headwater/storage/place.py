@@ -12,6 +12,8 @@ from headwater.storage.disk import Clock, Disk
 
 
 class Place(msgspec.Struct, frozen=True):
+    """One log. The names of its files are here."""
+
     path: Path
     topic: str
     partition: int

@@ -18,6 +18,7 @@ from headwater.format.index import Index
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, Slot
 from headwater.storage import recovery
+from headwater.storage.failures import deleted
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 from headwater.storage.tail import Tail
@@ -67,7 +68,7 @@ class Reader:
     def batches(
         self, start: int, stop: int, *, backwards: bool = False, types: TypeTest | None = None
     ) -> Iterator[Batch]:
-        """The batches that hold the offsets from `start` to `stop`, whole, except those that cannot hold a wanted type."""
+        """The batches that hold the offsets from `start` to `stop`, whole, without those that lack a wanted type."""
         if backwards:
             return self._backwards(start, stop, types)
         return Cursor(self, start).batches(stop, types)
@@ -93,7 +94,7 @@ class Reader:
         """An open segment; raises NotFound if it is gone."""
         with self._opening:
             found = self._segments.get(base)
-            if found is None or not (found[0].header.packed or found[1] == slot.generation):
+            if found is None or found[1] != slot.generation:
                 found = self._segments[base] = SegmentFile(self._place, base), slot.generation
             self._segments.move_to_end(base)
             while len(self._segments) > OPEN_SEGMENTS_MAX:
@@ -122,9 +123,12 @@ class Reader:
     def close(self) -> None:
         """Let go of the files; batches that were handed out stay valid."""
         self._segments.clear()
-        if self._tail is not None:
-            self._tail.close()
         self._tail = None
+
+    def after_fork(self) -> None:
+        """In a forked child: drop what another thread of the parent may have been changing."""
+        self._opening = threading.Lock()
+        self._segments.clear()
 
     def _settle(self) -> Slot:
         """Open the tail; have the log recovered if it cannot be believed as it is."""
@@ -132,7 +136,7 @@ class Reader:
         tail = self._tail = Tail.open(place)
         slot = tail.newest() if tail is not None else None
         if place.disk.inode(place.lock) != self._identity:
-            raise NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)
+            raise deleted(place)
         if slot is not None and slot.boot_id == self._boot_id and slot.state != DELETING:
             assert tail is not None
             if tail.sound():
@@ -152,8 +156,9 @@ class Reader:
         return self._still
 
     def _known_bases(self, slot: Slot) -> list[int]:
-        if not self._bases or self._bases[-1] < slot.segment:
-            self._bases = self._place.segments()
+        """The segments up to the active one: a later one, which a roll is just making, is not in use."""
+        if not self._bases or self._bases[-1] != slot.segment:
+            self._bases = [base for base in self._place.segments() if base <= slot.segment]
         return self._bases
 
     def _backwards(self, start: int, stop: int, types: TypeTest | None) -> Iterator[Batch]:
@@ -200,7 +205,7 @@ class Cursor:
         stop = min(stop, slot.visible_offset)
         while self.offset < stop:
             segment = self._segment
-            if segment is None or (slot.generation != self._generation and not segment.header.packed):
+            if segment is None or slot.generation != self._generation:
                 segment = self._find(slot)
             end = self._reader.end_position(segment, slot)
             if self._position >= end:

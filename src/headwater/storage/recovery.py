@@ -12,10 +12,10 @@ import msgspec
 
 from headwater.errors import Corrupt
 from headwater.event import time_of
-from headwater.format import tail as tail_format
 from headwater.format.batch import MAGIC, corrupt
+from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
-from headwater.format.tail import Slot
+from headwater.format.tail import FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile, Window
 from headwater.storage.tail import Tail
@@ -50,56 +50,59 @@ def scan(place: Place, known: Slot | None) -> Found:
     """Find the end of the valid batches, from the last position that is sure. Raises Corrupt; changes nothing."""
     bases = place.segments()
     if not bases:
-        raise Corrupt(
-            f"{place} has no segments",
-            hint="its files were removed; restore them from a backup",
-            path=str(place.path),
-        )
-    if known is not None and known.segment not in bases:
+        hint = "its files were removed; restore them from a backup"
+        raise Corrupt(f"{place} has no segments", hint=hint, path=str(place.path))
+    if known is None or known.segment not in bases:
         known = None
-    first = bases[-1] if known is None else known.segment
-    if known is None:
-        offset, position, last_ticks = first, HEADER_BYTES, 0
+        found = Found(bases[-1], bases[-1], HEADER_BYTES, 0, 0)
     elif known.boot_id == place.clock.boot_id():
-        offset, position, last_ticks = known.visible_offset, known.visible_position, known.last_ticks
+        found = Found(known.segment, known.visible_offset, known.visible_position, known.last_ticks, 0)
     else:
-        offset, position, last_ticks = known.durable_offset, known.durable_position, 0
-    size = 0
-    for base in bases[bases.index(first) :]:
-        segment = SegmentFile(place, base)
+        found = Found(known.segment, known.durable_offset, known.durable_position, 0, 0)
+    refused = known is not None and known.state == FROZEN_BY_WRITE and known.boot_id == place.clock.boot_id()
+    for base in bases[bases.index(found.segment) :]:
+        if refused and base == found.segment:  # what lies behind was answered with an error: it must not come back
+            found = msgspec.structs.replace(found, size=place.disk.file_size(place.segment(base)))
+        else:
+            found = _scan_segment(place, base, found, last=base == bases[-1], sure=known is not None)
+    return found
+
+
+def _scan_segment(place: Place, base: int, found: Found, *, last: bool, sure: bool) -> Found:
+    """Go on in one segment. Only the last may have a torn tail, and only if we are `sure` what was durable, or nothing
+    valid follows, may that tail be cut."""
+    segment = SegmentFile(place, base)
+    try:
+        size, offset, position = segment.size(), found.offset, found.position
+        if base != found.segment:
+            if offset != base:
+                raise corrupt(f"offsets {offset} to {base - 1} are missing before it", segment.path, 0, HEADER_BYTES)
+            position = HEADER_BYTES
+        if size < position:
+            raise corrupt("the segment is shorter than what was made durable", segment.path, size, position - size)
+        last_ticks = found.last_ticks or _ticks_before(segment, position)
+        window = segment.window(position, size)
         try:
-            size = segment.size()
-            if base != first:
-                if offset != base:
-                    raise corrupt(
-                        f"offsets {offset} to {base - 1} are missing before it", segment.path, 0, HEADER_BYTES
-                    )
-                position = HEADER_BYTES
-            last_ticks = last_ticks or _ticks_before(segment, position)
-            if size < position:
-                raise corrupt("the segment is shorter than what was made durable", segment.path, size, position - size)
-            window = segment.window(position, size)
-            try:
-                for batch in window.batches(position, offset):
-                    batch.validate()
-                    position, offset, last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
-            except Corrupt:
-                if base != bases[-1] or (known is None and _valid_after(window, position, offset)):
-                    raise
-        finally:
-            segment.close()
-    return Found(bases[-1], offset, position, last_ticks, size)
+            for batch in window.batches(position, offset):
+                batch.validate()
+                position, offset, last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
+        except Corrupt:
+            if not last or (not sure and _valid_after(window, position, offset)):
+                raise
+        return Found(base, offset, position, last_ticks, size)
+    finally:
+        segment.close()
 
 
-def recover(place: Place, tail: Tail) -> Slot:
-    """Cut what is torn, sync what is whole, publish it and return the new state. The caller holds the lock."""
-    known = tail.newest()
-    generation = known.generation + 1 if known is not None else 1
-    found = (
-        _rewrite(place, known)
-        if known is not None and known.state == tail_format.FROZEN_BY_SYNC
-        else scan(place, known)
-    )
+def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
+    """Cut what is torn, sync what is whole, publish it and return the new state. The caller holds the lock.
+
+    Without `believe`, the positions that the tail tells count for nothing: the last segment was written anew.
+    """
+    newest = tail.newest()
+    counter, generation = (newest.counter + 1, newest.generation + 1) if newest is not None else (1, 1)
+    known = newest if believe else None
+    found = _rewrite(place, known) if known is not None and known.state == FROZEN_BY_SYNC else scan(place, known)
     kept = ""
     disk = place.disk
     fd = disk.open_write(place.segment(found.segment))
@@ -115,7 +118,7 @@ def recover(place: Place, tail: Tail) -> Slot:
         _report(place, found, kept, max(visible, found.offset))
     _sweep(place, found)
     slot = Slot(
-        known.counter + 1 if known is not None else 1,
+        counter,
         place.clock.boot_id(),
         found.segment,
         found.offset,
@@ -124,8 +127,9 @@ def recover(place: Place, tail: Tail) -> Slot:
         found.position,
         found.last_ticks,
         generation,
-        tail_format.OPEN,
+        OPEN,
     )
+    tail.heal()
     tail.publish(slot)
     return slot
 
@@ -226,7 +230,8 @@ def _sweep(place: Place, found: Found) -> None:
             _remove_unowned(place, name)
     blobs = place.blobs(found.segment)
     for name in disk.names(blobs):
-        if int(name.partition(".")[0]) >= found.offset:
+        offset = offset_of(name, "blob")
+        if offset is not None and offset >= found.offset:
             disk.unlink(blobs / name)
     for name in disk.names(place.spool):
         _remove_unowned(place, f"spool/{name}")

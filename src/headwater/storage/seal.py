@@ -17,6 +17,7 @@ from headwater.format import segment as segment_format
 from headwater.format.batch import BLOB, DATA, KEY, LOST, META, TYPE, Batch, encode
 from headwater.format.column import Column, concat, concat_repeated
 from headwater.format.index import Index
+from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
@@ -172,5 +173,6 @@ def _remove_orphans(place: Place, segment: SegmentFile) -> None:
         window = segment.window(HEADER_BYTES, segment.size())
         named = {batch.base_offset for batch in window.batches(HEADER_BYTES, segment.base) if batch.flags & BLOB}
         for name in names:
-            if int(name.partition(".")[0]) not in named:
+            offset = offset_of(name, "blob")
+            if offset is not None and offset not in named:
                 place.disk.unlink(blobs / name)

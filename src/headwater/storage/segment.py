@@ -74,8 +74,11 @@ class Map:
 class SegmentFile:
     """An open segment. `header` is verified."""
 
-    def __init__(self, place: Place, base: int) -> None:
-        """Raises NotFound if it is not there, and Corrupt if its header is not what it should be."""
+    def __init__(self, place: Place, base: int, header: SegmentHeader | None = None) -> None:
+        """Raises NotFound if it is not there, and Corrupt if its header is not what it should be.
+
+        Repair gives the `header` that it will write in place of a damaged one.
+        """
         self.base = base
         self.path = str(place.segment(base))
         self._disk = place.disk
@@ -90,7 +93,7 @@ class SegmentFile:
         self._index: Index | None = None
         self._index_tried = False
         self._place = place
-        self.header = self._read_header(place.uuid)
+        self.header = header or self._read_header(place.uuid)
 
     def _read_header(self, uuid: bytes) -> SegmentHeader:
         try:
