@@ -137,8 +137,8 @@ def test_lines_for_a_terminal_are_aligned_and_fit_it(orders: headwater.Engine, m
     aligned.fit(events)
     lines = [aligned.line(event).decode() for event in events]
     assert lines[1][28:] == "paid     o-1   by card"
-    assert lines[4].endswith("漢…")
-    assert lines[3].endswith(r"tab\tand\nnewl…")
+    assert lines[4].endswith("漢字…")
+    assert lines[3].endswith(r"tab\tand\nnewlin…")
     assert len(lines[3]) == 60
 
 

@@ -1,8 +1,8 @@
 """docs/CLI.md: its reference is fresh, and its session is real."""
 
 import re
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import pytest
 
 from headwater.cli.app import COMMANDS
 from headwater.cli.reference import renewed
+from tests.cli.conftest import Run
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "CLI.md"
 MODULES = Path(__file__).parent.parent.parent / "src" / "headwater" / "cli"
@@ -68,15 +69,15 @@ def test_a_page_without_the_marker_is_refused() -> None:
         renewed("# A page\n")
 
 
-def test_the_session_is_real(tmp_path: Path) -> None:
+def test_the_session_is_real(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     session = steps(PAGE.read_text(encoding="utf-8"))
     assert len(session) > 5
-    function = f'headwater() {{ {sys.executable} -m headwater.cli "$@"; }}; '
     for step in session:
-        command = ["bash", "-c", function + step.command]
-        ran = subprocess.run(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, text=True
-        )
-        assert [masked(line) for line in ran.stdout.splitlines()] == [masked(line) for line in step.output], (
-            step.command
-        )
+        before, _, ours = step.command.rpartition("| ")
+        stdin = subprocess.run(["bash", "-c", before.rstrip("| ")], check=True, capture_output=True).stdout
+        program, *words = shlex.split(ours)
+        assert program == "headwater"
+        ran = run(*words, stdin=stdin, code=any(line.startswith("error: ") for line in step.output))
+        shown = (ran.out + ran.err).splitlines()
+        assert [masked(line) for line in shown] == [masked(line) for line in step.output], step.command

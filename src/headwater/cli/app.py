@@ -36,7 +36,9 @@ HINTS = {
     "batch_bytes_max": "append it with --file",
 }
 
-FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141
 
 
 class Formatter(click.HelpFormatter):
@@ -175,12 +177,13 @@ def command(*, examples: Sequence[str], **options: Any) -> Callable[[Callable[..
     """Make a function a command: its docstring is the help, its name the command's."""
 
     def decorate(function: Callable[..., Any]) -> Command:
+        options.setdefault("context_settings", HELP)
         return click.command(function.__name__, cls=Command, examples=examples, **options)(function)
 
     return decorate
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Program, context_settings=HELP)
 @click.version_option(__version__, message="headwater %(version)s")
 def cli() -> None:
     """An event log in a directory: append events, read them, follow them.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,35 +11,9 @@ from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.progress import Waiting
 
-
-class Finding(Protocol):
-    """One thing that `check` found; `damage` is False for a note."""
-
-    topic: str
-    partition: int
-    path: str
-    position: int
-    size: int
-    problem: str
-    damage: bool
-
-
-class Report(Protocol):
-    """What `check` found, and how much it read."""
-
-    findings: Sequence[Finding]
-    topics: int
-    partitions: int
-    segments: int
-    batches: int
-    events: int
-    bytes: int
-
-
-class Checkable(Protocol):
-    """What checks itself."""
-
-    def check(self, topic: str | None = None, progress: Callable[[int, int], None] | None = None) -> Report: ...
+if TYPE_CHECKING:
+    from headwater.engine.checking import CheckReport
+    from headwater.storage.check import Finding
 
 
 @command(examples=["headwater check data", "headwater check data orders --json"])
@@ -56,7 +29,7 @@ def check(ctx: click.Context, data: str, topic: str | None, as_json: bool) -> No
     import headwater
 
     with headwater.open(data, mode="existing") as hw, Waiting("checking", as_bytes=True, patience_s=0.3) as waiting:
-        report = cast(Checkable, hw).check(topic, progress=waiting.update)
+        report = hw.check(topic, progress=waiting.update)
     damaged = sum(finding.damage for finding in report.findings)
     if as_json:
         click.echo(show.json_line(_told(report, damaged)))
@@ -70,7 +43,7 @@ def check(ctx: click.Context, data: str, topic: str | None, as_json: bool) -> No
 
 def _show(finding: Finding) -> None:
     mark = click.style("✗ damage", fg="red", bold=True) if finding.damage else click.style("· note", fg="yellow")
-    click.echo(f"{mark}  {finding.topic}/{finding.partition}: {show.printable(finding.problem)}")
+    click.echo(f"{mark}  {show.log_name(finding.topic, finding.partition)}: {show.printable(finding.problem)}")
     where = show.printable(finding.path)
     if finding.size:
         end = finding.position + finding.size
@@ -78,7 +51,7 @@ def _show(finding: Finding) -> None:
     click.echo(f"          {click.style(where, dim=True)}")
 
 
-def _show_sum(report: Report, damaged: int, data: str, topic: str | None) -> None:
+def _show_sum(report: CheckReport, damaged: int, data: str, topic: str | None) -> None:
     parts = [
         show.count(getattr(report, f"{noun}s" if noun != "batch" else "batches"), noun)
         for noun in ("topic", "partition", "segment", "batch", "event")
@@ -92,25 +65,8 @@ def _show_sum(report: Report, damaged: int, data: str, topic: str | None) -> Non
         show.done(f"all good: {read}")
 
 
-def _told(report: Report, damaged: int) -> dict[str, Any]:
-    return {
-        "ok": not damaged,
-        "topics": report.topics,
-        "partitions": report.partitions,
-        "segments": report.segments,
-        "batches": report.batches,
-        "events": report.events,
-        "bytes": report.bytes,
-        "findings": [
-            {
-                "damage": finding.damage,
-                "topic": finding.topic,
-                "partition": finding.partition,
-                "path": finding.path,
-                "position": finding.position,
-                "size": finding.size,
-                "problem": finding.problem,
-            }
-            for finding in report.findings
-        ],
-    }
+def _told(report: CheckReport, damaged: int) -> dict[str, Any]:
+    import msgspec
+
+    told: dict[str, Any] = msgspec.to_builtins(report)
+    return {"ok": not damaged} | told

@@ -36,9 +36,7 @@ def renewed(page: str) -> str:
 
 
 def _help(command: click.Command, path: str) -> str:
-    context = command.make_context(
-        path, [], resilient_parsing=True, terminal_width=COLUMNS, help_option_names=["-h", "--help"]
-    )
+    context = command.make_context(path, [], resilient_parsing=True, terminal_width=COLUMNS)
     return click.unstyle(command.get_help(context))
 
 

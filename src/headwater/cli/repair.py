@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,22 +10,8 @@ from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 
-
-class Action(Protocol):
-    """One step of a repair; `kept` names where the bytes that it cuts are kept."""
-
-    topic: str
-    partition: int
-    path: str
-    what: str
-    kept: str
-    done: bool
-
-
-class Repairable(Protocol):
-    """What repairs itself."""
-
-    def repair(self, topic: str | None = None, apply: bool = False) -> Sequence[Action]: ...
+if TYPE_CHECKING:
+    from headwater.storage.repair import Action
 
 
 @command(examples=["headwater repair data", "headwater repair data orders --apply"])
@@ -44,10 +29,10 @@ def repair(ctx: click.Context, data: str, topic: str | None, apply: bool, as_jso
     import headwater
 
     with headwater.open(data, mode="existing") as hw:
-        actions = cast(Repairable, hw).repair(topic, apply=apply)
+        actions = hw.repair(topic, apply=apply)
     for action in actions:
         if as_json:
-            click.echo(show.json_line(_told(action)))
+            click.echo(show.json_line(action))
         else:
             _show(action)
     left = sum(not action.done for action in actions)
@@ -59,7 +44,7 @@ def repair(ctx: click.Context, data: str, topic: str | None, apply: bool, as_jso
 
 def _show(action: Action) -> None:
     mark = click.style("✓ done", fg="green") if action.done else click.style("· to do", fg="yellow")
-    click.echo(f"{mark}  {action.topic}/{action.partition}: {show.printable(action.what)}")
+    click.echo(f"{mark}  {show.log_name(action.topic, action.partition)}: {show.printable(action.what)}")
     click.echo(f"         {click.style(show.printable(action.path), dim=True)}")
     if action.kept:
         click.echo(f"         {'kept' if action.done else 'will be kept'} in {show.printable(action.kept)}")
@@ -74,14 +59,3 @@ def _show_sum(steps: int, left: int, apply: bool, where: str) -> None:
         click.echo(f"{click.style('✗', fg='red', bold=True)} {left} of {show.count(steps, 'step')} could not be done")
     else:
         click.echo(f"Nothing was changed. 'headwater repair {where} --apply' does it.")
-
-
-def _told(action: Action) -> dict[str, object]:
-    return {
-        "topic": action.topic,
-        "partition": action.partition,
-        "path": action.path,
-        "what": action.what,
-        "kept": action.kept,
-        "done": action.done,
-    }

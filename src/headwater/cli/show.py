@@ -49,6 +49,11 @@ def count(many: int, noun: str) -> str:
     return f"{many:,} {noun if many == 1 else plural}"
 
 
+def log_name(topic: str, partition: int) -> str:
+    """`orders/0`; only the topic for what belongs to none of its partitions."""
+    return printable(f"{topic}/{partition}" if partition >= 0 else topic)
+
+
 def ago(time: datetime, now: datetime | None = None) -> str:
     """`3 min ago`"""
     seconds = ((now or datetime.now(UTC)) - time).total_seconds()
