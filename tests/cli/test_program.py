@@ -70,6 +70,15 @@ def test_tail_f_sees_appends_of_another_process_and_ends_quietly_with_ctrl_c(dat
     assert (following.returncode, out, err) == (0, b"", b"")
 
 
+def test_a_segment_sealed_by_one_process_is_sound_for_another(run: Run, data: Path, program: Sequence[str]) -> None:
+    with headwater.open(data) as hw:
+        hw.append_many("t", [b""] * 12, types=[f"type-{number}" for number in range(12)])
+    run("seal", data, "t")
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    checked = subprocess.run([*program, "check", data], env=environment, capture_output=True, check=False, text=True)
+    assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
+
+
 def test_ctrl_c_elsewhere_is_130_without_a_word(data: Path) -> None:
     appending = start("append", data, "t", "--json", stdin=subprocess.PIPE)
     assert appending.stdin is not None
