@@ -61,6 +61,11 @@ class Catalogue:
                 )
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(self._topics)
+            # Before the settings make it a log: else a power loss could leave a log without its directory of topics, or
+            # take the whole directory away after the first events were acknowledged.
+            self._disk.sync_directory(self.path)
+            with contextlib.suppress(PermissionError):  # a parent that this user may pass through and not read
+                self._disk.sync_directory(self.path.parent)
             return self._settle(Store(uuid=str(self._random_uuid())))
         except FileNotFoundError as error:
             raise NotFound(f"{self.path.parent} is not there", hint="make that directory first") from error
@@ -173,7 +178,7 @@ class Catalogue:
             self._disk.close(self._disk.create(path))
         fd = self._disk.open_write(path)
         try:
-            if not wait_for_lock(self._disk, self._clock, fd, self._limits.lock_wait_s):
+            if not wait_for_lock(self._disk.hold, fd, self._clock, self._limits.lock_wait_s):
                 raise Unavailable(
                     f"{path} is locked by another process",
                     hint=f"is one stopped or stuck? 'fuser {path}' names it",
@@ -181,7 +186,7 @@ class Catalogue:
                 )
             yield
         finally:
-            self._disk.close(fd)
+            self._disk.release(fd)
 
     def _sweep(self) -> None:
         """Remove what was left behind by processes that died making or deleting a topic."""
@@ -218,7 +223,7 @@ class Catalogue:
             return False
         finally:
             self._disk.unlink(temporary)
-            self._disk.close(fd)
+            self._disk.release(fd)
         self._disk.sync_directory(self.path)
         return True
 

@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
 from headwater.event import CONTENTS, Content
-from headwater.format.column import I64, Column, compress
+from headwater.format.column import DICTIONARY, I64, PLAIN, Column, compress
 from headwater.format.column import ZSTD as COLUMN_ZSTD
 
 MAGIC = b"HWB1"
@@ -189,13 +189,17 @@ class Batch:
         if column is None:
             for entry in self._table:
                 if entry[0] == kind:
-                    column = self._checked[kind] = Column.decode(entry[1], self._verified(entry), self.count)
+                    column = self._checked[kind] = self._decoded(entry)
         return column
 
     def ticks(self) -> I64:
         """The ticks of each event."""
         for entry in self._table:
             if entry[0] == TICKS:
+                if entry[1] != PLAIN:
+                    raise _unknown_encoding(entry)
+                if entry[3] - entry[2] != self.count * 8:
+                    raise self._damaged("the ticks are not as many as the events")
                 return np.frombuffer(self._verified(entry), np.int64, self.count)
         return np.arange(self.base_ticks, self.base_ticks + self.count, dtype=np.int64)
 
@@ -208,22 +212,51 @@ class Batch:
     def blob_reference(self) -> tuple[int, int, int]:
         """Size, chunk bytes and CRC of the table of the blob that holds the data."""
         data = self.column(DATA)
-        if data is None or len(data.data) != _BLOB_REFERENCE.size:
-            raise self._damaged("a blob batch has no reference")
-        size, chunk_bytes, crc = _BLOB_REFERENCE.unpack(data.data)
-        return size, chunk_bytes, crc
+        if self.count == 1 and data is not None and data.offsets is None and len(data.data) == _BLOB_REFERENCE.size:
+            size, chunk_bytes, crc = _BLOB_REFERENCE.unpack(data.data)
+            if chunk_bytes:
+                return size, chunk_bytes, crc
+        raise self._damaged("a blob batch has no reference")
 
     def validate(self) -> None:
-        """Verify every column, and that its offsets are sound."""
-        for entry in self._table:
-            if entry[0] == TICKS:
+        """Verify every column, that its offsets are sound, and that the batch is one that a writer makes."""
+        kinds = [entry[0] for entry in self._table]
+        if kinds != sorted(set(kinds)) or (DATA in kinds) == bool(self.flags & LOST) or (self.flags & LOST and kinds):
+            raise self._damaged("a batch has the wrong columns")
+        if not self.count or not 0 <= self.base_offset < 2**63 - self.count:
+            raise self._damaged("a batch has no events, or impossible offsets")
+        for kind in kinds:
+            if kind == TICKS:
                 ticks = self.ticks()
                 if ticks[0] != self.base_ticks or (ticks[1:] <= ticks[:-1]).any():
                     raise self._damaged("ticks do not grow")
             else:
-                column = self.column(entry[0])
-                if column is not None:
-                    column.validate()
+                self._validate_column(kind)
+        if not 0 <= self.base_ticks <= self.last_ticks < 1 << 60:
+            raise self._damaged("ticks are outside the 60 bits of an id")
+        if self.flags & BLOB:
+            self.blob_reference()
+
+    def _validate_column(self, kind: int) -> None:
+        column = self.column(kind)
+        assert column is not None
+        try:
+            column.validate()
+            if kind == TYPE:
+                for value in column.distinct():
+                    value.decode()
+        except (Corrupt, UnicodeDecodeError) as error:
+            raise self._damaged(f"column {kind}: {error}") from None
+
+    def _decoded(self, entry: tuple[int, int, int, int, int, int]) -> Column:
+        kind, encoding = entry[:2]
+        if kind != TYPE and encoding & 0x0F == DICTIONARY:
+            raise _unknown_encoding(entry)
+        stored = self._verified(entry)
+        try:
+            return Column.decode(encoding, stored, self.count)
+        except Corrupt as error:
+            raise self._damaged(f"column {kind}: {error}") from None
 
     def _verified(self, entry: tuple[int, int, int, int, int, int]) -> memoryview:
         kind, _, start, end, padded_end, crc = entry
@@ -297,6 +330,13 @@ def peek(buffer: memoryview, position: int) -> tuple[int, int, int, int]:
     """Size, count, base offset and base ticks of the batch at `position`, unchecked: for building maps of batches."""
     _, _, size, count, base_offset, base_ticks, _, _, _, _ = _HEADER.unpack_from(buffer, position)
     return size, count, base_offset, base_ticks
+
+
+def _unknown_encoding(entry: tuple[int, int, int, int, int, int]) -> Unsupported:
+    return Unsupported(
+        f"column {entry[0]} has the encoding {entry[1]:#04x}, which is unknown for it",
+        hint="upgrade headwater to read this log",
+    )
 
 
 def _consecutive(ticks: I64) -> bool:

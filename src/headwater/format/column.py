@@ -78,7 +78,7 @@ class Column:
 
     def encode(self) -> tuple[int, list[Any], int]:
         """The encoding, the buffers and their size in bytes."""
-        if self.offsets is None:
+        if self.offsets is None or (self.count == 1 and self.valid is None and self.codes is None):
             return CONSTANT, [self.data], len(self.data)
         size = self.offsets.nbytes + len(self.data)
         if self.codes is not None:
@@ -130,6 +130,11 @@ class Column:
             raise Corrupt("the offsets of a column do not fit its bytes")
         if self.codes is not None and self.count and int(self.codes.max()) >= len(offsets) - 1:
             raise Corrupt("a code of a column is outside its dictionary")
+
+    def distinct(self) -> list[bytes]:
+        """The values, each of a dictionary's or of a constant once."""
+        size = 1 if self.offsets is None else len(self.offsets) - 1
+        return [value or b"" for value in Column(size, self.data, self.offsets).values(0, size)]
 
     def present(self) -> Bools:
         """Which values are not null."""

@@ -34,7 +34,7 @@ def seal(place: Place, base: int, pause: Pause = lambda: None) -> bool:
     path = place.segment(base)
     fd = disk.open_read(path)
     try:
-        if not disk.try_lock(fd) or disk.inode(path) != disk.inode(fd):
+        if not disk.hold(fd) or disk.inode(path) != disk.inode(fd):
             return False
         segment = SegmentFile(place, base)
         try:
@@ -49,7 +49,7 @@ def seal(place: Place, base: int, pause: Pause = lambda: None) -> bool:
         finally:
             segment.close()
     finally:
-        disk.close(fd)
+        disk.release(fd)
     return True
 
 
@@ -131,7 +131,7 @@ def _pack(place: Place, segment: SegmentFile, pause: Pause) -> None:
             disk.unlink(temporary)
         raise
     finally:
-        disk.close(fd)
+        disk.release(fd)
     disk.sync_directory(place.path)
 
 

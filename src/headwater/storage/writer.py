@@ -186,7 +186,7 @@ class Writer:
 
     def _wait_for_lock(self) -> None:
         contend = self._tail.contend if self._tail is not None else None
-        if not wait_for_lock(self._disk, self._clock, self._lock_fd, self._place.limits.lock_wait_s, contend):
+        if not wait_for_lock(self._disk.try_lock, self._lock_fd, self._clock, self._place.limits.lock_wait_s, contend):
             raise locked(self._place)
 
     def _unlock(self) -> None:
@@ -207,10 +207,9 @@ class Writer:
         if slot is not None and slot.state == DELETING:
             if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
                 raise deleted(self._place)
-            slot = slot.then(OPEN)  # whoever deleted it died before it was gone
-            tail.publish(slot)
-        if slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and not opening:
+        elif slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and not opening:
             raise frozen(self._place, slot.state)
+        # Whoever left it deleting or rolling died in the midst of that.
         if slot is None or slot.boot_id != self._boot_id or slot.state != OPEN or not tail.sound():
             return self._recover(tail)
         mine = self._slot
@@ -294,10 +293,9 @@ class Writer:
         try:
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(blobs)
-                self._disk.sync_directory(self._place.path)
             self._disk.rename(rows.spooled, blobs / f"{rows.offset:020d}.blob")
-            if rows.sync:
-                self._disk.sync_directory(blobs)
+            self._disk.sync_directory(blobs)
+            self._disk.sync_directory(self._place.path)  # each time: who made it may have died before it was durable
         except OSError as error:
             raise unavailable(self._place, "a huge event cannot be put in place", error) from error
 
