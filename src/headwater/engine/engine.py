@@ -99,6 +99,11 @@ class Engine:
         """The directory."""
         return self._catalogue.path
 
+    @property
+    def uuid(self) -> str:
+        """What identifies this log directory, wherever it is moved."""
+        return self._store.uuid
+
     # Topics
 
     def create(
