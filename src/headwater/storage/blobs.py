@@ -47,7 +47,7 @@ class Spool:
             self.size += len(chunk)
         table = np.array(crcs, np.uint32)
         self._disk.write(self._fd, format.encode_trailer(self.size, BLOB_CHUNK_BYTES, table), self.size)
-        # Whatever the durability: a later sync of the segment, by whoever, makes the batch that names this file durable.
+        # Whatever the durability: a later sync of the segment makes the batch that names this file durable.
         self._disk.fdatasync(self._fd)
         self.reference = encode_blob_reference(self.size, BLOB_CHUNK_BYTES, format.table_crc(table))
 

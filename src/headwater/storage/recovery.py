@@ -125,6 +125,8 @@ def recover(place: Place, tail: Tail) -> Slot:
     if not tail.sound():  # the other slot is damaged, and each opening would recover again
         slot = slot._replace(counter=slot.counter + 1)
         tail.publish(slot)
+    if known is None:
+        _sync_tail(place)
     return slot
 
 
@@ -141,6 +143,15 @@ def write_segment(place: Place, header: SegmentHeader) -> int:
     path = place.segment(header.base_offset)
     place.disk.replace(path, header.encode())
     return place.disk.open_write(path)
+
+
+def _sync_tail(place: Place) -> None:
+    """Make a first tail durable: an old one tells recovery what it may cut after a power loss, none at all does not."""
+    fd = place.disk.open_write(place.tail)
+    try:
+        place.disk.fdatasync(fd)
+    finally:
+        place.disk.close(fd)
 
 
 def _ticks_before(segment: SegmentFile, position: int) -> int:
