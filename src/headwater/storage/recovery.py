@@ -126,7 +126,7 @@ def recover(place: Place, tail: Tail) -> Slot:
         slot = slot._replace(counter=slot.counter + 1)
         tail.publish(slot)
     if known is None:
-        _sync_tail(place)
+        _sync_first(place)
     return slot
 
 
@@ -145,13 +145,14 @@ def write_segment(place: Place, header: SegmentHeader) -> int:
     return place.disk.open_write(path)
 
 
-def _sync_tail(place: Place) -> None:
-    """Make a first tail durable: an old one tells recovery what it may cut after a power loss, none at all does not."""
+def _sync_first(place: Place) -> None:
+    """Make durable what the first events will rest on: the tail, and the name of the topic."""
     fd = place.disk.open_write(place.tail)
     try:
-        place.disk.fdatasync(fd)
+        place.disk.fdatasync(fd)  # an old tail tells what may be cut after a power loss; none at all does not
     finally:
         place.disk.close(fd)
+    place.disk.sync_directory(place.path.parent.parent)  # whoever made the topic may have died before this
 
 
 def _ticks_before(segment: SegmentFile, position: int) -> int:
