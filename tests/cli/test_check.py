@@ -57,7 +57,7 @@ def test_check_exits_with_1_and_the_exact_range_of_damage(run: Run, data: Path, 
     found += [DAMAGE, NOTE]
     ran = run("check", data, "t", code=1)
     assert ran.lines[0] == "✗ damage  t/0: a wrong checksum"
-    assert ran.lines[1].strip() == "data/topics/t/0/0.log, bytes 4096..4223 (128 B)"
+    assert ran.lines[1].strip() == "data/topics/t/0/0.log, bytes 4096 to 4224 (128 B)"
     assert ran.lines[2].startswith("· note  t/1: ")
     assert f"'headwater repair {data} t'" in ran.lines[-1]
     (told,) = run("check", data, "--json", code=1).objects

@@ -22,6 +22,7 @@ CHANGING = (
     (re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\.\d+"), "TIME"),
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-6[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"), "ID"),
     (re.compile(r"\((just now|\d+ s ago)\)"), "AGO"),
+    (re.compile(r" +[\d.]+ (B|KiB)\b"), " SIZE"),  # changes whenever the files beside the segments do
     (re.compile("─+"), "─"),
 )
 

@@ -19,7 +19,6 @@ from headwater.cli.arguments import Natural, Pair, data_argument, json_option, t
 from headwater.cli.lines import read_lines
 from headwater.cli.progress import Waiting
 from headwater.errors import HeadwaterError, Invalid
-from headwater.limits import BLOB_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from headwater.engine.engine import Engine
@@ -228,6 +227,8 @@ def _quoted(value: bytes) -> str:
 
 def _append_file(target: Target, path: str, content: Content | None) -> Ref:
     """One event; above 1 MiB it is streamed, so that memory stays small, and its content is taken on trust."""
+    from headwater.limits import BLOB_CHUNK_BYTES
+
     with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
         first = _read_fully(file, BLOB_CHUNK_BYTES + 1)
         if len(first) <= BLOB_CHUNK_BYTES:

@@ -47,7 +47,7 @@ def _show(finding: Finding) -> None:
     where = show.printable(finding.path)
     if finding.size:
         end = finding.position + finding.size
-        where += f", bytes {finding.position}..{end - 1} ({show.size(finding.size)})"
+        where += f", bytes {finding.position} to {end} ({show.size(finding.size)})"
     click.echo(f"          {click.style(where, dim=True)}")
 
 
@@ -59,7 +59,7 @@ def _show_sum(report: CheckReport, damaged: int, data: str, topic: str | None) -
     read = f"{', '.join(parts)}, {show.size(report.bytes)}"
     if damaged:
         where = " ".join(filter(None, (data, topic)))
-        click.echo(f"{click.style('✗', fg='red', bold=True)} {damaged} damaged of {read}")
+        click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(damaged, 'damaged range')} in {read}")
         click.echo(f"  'headwater repair {where}' shows what can be done")
     else:
         show.done(f"all good: {read}")

@@ -39,12 +39,6 @@ class Waiting:
             told += f" of {show.size(total) if self._as_bytes else show.number(total)}"
         self._progress.update(self._task, completed=done, total=total, told=told)
 
-    def describe(self, what: str) -> None:
-        """It is at something else now."""
-        self._what = what
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=what)
-
     def __enter__(self) -> Self:
         return self
 
