@@ -22,6 +22,7 @@ MAGIC = b"HWB1"
 VERSION = 1
 BLOB, LOST = 1, 2  # flags; must stay
 TICKS, TYPE, KEY, DATA, META = 1, 2, 3, 4, 5  # kinds of columns; must stay
+RUNS = 2  # an encoding of ticks; must stay
 COMPRESS_BYTES_MIN = 512  # below this, a zstd frame saves nothing worth its time
 
 _HEADER = Struct("<4sIIIqqBBBB")
@@ -85,7 +86,7 @@ def encode(
     """The bytes of a batch. `columns` are by kind, in ascending order; None means absent."""
     stored: list[tuple[int, int, list[Any], int]] = []
     if ticks is not None and not _consecutive(ticks):
-        stored.append((TICKS, 1, [ticks.data], ticks.nbytes))
+        stored.append((TICKS, *_encode_ticks(ticks)))
     for kind, column in columns.items():
         if column is not None:
             encoding, buffers, size = column.encode()
@@ -337,6 +338,27 @@ def _unknown_encoding(entry: tuple[int, int, int, int, int, int]) -> Unsupported
         f"column {entry[0]} has the encoding {entry[1]:#04x}, which is unknown for it",
         hint="upgrade headwater to read this log",
     )
+
+
+def _encode_ticks(ticks: I64) -> tuple[int, list[Any], int]:
+    """As runs of consecutive ticks, which appends of many events make, or one by one: whichever is shorter."""
+    starts = np.flatnonzero(np.diff(ticks, prepend=ticks[0] - 2) != 1)
+    if len(starts) * 12 >= ticks.nbytes:
+        return PLAIN, [ticks.data], ticks.nbytes
+    return RUNS, [ticks[starts].data, starts.astype(np.uint32).data], len(starts) * 12
+
+
+def _decode_ticks(encoding: int, stored: memoryview, count: int) -> I64:
+    if encoding == PLAIN:
+        return np.frombuffer(stored, np.int64, count)
+    if encoding != RUNS:
+        raise Unsupported(f"ticks have the encoding {encoding:#04x}", hint="upgrade headwater to read this log")
+    runs = len(stored) // 12
+    ticks = np.frombuffer(stored, np.int64, runs)
+    starts = np.frombuffer(stored, np.uint32, runs, runs * 8).astype(np.int64)
+    if not runs or starts[0] != 0 or starts[-1] >= count:
+        raise ValueError("the runs of ticks do not begin with the events")
+    return np.repeat(ticks - starts, np.diff(starts, append=count)) + np.arange(count)
 
 
 def _consecutive(ticks: I64) -> bool:
