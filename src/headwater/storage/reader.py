@@ -31,7 +31,7 @@ TypeTest = Callable[[bytes], bool]
 class Reader:
     """The reading side of one log in one process."""
 
-    def __init__(self, place: Place, identity: int, recover: Callable[[], Slot]) -> None:
+    def __init__(self, place: Place, identity: int | None, recover: Callable[[], Slot]) -> None:
         """`identity` is the inode of the log's lock: another one there means another log."""
         self._place = place
         self._identity = identity
