@@ -94,7 +94,7 @@ class Reader:
         """An open segment; raises NotFound if it is gone."""
         with self._opening:
             found = self._segments.get(base)
-            if found is None or found[1] != slot.generation:
+            if found is None or found[1] != slot.generation or (base != slot.segment and found[0].replaced()):
                 found = self._segments[base] = SegmentFile(self._place, base), slot.generation
             self._segments.move_to_end(base)
             while len(self._segments) > OPEN_SEGMENTS_MAX:
