@@ -61,6 +61,11 @@ class Catalogue:
                 )
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(self._topics)
+            # Before the settings make it a log: else a power loss could leave a log without its directory of topics, or
+            # take the whole directory away after the first events were acknowledged.
+            self._disk.sync_directory(self.path)
+            with contextlib.suppress(PermissionError):  # a parent that this user may pass through and not read
+                self._disk.sync_directory(self.path.parent)
             return self._settle(Store(uuid=str(self._random_uuid())))
         except FileNotFoundError as error:
             raise NotFound(f"{self.path.parent} is not there", hint="make that directory first") from error

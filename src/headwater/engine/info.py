@@ -12,7 +12,7 @@ from headwater.storage import recovery
 from headwater.storage.log import LocalLog
 from headwater.storage.recovery import Report
 
-STATES = ("open", "frozen: a sync failed", "frozen: a write failed", "being deleted", "rolling")
+STATES = ("open", "frozen: a sync failed", "frozen: a write failed", "being deleted", "open: rolling")
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):

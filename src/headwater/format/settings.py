@@ -40,6 +40,10 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
 T = TypeVar("T", Store, Topic)
 
+# Made while the module is imported, which one thread does: msgspec learns a type at its first use, and two threads that
+# come first at the same time crash the interpreter.
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in (Store, Topic)}
+
 
 def encode(settings: Store | Topic) -> bytes:
     plain = msgspec.to_builtins(settings)
@@ -57,7 +61,7 @@ def decode(stored: bytes, kind: type[T]) -> T:
     if plain.get("format") != FORMAT:
         raise Unsupported(f"format {plain.get('format')} is unknown", hint="upgrade headwater to read this log")
     try:
-        settings = msgspec.convert(plain, kind)
+        settings: T = _DECODERS[kind].decode(msgspec.json.encode(plain))
     except msgspec.ValidationError as error:
         raise Unsupported(f"settings are not understood: {error}", hint="upgrade headwater to read this log") from error
     if encode(settings) != stored:

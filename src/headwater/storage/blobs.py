@@ -23,11 +23,10 @@ from headwater.storage.place import Place
 class Spool:
     """A huge event on its way in. `reference` is what its batch will hold; remove it if it is not committed."""
 
-    def __init__(self, place: Place, *, sync: bool) -> None:
+    def __init__(self, place: Place) -> None:
         self.size = 0
         self.reference = b""
         self._disk = place.disk
-        self._sync = sync
         with contextlib.suppress(FileExistsError):
             place.disk.mkdir(place.spool)
         self.path, self._fd = place.disk.create_temporary(place.spool / "event")
@@ -48,8 +47,8 @@ class Spool:
             self.size += len(chunk)
         table = np.array(crcs, np.uint32)
         self._disk.write(self._fd, format.encode_trailer(self.size, BLOB_CHUNK_BYTES, table), self.size)
-        if self._sync:
-            self._disk.fdatasync(self._fd)
+        # Whatever the durability: a later sync of the segment makes the batch that names this file durable.
+        self._disk.fdatasync(self._fd)
         self.reference = encode_blob_reference(self.size, BLOB_CHUNK_BYTES, format.table_crc(table))
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ class LocalLog:
             begun.append(chunk)
             size += len(chunk)
         try:
-            spool = Spool(self.place, sync=sync)
+            spool = Spool(self.place)
         except OSError as error:
             if self.place.disk.inode(self.place.lock) is None:
                 raise deleted(self.place) from error

@@ -36,6 +36,9 @@ class Report(msgspec.Struct, frozen=True):
     lost_offsets: tuple[int, int]  # events that were visible under "os" durability and are gone; empty if equal
 
 
+_decode_report = msgspec.json.Decoder(Report).decode
+
+
 class Found(msgspec.Struct, frozen=True):
     """Where the valid events of a log end."""
 
@@ -52,46 +55,37 @@ def scan(place: Place, known: Slot | None) -> Found:
     if not bases:
         hint = "its files were removed; restore them from a backup"
         raise Corrupt(f"{place} has no segments", hint=hint, path=str(place.path))
-    if known is None or known.segment not in bases:
-        known = None
-        found = Found(bases[-1], bases[-1], HEADER_BYTES, 0, 0)
-    elif known.boot_id == place.clock.boot_id():
-        found = Found(known.segment, known.visible_offset, known.visible_position, known.last_ticks, 0)
-    else:
-        found = Found(known.segment, known.durable_offset, known.durable_position, 0, 0)
-    refused = known is not None and known.state == FROZEN_BY_WRITE and known.boot_id == place.clock.boot_id()
-    for base in bases[bases.index(found.segment) :]:
-        if refused and base == found.segment:  # what lies behind was answered with an error: it must not come back
-            found = msgspec.structs.replace(found, size=place.disk.file_size(place.segment(base)))
+    base = bases[-1]
+    if known is not None and known.segment > base:
+        raise corrupt("the active segment is missing", str(place.segment(known.segment)), 0, HEADER_BYTES)
+    # An older segment was synced as a whole before the next was made, and may have been packed since: what the tail of
+    # a roll that was cut short, or one that the disk kept from earlier, says of it is of no use.
+    offset, position, last_ticks = base, HEADER_BYTES, 0
+    if known is not None and known.segment == base:
+        if known.boot_id == place.clock.boot_id():
+            offset, position, last_ticks = known.visible_offset, known.visible_position, known.last_ticks
         else:
-            found = _scan_segment(place, base, found, last=base == bases[-1], sure=known is not None)
-    return found
-
-
-def _scan_segment(place: Place, base: int, found: Found, *, last: bool, sure: bool) -> Found:
-    """Go on in one segment. Only the last may have a torn tail, and only if we are `sure` what was durable, or nothing
-    valid follows, may that tail be cut."""
+            offset, position = known.durable_offset, known.durable_position
     segment = SegmentFile(place, base)
     try:
-        size, offset, position = segment.size(), found.offset, found.position
-        if base != found.segment:
-            if offset != base:
-                raise corrupt(f"offsets {offset} to {base - 1} are missing before it", segment.path, 0, HEADER_BYTES)
-            position = HEADER_BYTES
+        size = segment.size()
+        last_ticks = last_ticks or _ticks_before(segment, position)
         if size < position:
             raise corrupt("the segment is shorter than what was made durable", segment.path, size, position - size)
-        last_ticks = found.last_ticks or _ticks_before(segment, position)
+        if known is not None and known.state == FROZEN_BY_WRITE and known.boot_id == place.clock.boot_id():
+            # What lies behind was answered with an error: it must not come back.
+            return Found(base, offset, position, last_ticks, size)
         window = segment.window(position, size)
         try:
             for batch in window.batches(position, offset):
                 batch.validate()
                 position, offset, last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
         except Corrupt:
-            if not last or (not sure and _valid_after(window, position, offset)):
+            if known is None and _valid_after(window, position, offset):
                 raise
-        return Found(base, offset, position, last_ticks, size)
     finally:
         segment.close()
+    return Found(base, offset, position, last_ticks, size)
 
 
 def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
@@ -113,6 +107,7 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
         disk.fdatasync(fd)
     finally:
         disk.close(fd)
+    disk.sync_directory(place.path)  # whoever made the segment may have died before its name was durable
     visible = known.visible_offset if known is not None else found.offset
     if kept or visible > found.offset:
         _report(place, found, kept, max(visible, found.offset))
@@ -131,6 +126,9 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
     )
     tail.heal()
     tail.publish(slot)
+    if not tail.sound():  # the other slot is damaged, and each opening would recover again
+        slot = slot.then(OPEN)
+        tail.publish(slot)
     return slot
 
 
@@ -138,7 +136,7 @@ def reports(place: Place) -> list[Report]:
     """What recoveries of this log gave up, oldest first."""
     with contextlib.suppress(FileNotFoundError):
         lines = place.disk.read_file(place.path / "recovered.jsonl").splitlines()
-        return [msgspec.json.decode(line, type=Report) for line in lines]
+        return [_decode_report(line) for line in lines]
     return []
 
 

@@ -210,10 +210,9 @@ class Writer:
         if slot is not None and slot.state == DELETING:
             if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
                 raise deleted(self._place)
-            slot = slot.then(OPEN)  # whoever deleted it died before it was gone
-            tail.publish(slot)
-        if slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and not opening:
+        elif slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and not opening:
             raise frozen(self._place, slot.state)
+        # Whoever left it deleting or rolling died in the midst of that.
         if slot is None or slot.boot_id != self._boot_id or slot.state != OPEN or not tail.sound():
             return self._recover(tail)
         mine = self._slot
@@ -297,10 +296,9 @@ class Writer:
         try:
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(blobs)
-                self._disk.sync_directory(self._place.path)
             self._disk.rename(rows.spooled, blobs / f"{rows.offset:020d}.blob")
-            if rows.sync:
-                self._disk.sync_directory(blobs)
+            self._disk.sync_directory(blobs)
+            self._disk.sync_directory(self._place.path)  # each time: who made it may have died before it was durable
         except OSError as error:
             raise unavailable(self._place, "a huge event cannot be put in place", error) from error
 
