@@ -96,7 +96,7 @@ class Batch:
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
     drawn = draw(row_lists)
-    base_ticks = draw(st.integers(0, 2**60))
+    base_ticks = draw(st.integers(0, 2**59))
     steps = draw(st.none() | st.lists(st.integers(1, 1000), min_size=len(drawn) - 1, max_size=len(drawn) - 1))
     ticks = None if steps is None else np.cumsum([base_ticks, *steps]).tolist()
     zstd = draw(st.booleans())
@@ -119,7 +119,7 @@ slots = st.builds(
     i64,
     i64,
     st.integers(0, 2**64 - 1),
-    st.integers(0, 3),
+    st.integers(0, 4),
 )
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import headwater
@@ -94,7 +95,7 @@ def test_the_golden_tail_is_read() -> None:
     assert tail.sound(stored)
     newest = tail.newest(stored)
     assert newest is not None
-    assert newest._asdict() | {"boot_id": newest.boot_id.hex()} == meaning["slot 1"]
+    assert msgspec.structs.asdict(newest) | {"boot_id": newest.boot_id.hex()} == meaning["slot 1"]
     assert independent_reader.read_tail(stored) == (newest.segment, newest.visible_position)
 
 

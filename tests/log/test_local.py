@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -14,6 +14,7 @@ import headwater
 from headwater.engine.engine import Engine
 from headwater.limits import DEFAULTS, Limits
 from tests.log.conformance import Log, LogConformance
+from tests.log.unsynced import open_unsynced
 
 
 class Directory:
@@ -24,7 +25,7 @@ class Directory:
         self.opened: list[Engine] = []
 
     def open(self, *, durability: Any = "fsync", limits: Limits = DEFAULTS) -> Engine:
-        self.opened.append(headwater.open(self.path, durability=durability, limits=limits))
+        self.opened.append(open_unsynced(self.path, durability=durability, limits=limits))
         return self.opened[-1]
 
     def settle(self, log: Log, topic: str) -> None:
@@ -102,8 +103,9 @@ def test_an_old_segment_is_followed_by_another(hw: Engine) -> None:
 
 def test_compressed_topics_are_smaller_and_read_the_same(hw: Engine) -> None:
     sizes = {}
-    for compression in ("none", "zstd"):
-        hw.create(compression, compression=compression)  # type: ignore[arg-type]  # both are allowed
+    compressions: tuple[Literal["none", "zstd"], ...] = ("none", "zstd")
+    for compression in compressions:
+        hw.create(compression, compression=compression)
         for number in range(100):
             hw.append(compression, b"the same again and again %d" % number * 5, durability="os")
         hw.append_many(compression, [b"and many at once"] * 500)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from crc32c import crc32c
 
@@ -210,7 +211,7 @@ def _files() -> dict[str, Vector]:
         "tail": (
             tail.MAGIC + bytes(56) + b"".join(slot.encode() for slot in slots.values()),
             {"what": "A tail; slot 1 is the newest."}
-            | {name: slot._asdict() | {"boot_id": slot.boot_id.hex()} for name, slot in slots.items()},
+            | {name: msgspec.structs.asdict(slot) | {"boot_id": slot.boot_id.hex()} for name, slot in slots.items()},
         ),
         "blob": (
             _blob_data() + blob.encode_trailer(1280, 1024, crcs),

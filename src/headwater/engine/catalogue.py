@@ -254,6 +254,10 @@ class Catalogue:
                 limit="data_bytes_ceiling",
                 maximum=DATA_BYTES_CEILING,
             )
+        if min(chosen.segment_age_ms, chosen.data_bytes_max) < 0:
+            raise Invalid("a setting of a topic is negative", hint="0 means the default")
+        if chosen.compression not in ("none", "zstd"):
+            raise Invalid(f"compression {chosen.compression!r} is unknown", hint="it is 'none' or 'zstd'")
         if chosen.segment_bytes and chosen.segment_bytes < SEGMENT_BYTES_MIN:
             raise Invalid(f"segment_bytes is {chosen.segment_bytes}, and must be at least {SEGMENT_BYTES_MIN}")
 

@@ -188,6 +188,7 @@ class Engine:
         encoded_meta = appending.encode_meta(meta, self._limits) if meta else None
         log = self._choose(opened, encoded_key, partition)
         if data.__class__ is not bytes and appending.is_stream(data):
+            log = self._living(opened, log)
             pieces = appending.pieces(data)  # type: ignore[arg-type]  # it is a stream
             rows = log.append_stream(pieces, content or "bytes", encoded_type, encoded_key, encoded_meta, sync=sync)
         else:
@@ -197,6 +198,7 @@ class Engine:
                 appending.check_size(len(encoded), limits)
             if len(encoded) > limits.blob_bytes_min:
                 whole = iter((encoded,))
+                log = self._living(opened, log)
                 rows = log.append_stream(whole, content, encoded_type, encoded_key, encoded_meta, sync=sync)
             else:
                 rows = Rows.one(content, sync, encoded, encoded_type, encoded_key, encoded_meta)
@@ -236,7 +238,7 @@ class Engine:
         for log, where in self._spread(opened, encoded_keys):
             some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
             rows = Rows.many(content, sync, some, len(where))
-            log.append(rows)
+            log = self._commit(opened, log, rows)
             runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
             places.append(where.tolist())
         return Refs(topic, reached, runs, places)
@@ -261,6 +263,7 @@ class Engine:
         whole: Any = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
         rows_per_batch = max(1, min(self._limits.pack_events, ARROW_BYTES * whole.num_rows // max(1, whole.nbytes)))
         runs: list[Run] = []
+        logs: dict[int, LocalLog] = {}
         for batch in whole.to_batches(max_chunksize=rows_per_batch):
             if not batch.num_rows:
                 continue
@@ -268,11 +271,11 @@ class Engine:
                 batch_content, columns = arrow.columns_of(part, content)
                 appending.check_columns(columns, log.place.limits)
                 rows = Rows.many(batch_content, False, columns, part.num_rows)
-                log.append(rows)
+                log = logs[log.place.partition] = self._commit(opened, log, rows)
                 runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
         if sync:
-            for number in sorted({run.partition for run in runs}):
-                opened.logs[number].sync()
+            for number in sorted(logs):
+                logs[number].sync()
         return Refs(topic, "fsync" if sync else "os", runs)
 
     def sync(self, topic: str) -> None:
@@ -451,13 +454,25 @@ class Engine:
         try:
             log.append(rows)
         except NotFound:
-            self._forget(opened)
-            opened = self._topic_for_append(opened.topic.name)
-            if log.place.partition >= len(opened.logs):
-                raise
-            log = opened.logs[log.place.partition]
+            log = self._successor(opened, log)
             log.append(rows)
         return log
+
+    def _living(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
+        """The log, or the one that came after it if its topic was deleted: for streams, which cannot be read twice."""
+        try:
+            log.state()
+        except NotFound:
+            log = self._successor(opened, log)
+        return log
+
+    def _successor(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
+        """The same partition of the topic that took the name of a deleted one; NotFound if its number of them differs."""
+        self._forget(opened)
+        successor = self._topic_for_append(opened.topic.name)
+        if len(successor.logs) != len(opened.logs):
+            raise NotFound(f"topic {opened.topic.name!r} was deleted, and made again with other partitions")
+        return successor.logs[log.place.partition]
 
     def _choose(self, opened: OpenTopic, key: bytes | None, partition: int | None) -> LocalLog:
         logs = opened.logs
@@ -484,8 +499,7 @@ class Engine:
         if len(opened.logs) == 1 or partition is not None or "key" not in batch.schema.names:
             yield self._choose(opened, None, partition), batch
             return
-        keys = [key.encode() if isinstance(key, str) else key for key in batch.column("key").to_pylist()]
-        for log, where in self._spread(opened, keys):
+        for log, where in self._spread(opened, arrow.values_of(batch.column("key"))):
             yield log, batch.take(arrow.pyarrow().array(where))
 
     def _selection(self, type: str | None, key: bytes | str | None) -> Selection:

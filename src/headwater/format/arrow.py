@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from headwater.errors import Invalid, Unsupported
@@ -194,35 +195,41 @@ def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content,
             f"an Arrow table needs a column 'data', and has {', '.join(names)}",
             hint="columns are data, key, type and meta; drop or rename others",
         )
-    data = batch.column("data")
+    data = _decoded(batch.column("data"))
     if data.null_count:
         raise Invalid("data is null in some rows", hint="fill or filter them first")
-    text = pa.types.is_string(data.type) or pa.types.is_large_string(data.type)
     columns: dict[int, Column | None] = {
         TYPE: _type_column(batch.column("type")) if "type" in names else None,
         KEY: _column(batch.column("key")) if "key" in names else None,
         DATA: _column(data),
-        META: _column(batch.column("meta")) if "meta" in names else None,
+        META: _meta_column(batch.column("meta")) if "meta" in names else None,
     }
+    text = data.type in (pa.string(), pa.large_string(), pa.string_view())
     return content or ("text" if text else "bytes"), columns
+
+
+def values_of(array: pa.Array) -> list[bytes | None]:
+    """The values of an Arrow array of bytes or text."""
+    column = _column(array)
+    return [None] * len(array) if column is None else column.values(0, len(array))
+
+
+def _decoded(array: Any) -> Any:
+    """An array without a dictionary."""
+    return array.cast(array.type.value_type) if pyarrow().types.is_dictionary(array.type) else array
 
 
 def _column(array: Any) -> Column | None:
     """A plain column over the buffers of an Arrow array; None if all of it is null."""
     pa = pyarrow()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
+    array = _decoded(array)
     if array.null_count == len(array):
         return None
     if array.type != pa.binary():
-        try:
-            array = (
-                array.cast(pa.string()).cast(pa.binary())
-                if array.type != pa.large_binary()
-                else array.cast(pa.binary())
-            )
-        except pa.ArrowInvalid as error:
-            raise Invalid(f"a column of {array.type} is not bytes or text") from error
+        kinds = pa.string(), pa.large_string(), pa.string_view(), pa.large_binary(), pa.binary_view()
+        if array.type not in kinds and not pa.types.is_fixed_size_binary(array.type):
+            raise Invalid(f"a column of {array.type} is not bytes or text", hint="cast it first")
+        array = array.cast(pa.binary())
     _, offset_buffer, data_buffer = array.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[array.offset : array.offset + len(array) + 1]
     first, last = int(offsets[0]), int(offsets[-1])
@@ -234,8 +241,21 @@ def _column(array: Any) -> Column | None:
 
 
 def _type_column(array: Any) -> Column | None:
-    pa = pyarrow()
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
-    values = ["" if value is None else value for value in array.to_pylist()]
-    return Column.of_repeated([value.encode() if isinstance(value, str) else value for value in values])
+    values = [value or b"" for value in values_of(array)]
+    try:
+        for value in set(values):
+            value.decode()
+    except UnicodeDecodeError as error:
+        raise Invalid(f"a type is not UTF-8: {error}") from error
+    return Column.of_repeated(values)
+
+
+def _meta_column(array: Any) -> Column | None:
+    column = _column(array)
+    try:
+        for value in column.values(0, len(array)) if column is not None else ():
+            if value is not None:
+                msgspec.json.decode(value, type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"meta is not a flat JSON object of strings: {error}") from error
+    return column

@@ -83,11 +83,15 @@ class Disk:
         return os.lseek(fd, 0, os.SEEK_END)
 
     def inode(self, where: int | Path) -> int | None:
-        """What identifies the file behind a descriptor or a path; None if there is none."""
+        """What identifies the file behind a descriptor or a path; None if there is none.
+
+        A file that nobody holds open may leave its number to the next, so the time of its last change is part of it.
+        """
         try:
-            return os.stat(where).st_ino
-        except FileNotFoundError:
+            found = os.stat(where)
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        return found.st_ino << 64 | found.st_mtime_ns
 
     def file_size(self, path: Path) -> int:
         """Bytes of a file; 0 if it is not there."""

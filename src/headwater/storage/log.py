@@ -42,13 +42,11 @@ class LocalLog:
     """An open log. Nothing is read or locked before it is first used."""
 
     def __init__(self, place: Place, on_roll: Callable[[Place], None]) -> None:
-        identity = place.disk.inode(place.lock)
-        if identity is None:
-            raise deleted(place)
         self.place = place
         self.node = place.node
         self._on_roll = on_roll
-        self._reader = Reader(place, identity, self._recover)
+        self._identity = _identity(place)
+        self._reader = Reader(place, self._identity, self._recover)
         self._begin()
 
     def append(self, rows: Rows) -> None:
@@ -69,7 +67,7 @@ class LocalLog:
         chunks = iter(chunks)
         begun: list[bytes] = []
         size = 0
-        while size <= self.place.limits.blob_bytes_min:
+        while size <= min(self.place.limits.blob_bytes_min, self.place.limits.data_bytes_max):
             chunk = next(chunks, None)
             if chunk is None:  # it was small after all
                 rows = Rows.one(content, sync, b"".join(begun), type, key, meta)
@@ -172,7 +170,7 @@ class LocalLog:
         self._begin()
 
     def _begin(self) -> None:
-        writer = Writer(self.place, lambda: self._on_roll(self.place))
+        writer = Writer(self.place, self._identity, lambda: self._on_roll(self.place))
         self._group = Group(writer, self.place.limits.commit_bytes_max)
 
     @contextlib.contextmanager
@@ -183,3 +181,14 @@ class LocalLog:
     def _recover(self) -> Slot:
         with self._writer() as writer:
             return writer.recover()
+
+
+def _identity(place: Place) -> int | None:
+    """What tells this log from one that is made in its place later; None without a lock on read-only media."""
+    disk = place.disk
+    if disk.inode(place.lock) is None:
+        if disk.inode(place.path) is None:
+            raise deleted(place)
+        with contextlib.suppress(OSError):  # somebody tidied it away: it is empty, and any new one serves
+            disk.close(disk.create(place.lock))
+    return disk.inode(place.lock)

@@ -31,7 +31,7 @@ TypeTest = Callable[[bytes], bool]
 class Reader:
     """The reading side of one log in one process."""
 
-    def __init__(self, place: Place, identity: int, recover: Callable[[], Slot]) -> None:
+    def __init__(self, place: Place, identity: int | None, recover: Callable[[], Slot]) -> None:
         """`identity` is the inode of the log's lock: another one there means another log."""
         self._place = place
         self._identity = identity
@@ -94,7 +94,7 @@ class Reader:
         """An open segment; raises NotFound if it is gone."""
         with self._opening:
             found = self._segments.get(base)
-            if found is None or found[1] != slot.generation:
+            if found is None or found[1] != slot.generation or (base != slot.segment and found[0].replaced()):
                 found = self._segments[base] = SegmentFile(self._place, base), slot.generation
             self._segments.move_to_end(base)
             while len(self._segments) > OPEN_SEGMENTS_MAX:

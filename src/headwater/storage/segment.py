@@ -107,6 +107,10 @@ class SegmentFile:
     def size(self) -> int:
         return self._disk.size(self._fd)
 
+    def replaced(self) -> bool:
+        """Whether sealing has put a packed file in the place of this one."""
+        return not self.header.packed and self._disk.inode(self._place.segment(self.base)) != self._disk.inode(self._fd)
+
     def window(self, position: int, end: int) -> Window:
         """The bytes from `position` to `end`, which is at most what is visible."""
         if end - position < MAP_BYTES_MIN:

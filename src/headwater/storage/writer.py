@@ -30,8 +30,10 @@ TICKS_PER_MS = 10_000
 class Writer:
     """The appending side of one log in one process."""
 
-    def __init__(self, place: Place, on_roll: Callable[[], None]) -> None:
+    def __init__(self, place: Place, identity: int | None, on_roll: Callable[[], None]) -> None:
+        """`identity` is of the log's lock: another one there means another log."""
         self._place = place
+        self._identity = identity
         self._disk = place.disk
         self._pwrite = place.disk.pwrite
         self._clock = place.clock
@@ -176,13 +178,14 @@ class Writer:
     def _open_lock(self) -> None:
         try:
             self._lock_fd = self._disk.open_write(self._place.lock)
-        except FileNotFoundError as error:
-            if self._disk.inode(self._place.path) is not None:
-                self._lock_fd = self._disk.create(self._place.lock)
-                return
-            raise deleted(self._place) from error
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and self._identity is not None:
+                raise deleted(self._place) from error
             raise unavailable(self._place, "the log cannot be written", error) from error
+        if self._disk.inode(self._lock_fd) != self._identity:
+            self._disk.close(self._lock_fd)
+            self._lock_fd = -1
+            raise deleted(self._place)
 
     def _wait_for_lock(self) -> None:
         contend = self._tail.contend if self._tail is not None else None
