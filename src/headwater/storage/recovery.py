@@ -69,9 +69,9 @@ def scan(place: Place, known: Slot | None) -> Found:
     segment = SegmentFile(place, base)
     try:
         size = segment.size()
-        last_ticks = last_ticks or _ticks_before(segment, position)
         if size < position:
             raise corrupt("the segment is shorter than what was made durable", segment.path, size, position - size)
+        last_ticks = last_ticks or _ticks_before(segment, position)
         window = segment.window(position, size)
         try:
             for batch in window.batches(position, offset):
