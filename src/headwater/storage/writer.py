@@ -8,7 +8,6 @@ log's `lock` file orders them. Nothing is visible before its batch is whole, and
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Iterator
 
 from headwater.errors import HeadwaterError, NotFound, Unavailable
@@ -16,7 +15,7 @@ from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, ROLLING, Slot
 from headwater.storage import disk as disk_module
 from headwater.storage import recovery
-from headwater.storage.place import Place
+from headwater.storage.place import Place, unavailable
 from headwater.storage.rows import Rows, encode, mergeable
 from headwater.storage.segment import read_header
 from headwater.storage.tail import Tail
@@ -155,7 +154,7 @@ class Writer:
                 self._tail = Tail.open(self._place) or Tail.create(self._place)
             except OSError as error:
                 self._unlock()
-                raise _unavailable(self._place, "the tail cannot be made", error) from error
+                raise unavailable(self._place, "the tail cannot be made", error) from error
         return self._tail
 
     def _open_lock(self) -> None:
@@ -167,7 +166,7 @@ class Writer:
                 return
             raise _deleted(self._place) from error
         except OSError as error:
-            raise _unavailable(self._place, "the log cannot be written", error) from error
+            raise unavailable(self._place, "the log cannot be written", error) from error
 
     def _wait_for_lock(self) -> None:
         deadline = self._clock.monotonic() + self._place.limits.lock_wait_s
@@ -222,7 +221,7 @@ class Writer:
             slot = recovery.recover(self._place, tail)
             self._open_segment(slot.segment)
         except OSError as error:
-            raise _unavailable(self._place, "the log cannot be recovered", error) from error
+            raise unavailable(self._place, "the log cannot be recovered", error) from error
         return slot
 
     def _open_segment(self, base: int) -> None:
@@ -232,7 +231,7 @@ class Writer:
         try:
             self._fd = self._disk.open_write(self._place.segment(base))
         except OSError as error:
-            raise _unavailable(self._place, "the active segment cannot be opened", error) from error
+            raise unavailable(self._place, "the active segment cannot be opened", error) from error
         self._begun_ticks = read_header(self._place, base).begun_ticks
 
     def _roll(self, tail: Tail, slot: Slot) -> Slot:
@@ -251,7 +250,7 @@ class Writer:
             fd = recovery.write_segment(self._place, header)
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_WRITE)
-            raise _unavailable(self._place, "a new segment cannot be made", error) from error
+            raise unavailable(self._place, "a new segment cannot be made", error) from error
         self._disk.close(self._fd)
         self._fd = fd
         return self._publish(tail, slot._replace(segment=base), base, HEADER_BYTES, base, HEADER_BYTES, slot.last_ticks)
@@ -261,7 +260,7 @@ class Writer:
             self._disk.write(self._fd, data, slot.visible_position)
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_WRITE)
-            raise _unavailable(self._place, "a write failed", error) from error
+            raise unavailable(self._place, "a write failed", error) from error
         if sync:
             self._sync(tail, slot)
 
@@ -270,7 +269,7 @@ class Writer:
             self._disk.fdatasync(self._fd)
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_SYNC)
-            raise _unavailable(self._place, "a sync failed", error) from error
+            raise unavailable(self._place, "a sync failed", error) from error
 
     def _freeze(self, tail: Tail, slot: Slot, state: int) -> None:
         """Stop all writers of this log. What was not acknowledged is cut, best effort, so that it cannot come back."""
@@ -290,7 +289,7 @@ class Writer:
             self._disk.sync_directory(blobs)
             self._disk.sync_directory(self._place.path)  # each time: who made it may have died before it was durable
         except OSError as error:
-            raise _unavailable(self._place, "a huge event cannot be put in place", error) from error
+            raise unavailable(self._place, "a huge event cannot be put in place", error) from error
 
     def _publish(
         self,
@@ -316,16 +315,6 @@ class Writer:
         )
         tail.publish(self._slot)
         return self._slot
-
-
-def _unavailable(place: Place, what: str, error: OSError) -> Unavailable:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint, code = "the disk is full: free some space, then open the log again", "disk_full"
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint, code = "it can be read; to append, make it writable for this user", "read_only"
-    else:
-        hint, code = "look at the disk, then open the log again", "disk_failed"
-    return Unavailable(f"{place}: {what}: {error.strerror or error}", hint=hint, code=code, errno=error.errno)
 
 
 def _frozen(place: Place, state: int) -> Unavailable:
