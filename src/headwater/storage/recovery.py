@@ -89,11 +89,9 @@ def recover(place: Place, tail: Tail) -> Slot:
     """Cut what is torn, sync what is whole, publish it and return the new state. The caller holds the lock."""
     known = tail.newest()
     generation = known.generation + 1 if known is not None else 1
-    found = (
-        _rewrite(place, known)
-        if known is not None and known.state == tail_format.FROZEN_BY_SYNC
-        else scan(place, known)
-    )
+    # A reboot empties the cache, and what the tail then says may be older than events that were acknowledged since.
+    frozen = known is not None and known.state == tail_format.FROZEN_BY_SYNC and known.boot_id == place.clock.boot_id()
+    found = _rewrite(place, known) if known is not None and frozen else scan(place, known)
     kept = ""
     disk = place.disk
     fd = disk.open_write(place.segment(found.segment))
