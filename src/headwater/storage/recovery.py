@@ -99,7 +99,7 @@ def recover(place: Place, tail: Tail) -> Slot:
         if found.size > found.position:
             kept = _keep(place, fd, found)
             disk.truncate(fd, found.position)
-        disk.fdatasync(fd)
+        _sync(place, tail, fd, found)
     finally:
         disk.close(fd)
     disk.sync_directory(place.path)  # whoever made the segment may have died before its name was durable
@@ -141,6 +141,29 @@ def write_segment(place: Place, header: SegmentHeader) -> int:
     path = place.segment(header.base_offset)
     place.disk.replace(path, header.encode())
     return place.disk.open_write(path)
+
+
+def _sync(place: Place, tail: Tail, fd: int, found: Found) -> None:
+    """Sync what was found. If that fails, the cache may say what the disk does not: the next recovery must copy it."""
+    try:
+        place.disk.fdatasync(fd)
+    except OSError:
+        known = tail.newest()
+        start = found.segment, HEADER_BYTES  # of the segment: all that is surely durable
+        end = found.offset, found.position
+        tail.publish(
+            Slot(
+                known.counter + 1 if known is not None else 1,
+                place.clock.boot_id(),
+                found.segment,
+                *end,
+                *start,
+                found.last_ticks,
+                known.generation + 1 if known is not None else 1,
+                tail_format.FROZEN_BY_SYNC,
+            )
+        )
+        raise
 
 
 def _sync_first(place: Place) -> None:

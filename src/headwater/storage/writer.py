@@ -221,6 +221,7 @@ class Writer:
             slot = recovery.recover(self._place, tail)
             self._open_segment(slot.segment)
         except OSError as error:
+            self._slot = None  # so that the next append tries again, whatever this one left
             raise unavailable(self._place, "the log cannot be recovered", error) from error
         return slot
 
