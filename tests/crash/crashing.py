@@ -78,20 +78,25 @@ def resume(crash: Crash, machine: Machine, arena: Path) -> list[Op]:
     inodes = write_tree(crash.tree, path)
     disk = RecordingDisk(path, {inodes[name]: number for name, number in machine.numbers().items()})
     try:
-        with reopen(path, crash, disk) as engine:
-            disk.mark(Done("open"))
-            seen = check_contents(engine, crash)
-            recover(engine, seen, crash.expected)
-            for (topic, partition), events in seen.items():
-                disk.mark(Settled(topic, partition, len(events)))
-            for topic, partition in [*seen, ("after the crash", 0)]:
-                disk.mark(Begin("append", topic, groups=((partition, (NEXT,)),)))
-                ref = engine.append(topic, NEXT, partition=partition)
-                told = Acknowledged(ref.partition, ref.offset, ref.ticks)
-                disk.mark(Done("append", topic, ((told,),), ref.durability))
+        go_on_after(crash, path, disk)
     finally:
         shutil.rmtree(path)
     return disk.trace
+
+
+def go_on_after(crash: Crash, path: Path, disk: RecordingDisk) -> None:
+    """Open the log, check and settle it, and append to each partition and to a new topic."""
+    with reopen(path, crash, disk) as engine:
+        disk.mark(Done("open"))
+        seen = check_contents(engine, crash)
+        recover(engine, seen, crash.expected)
+        for (topic, partition), events in seen.items():
+            disk.mark(Settled(topic, partition, len(events)))
+        for topic, partition in [*seen, ("after the crash", 0)]:
+            disk.mark(Begin("append", topic, groups=((partition, (NEXT,)),)))
+            ref = engine.append(topic, NEXT, partition=partition)
+            told = Acknowledged(ref.partition, ref.offset, ref.ticks)
+            disk.mark(Done("append", topic, ((told,),), ref.durability))
 
 
 def replay(trace: list[Op]) -> tuple[Machine, Expectation]:

@@ -61,9 +61,11 @@ def scan(place: Place, known: Slot | None) -> Found:
     # An older segment was synced as a whole before the next was made, and may have been packed since: what the tail of
     # a roll that was cut short, or one that the disk kept from earlier, says of it is of no use.
     offset, position, last_ticks = base, HEADER_BYTES, 0
+    frozen = False
     if known is not None and known.segment == base:
         if known.boot_id == place.clock.boot_id():
             offset, position, last_ticks = known.visible_offset, known.visible_position, known.last_ticks
+            frozen = known.state == tail_format.FROZEN_BY_WRITE  # what follows was refused: whole or not, it is cut
         else:
             offset, position = known.durable_offset, known.durable_position
     segment = SegmentFile(place, base)
@@ -72,7 +74,7 @@ def scan(place: Place, known: Slot | None) -> Found:
         if size < position:
             raise corrupt("the segment is shorter than what was made durable", segment.path, size, position - size)
         last_ticks = last_ticks or _ticks_before(segment, position)
-        window = segment.window(position, size)
+        window = segment.window(position, position if frozen else size)
         try:
             for batch in window.batches(position, offset):
                 batch.validate()

@@ -232,6 +232,7 @@ class Writer:
         try:
             self._fd = self._disk.open_write(self._place.segment(base))
         except OSError as error:
+            self._slot = None  # there is no file to go on with: the next append opens it
             raise unavailable(self._place, "the active segment cannot be opened", error) from error
         self._begun_ticks = read_header(self._place, base).begun_ticks
 
