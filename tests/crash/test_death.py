@@ -23,7 +23,7 @@ class Death(BaseException):
 
 
 class MortalDisk(Disk):
-    """Dies at its `number`th change of anything, and does nothing from then on: only its locks are released."""
+    """Dies at its `number`th change or sync of anything, and does nothing from then on: only its locks are released."""
 
     def __init__(self, number: int) -> None:
         self._left = number
@@ -45,11 +45,17 @@ class MortalDisk(Disk):
         self._live()
         return os.pwrite(fd, data, position)
 
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]  # noqa: ARG002  # fewer options than os has
+        self._live()
+
+    def sync_directory(self, path: Path) -> None:  # noqa: ARG002
+        self._live()
+
     def truncate(self, fd: int, size: int) -> None:
         self._live()
         os.ftruncate(fd, size)
 
-    def rename(self, path: Path, target: Path) -> None:  # type: ignore[override]  # fewer options than os has
+    def rename(self, path: Path, target: Path) -> None:  # type: ignore[override]
         self._live()
         os.rename(path, target)
 
