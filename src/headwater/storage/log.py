@@ -78,7 +78,7 @@ class LocalLog:
         try:
             spool = Spool(self.place)
         except OSError as error:
-            if self.place.disk.inode(self.place.lock) is None:
+            if self.place.disk.inode(self.place.lock) != self._identity:
                 raise deleted(self.place) from error
             raise unavailable(self.place, "a huge event cannot be spooled", error) from error
         try:
