@@ -230,10 +230,10 @@ class Engine:
             log = self._commit(opened, log, rows)
             return Refs(topic, reached, [Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count)])
         runs, places = [], []
-        for log, where in self._spread(opened, encoded_keys):
+        for chosen, where in self._spread(opened, encoded_keys):
             some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
             rows = Rows.many(content, sync, some, len(where))
-            log = self._commit(opened, log, rows)
+            log = self._commit(opened, chosen, rows)
             runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
             places.append(where.tolist())
         return Refs(topic, reached, runs, places)
@@ -262,11 +262,11 @@ class Engine:
         for batch in whole.to_batches(max_chunksize=rows_per_batch):
             if not batch.num_rows:
                 continue
-            for log, part in self._spread_arrow(opened, batch, partition):
+            for chosen, part in self._spread_arrow(opened, batch, partition):
                 batch_content, columns = arrow.columns_of(part, content)
-                appending.check_columns(columns, log.place.limits)
+                appending.check_columns(columns, chosen.place.limits)
                 rows = Rows.many(batch_content, False, columns, part.num_rows)
-                log = logs[log.place.partition] = self._commit(opened, log, rows)
+                log = logs[chosen.place.partition] = self._commit(opened, chosen, rows)
                 runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
         if sync:
             for number in sorted(logs):
@@ -462,7 +462,7 @@ class Engine:
         return log
 
     def _successor(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
-        """The same partition of the topic that took the name of a deleted one; NotFound if its number of them differs."""
+        """The same partition of the topic that took a deleted one's name; NotFound if it has another number of them."""
         self._forget(opened)
         successor = self._topic_for_append(opened.topic.name)
         if len(successor.logs) != len(opened.logs):
