@@ -124,6 +124,7 @@ def read_batch(stored: bytes, expected: int) -> tuple[int, int, list[tuple[Any, 
     check(crc(stored[8 : starts[0]]) == header_crc, "damaged header of a batch")
     check(version == 1 and not flags & ~3 and content < 4, "unknown version, flag or content")
     check(offset == expected and count > 0, "offsets are missing")
+    check(struct.unpack_from("<I", stored, size - 4)[0] == size, "a batch does not end with its size")
     values: dict[int, list[Any]] = {1: [base + i for i in range(count)], 2: [b""] * count}
     for i, (kind, encoding, start, end, column_crc) in enumerate(columns):
         check(crc(stored[start : starts[i + 1]]) == column_crc, f"damaged column {kind}")
@@ -154,7 +155,12 @@ def read_column(kind: int, encoding: int, stored: bytes, count: int) -> list[Any
     layout, nulls = encoding & 0xF, encoding & 0x10
     check(not encoding & 0xC0 and (not nulls or layout == 1), "unknown encoding")
     if kind == 1:
-        check(encoding == 1, "unknown encoding of ticks")
+        check(encoding in (1, 2), "unknown encoding of ticks")
+        if encoding == 2:
+            k = len(stored) // 12
+            ticks, starts = struct.unpack_from(f"<{k}q", stored), struct.unpack_from(f"<{k}I", stored, 8 * k)
+            ends = [*starts[1:], count]
+            return [t + i for t, a, b in zip(ticks, starts, ends, strict=True) for i in range(b - a)]
         return list(struct.unpack(f"<{count}q", stored))
     if layout == 0:
         return [stored] * count

@@ -87,7 +87,13 @@ def _batches() -> dict[str, Vector]:
             "Ticks of their own, as sealing makes them of several batches.",
             "bytes",
             three,
-            ticks=[TICKS, TICKS + 1, TICKS + 5_000_000],
+            ticks=[TICKS, TICKS + 2, TICKS + 5_000_000],
+        ),
+        "batch-ticks-runs": _many(
+            "Two runs of consecutive ticks, as sealing makes them of two appends of many.",
+            "bytes",
+            [("", None, b"%d" % i, None) for i in range(5)],
+            ticks=[TICKS, TICKS + 1, TICKS + 2, TICKS + 5_000_000, TICKS + 5_000_001],
         ),
         "batch-zstd": _many(
             "Data and keys as zstd frames; the type is too short to be compressed.",

@@ -92,7 +92,12 @@ class Catalogue:
         self._check(name, partitions, chosen)
         directory = names.directory_of(name)
         if self._disk.inode(self._topics / directory / TOPIC_FILE) is not None:
-            return self._same(name, partitions)
+            self._same(name, partitions)
+            try:
+                self._disk.sync_directory(self._topics)  # whoever made it may have died, or not have come, to this
+            except OSError as error:
+                raise Unavailable(f"topic {name!r} cannot be made durable: {error.strerror}") from error
+            return False
         topic = Topic(name=name, uuid=str(self._random_uuid()), partitions=partitions, settings=chosen)
         hidden = self._topics / f".new-{topic.uuid}"
         try:
@@ -106,6 +111,7 @@ class Catalogue:
                 self._disk.replace(hidden / TOPIC_FILE, settings.encode(topic))
                 self._disk.rename(hidden, self._topics / directory)
                 self._disk.sync_directory(self._topics)
+                self._disk.sync_directory(self.path)  # whoever made this a log may have died before it was durable
         except OSError as error:
             raise Unavailable(
                 f"topic {name!r} cannot be made: {error.strerror}",

@@ -99,6 +99,11 @@ class Engine:
         """The directory."""
         return self._catalogue.path
 
+    @property
+    def uuid(self) -> str:
+        """What identifies this log directory, wherever it is moved."""
+        return self._store.uuid
+
     # Topics
 
     def create(
@@ -462,7 +467,7 @@ class Engine:
         return log
 
     def _successor(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
-        """The same partition of the topic that took a deleted one's name; NotFound if it has another number of them."""
+        """The same partition of the topic that took the name of a deleted one; NotFound if it has other partitions."""
         self._forget(opened)
         successor = self._topic_for_append(opened.topic.name)
         if len(successor.logs) != len(opened.logs):

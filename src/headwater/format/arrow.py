@@ -34,6 +34,7 @@ COLUMNS = (
 )
 _KINDS = {"key": KEY, "data": DATA, "meta": META}
 DEFAULT_COLUMNS = ("partition", "offset", "time", "type", "key", "data", "meta")
+_decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 _CHUNK = 65_536  # constants are made once for this many events, and sliced
 
 
@@ -208,7 +209,7 @@ def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content,
     return content or ("text" if text else "bytes"), columns
 
 
-def values_of(array: pa.Array) -> list[bytes | None]:
+def values_of(array: Any) -> list[bytes | None]:
     """The values of an Arrow array of bytes or text."""
     column = _column(array)
     return [None] * len(array) if column is None else column.values(0, len(array))
@@ -255,7 +256,7 @@ def _meta_column(array: Any) -> Column | None:
     try:
         for value in column.values(0, len(array)) if column is not None else ():
             if value is not None:
-                msgspec.json.decode(value, type=dict[str, str])
+                _decode_meta(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"meta is not a flat JSON object of strings: {error}") from error
     return column

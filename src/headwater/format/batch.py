@@ -22,6 +22,7 @@ MAGIC = b"HWB1"
 VERSION = 1
 BLOB, LOST = 1, 2  # flags; must stay
 TICKS, TYPE, KEY, DATA, META = 1, 2, 3, 4, 5  # kinds of columns; must stay
+RUNS = 2  # an encoding of ticks; must stay
 COMPRESS_BYTES_MIN = 512  # below this, a zstd frame saves nothing worth its time
 
 _HEADER = Struct("<4sIIIqqBBBB")
@@ -32,7 +33,7 @@ ENTRY_BYTES = _ENTRY.size
 # The header and table of a batch of one with 1 to 4 columns, so that one call packs it.
 _AFTER_CRC = tuple(Struct("<IIqqBBBB" + "BBHII" * n) for n in range(5))
 _ONE = _AFTER_CRC[1]
-_CRC = Struct("<I")
+_U32 = Struct("<I")
 _PADDING = tuple(bytes(n) for n in range(8))
 _CONTENT_CODE = {content: code for code, content in enumerate(CONTENTS)}
 
@@ -53,22 +54,26 @@ def encode_one(
     code = _CONTENT_CODE[content]
     if n == 1:
         length = len(data)
-        stored = data + _PADDING[-(at + length) & 7]
+        size = at + length + 4
+        padding = -size & 7
+        size += padding
+        stored = data + _PADDING[padding] + _U32.pack(size)
         crc = crc32c(stored)
-        size = at + len(stored)
         head = _ONE.pack(size, 1, base_offset, base_ticks, VERSION, flags, code, 1, DATA, 0, 0, length, crc)
-        return MAGIC + _CRC.pack(crc32c(head)) + head + stored
+        return MAGIC + _U32.pack(crc32c(head)) + head + stored
     table: list[int] = []
     parts: list[bytes] = []
     for kind, value in ((TYPE, type or None), (KEY, key), (DATA, data), (META, meta)):
         if value is not None:
-            end = at + len(value)
-            stored = value + _PADDING[-end & (7 if len(parts) == n - 1 else 3)]
+            at += len(value)
+            last = len(parts) == n - 1
+            padding = -(at + 4) & 7 if last else -at & 3
+            at += padding + 4 if last else padding
+            stored = value + _PADDING[padding] + (_U32.pack(at) if last else b"")
             table += (kind, 0, 0, len(value), crc32c(stored))
             parts.append(stored)
-            at += len(stored)
     head = _AFTER_CRC[n].pack(at, 1, base_offset, base_ticks, VERSION, flags, code, n, *table)
-    return b"".join((MAGIC, _CRC.pack(crc32c(head)), head, *parts))
+    return b"".join((MAGIC, _U32.pack(crc32c(head)), head, *parts))
 
 
 def encode(
@@ -85,7 +90,7 @@ def encode(
     """The bytes of a batch. `columns` are by kind, in ascending order; None means absent."""
     stored: list[tuple[int, int, list[Any], int]] = []
     if ticks is not None and not _consecutive(ticks):
-        stored.append((TICKS, 1, [ticks.data], ticks.nbytes))
+        stored.append((TICKS, *_encode_ticks(ticks)))
     for kind, column in columns.items():
         if column is not None:
             encoding, buffers, size = column.encode()
@@ -94,22 +99,32 @@ def encode(
                 encoding, size = encoding | COLUMN_ZSTD, len(buffers[0])
             stored.append((kind, encoding, buffers, size))
     at = HEADER_BYTES + ENTRY_BYTES * len(stored)
-    head_padding = -at % (8 if not stored or stored[0][0] == TICKS else 4)
-    at += head_padding
+    before = _PADDING[-at & 7] if stored and stored[0][0] == TICKS else b""
+    at += len(before)
     table: list[bytes] = []
     parts: list[Any] = []
     for i, (kind, encoding, buffers, size) in enumerate(stored):
-        padding = _PADDING[-(at + size) % (4 if i + 1 < len(stored) else 8)]
+        at += size
+        after = _PADDING[-at & 3] if i + 1 < len(stored) else _end(at)
         crc = 0
-        for buffer in (*buffers, padding):
+        for buffer in (*buffers, after):
             crc = crc32c(buffer, crc)
         table.append(_ENTRY.pack(kind, encoding, 0, size, crc))
         parts += buffers
-        parts.append(padding)
-        at += size + len(padding)
+        parts.append(after)
+        at += len(after)
+    if not stored:
+        before = _end(at)
+        at += len(before)
     head = _AFTER_CRC[0].pack(at, count, base_offset, base_ticks, VERSION, flags, _CONTENT_CODE[content], len(stored))
-    head = b"".join((head, *table, _PADDING[head_padding]))
-    return b"".join((MAGIC, _CRC.pack(crc32c(head)), head, *parts))
+    head = b"".join((head, *table, before))
+    return b"".join((MAGIC, _U32.pack(crc32c(head)), head, *parts))
+
+
+def _end(at: int) -> bytes:
+    """What closes a batch whose columns end at `at`: padding, and its size, for reading backwards."""
+    padding = -(at + 4) & 7
+    return _PADDING[padding] + _U32.pack(at + padding + 4)
 
 
 def encode_lost(base_offset: int, base_ticks: int, count: int) -> bytes:
@@ -223,6 +238,9 @@ class Batch:
         kinds = [entry[0] for entry in self._table]
         if kinds != sorted(set(kinds)) or (DATA in kinds) == bool(self.flags & LOST) or (self.flags & LOST and kinds):
             raise self._damaged("a batch has the wrong columns")
+        end = self.position - self._shift + self.size
+        if size_before(self.buffer, end) != self.size:
+            raise self._damaged("a batch does not end with its size")
         if not self.count or not 0 <= self.base_offset < 2**63 - self.count:
             raise self._damaged("a batch has no events, or impossible offsets")
         for kind in kinds:
@@ -297,7 +315,7 @@ def decode(buffer: memoryview, position: int, end: int, path: str = "", shift: i
         table[-1][4] = batch_end
     if n == 0:
         first = batch_end
-    if crc32c(buffer[position + 8 : first]) != crc or not at <= batch_end < at + 8:
+    if crc32c(buffer[position + 8 : first]) != crc or not at + 4 <= batch_end < at + 12:
         raise corrupt("the checksum of a batch's header is wrong", path, position + shift, size)
     if version != VERSION or flags & ~(BLOB | LOST) or content >= len(CONTENTS):
         raise Unsupported(
@@ -326,6 +344,12 @@ def corrupt(reason: str, path: str, position: int, size: int, offsets: tuple[int
     )
 
 
+def size_before(buffer: memoryview, position: int) -> int:
+    """The size of the batch that ends at `position`, unchecked."""
+    size: int = _U32.unpack_from(buffer, position - 4)[0]
+    return size
+
+
 def peek(buffer: memoryview, position: int) -> tuple[int, int, int, int]:
     """Size, count, base offset and base ticks of the batch at `position`, unchecked: for building maps of batches."""
     _, _, size, count, base_offset, base_ticks, _, _, _, _ = _HEADER.unpack_from(buffer, position)
@@ -337,6 +361,27 @@ def _unknown_encoding(entry: tuple[int, int, int, int, int, int]) -> Unsupported
         f"column {entry[0]} has the encoding {entry[1]:#04x}, which is unknown for it",
         hint="upgrade headwater to read this log",
     )
+
+
+def _encode_ticks(ticks: I64) -> tuple[int, list[Any], int]:
+    """As runs of consecutive ticks, which appends of many events make, or one by one: whichever is shorter."""
+    starts = np.flatnonzero(np.diff(ticks, prepend=ticks[0] - 2) != 1)
+    if len(starts) * 12 >= ticks.nbytes:
+        return PLAIN, [ticks.data], ticks.nbytes
+    return RUNS, [ticks[starts].data, starts.astype(np.uint32).data], len(starts) * 12
+
+
+def _decode_ticks(encoding: int, stored: memoryview, count: int) -> I64:
+    if encoding == PLAIN:
+        return np.frombuffer(stored, np.int64, count)
+    if encoding != RUNS:
+        raise Unsupported(f"ticks have the encoding {encoding:#04x}", hint="upgrade headwater to read this log")
+    runs = len(stored) // 12
+    ticks = np.frombuffer(stored, np.int64, runs)
+    starts = np.frombuffer(stored, np.uint32, runs, runs * 8).astype(np.int64)
+    if not runs or starts[0] != 0 or starts[-1] >= count:
+        raise ValueError("the runs of ticks do not begin with the events")
+    return np.repeat(ticks - starts, np.diff(starts, append=count)) + np.arange(count)
 
 
 def _consecutive(ticks: I64) -> bool:

@@ -84,6 +84,8 @@ class Reader:
         end = self.end_position(segment, slot)
         if end == HEADER_BYTES:
             return segment.base
+        if segment.base == slot.segment and slot.last_ticks - ticks < ticks - segment.header.begun_ticks:
+            return self._offset_near_end(segment, slot, ticks)
         batches = segment.map(end)
         number = max(0, int(np.searchsorted(batches.ticks, ticks, "right")) - 1)
         window = segment.window(int(batches.positions[number]), end)
@@ -91,6 +93,27 @@ class Reader:
         if batch.last_ticks < ticks and batch.end_position < end:
             window.batch(batch.end_position)  # the map is unverified: if this one has the ticks, its header is damaged
         return batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
+
+    def _offset_near_end(self, segment: SegmentFile, slot: Slot, ticks: int) -> int:
+        """The first offset of the active segment with these ticks or later ones, looked for from its end."""
+        found = slot.visible_offset
+        for batch in segment.backwards(self.end_position(segment, slot), found):
+            if batch.last_ticks < ticks:
+                break
+            found = batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
+        return found
+
+    def locate(self, segment: SegmentFile, slot: Slot, offset: int) -> tuple[int, int]:
+        """Position and base offset of the batch that holds an offset: from the nearer end of an active segment."""
+        end = self.end_position(segment, slot)
+        active = segment.base == slot.segment and not segment.header.packed
+        if active and slot.visible_offset - offset < offset - segment.base:
+            for batch in segment.backwards(end, slot.visible_offset):
+                if batch.base_offset <= offset:
+                    return batch.position, batch.base_offset
+        batches = segment.map(end)
+        number = batches.batch_of(offset)
+        return int(batches.positions[number]), int(batches.offsets[number])
 
     def segment(self, base: int, slot: Slot) -> SegmentFile:
         """An open segment; raises NotFound if it is gone."""
@@ -165,30 +188,36 @@ class Reader:
 
     def _backwards(self, start: int, stop: int, types: TypeTest | None) -> Iterator[Batch]:
         slot = self.slot()
-        bases = self._known_bases(slot)
         stop = min(stop, slot.visible_offset)
-        for at in range(len(bases) - 1, -1, -1):
-            segment = self.segment(bases[at], slot)
-            if segment.base >= stop:
-                continue
-            end = self.end_position(segment, slot)
-            if end == HEADER_BYTES:
-                continue
-            batches = segment.map(end)
-            number = batches.batch_of(stop - 1)
-            wanted = wanted_batches(segment.index(), types)
-            while number >= 0:
-                if wanted is None or wanted[number]:
-                    position = int(batches.positions[number])
-                    stop_position = int(batches.positions[number + 1]) if number + 1 < len(batches.positions) else end
-                    batch = segment.window(position, stop_position).batch(position)
+        bases = self._known_bases(slot)
+        for number in range(len(bases) - 1, -1, -1):
+            if stop <= start:
+                return
+            if bases[number] < stop:
+                end = bases[number + 1] if number + 1 < len(bases) else slot.visible_offset
+                for batch in self._segment_backwards(self.segment(bases[number], slot), slot, stop, end, types):
                     if batch.end_offset <= start:
                         return
                     if not batch.flags & LOST:
                         yield batch
-                number -= 1
-            if segment.base <= start:
-                return
+                stop = bases[number]
+
+    def _segment_backwards(
+        self, segment: SegmentFile, slot: Slot, stop: int, end_offset: int, types: TypeTest | None
+    ) -> Iterator[Batch]:
+        """The batches of one segment from the one that holds `stop - 1` back; by the index where there is one."""
+        index = segment.index()
+        if index is None:
+            for batch in segment.backwards(self.end_position(segment, slot), end_offset):
+                if batch.base_offset < stop:
+                    yield batch
+            return
+        wanted = wanted_batches(index, types)
+        ends = np.append(index.positions[1:], index.segment_bytes)
+        for number in range(index.batch_of(stop - 1), -1, -1):
+            if wanted is None or wanted[number]:
+                position = int(index.positions[number])
+                yield segment.window(position, int(ends[number])).batch(position)
 
 
 class Cursor:
@@ -234,9 +263,7 @@ class Cursor:
         elif self.offset == slot.visible_offset and segment.base == slot.segment and not segment.header.packed:
             self._position, self._batch_offset = slot.visible_position, self.offset
         else:
-            batches = segment.map(self._reader.end_position(segment, slot))
-            number = batches.batch_of(self.offset)
-            self._position, self._batch_offset = int(batches.positions[number]), int(batches.offsets[number])
+            self._position, self._batch_offset = self._reader.locate(segment, slot, self.offset)
         return segment
 
     def _wanted(self, segment: SegmentFile, end: int, stop: int, wanted: np.ndarray) -> Iterator[Batch]:

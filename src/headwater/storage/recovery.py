@@ -129,6 +129,8 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
     if not tail.sound():  # the other slot is damaged, and each opening would recover again
         slot = slot.then(OPEN)
         tail.publish(slot)
+    if known is None:
+        _sync_first(place)
     return slot
 
 
@@ -145,6 +147,16 @@ def write_segment(place: Place, header: SegmentHeader) -> int:
     path = place.segment(header.base_offset)
     place.disk.replace(path, header.encode())
     return place.disk.open_write(path)
+
+
+def _sync_first(place: Place) -> None:
+    """Make durable what the first events will rest on: the tail, and the name of the topic."""
+    fd = place.disk.open_write(place.tail)
+    try:
+        place.disk.fdatasync(fd)  # an old tail tells what may be cut after a power loss; none at all does not
+    finally:
+        place.disk.close(fd)
+    place.disk.sync_directory(place.path.parent.parent)  # whoever made the topic may have died before this
 
 
 def _ticks_before(segment: SegmentFile, position: int) -> int:

@@ -76,7 +76,7 @@ def build_index(segment: SegmentFile, pause: Pause = lambda: None) -> Index:
         end = batch.end_offset
         if number % 256 == 255:
             pause()
-    numbers = {type: np.array(batches, np.int32) for type, batches in types.items()}
+    numbers = {type: np.array(batches, np.int32) for type, batches in sorted(types.items())}
     return Index(
         segment.header.file_id,
         segment.base,

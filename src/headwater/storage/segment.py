@@ -16,12 +16,13 @@ import numpy as np
 
 from headwater.errors import Corrupt, NotFound
 from headwater.format import segment as format
-from headwater.format.batch import Batch, corrupt, decode, peek
+from headwater.format.batch import Batch, corrupt, decode, peek, size_before
 from headwater.format.column import I64
 from headwater.format.index import Index
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.storage.place import Place
 
+BACKWARDS_BYTES = 64 * 1024  # how much to read at once on the way back
 MAP_BYTES_MIN = 256 * 1024  # below this, one read is cheaper than a map and its page faults
 
 
@@ -149,6 +150,23 @@ class SegmentFile:
         with self._walking:
             self._walk(end)
             return Map(*(np.array(numbers, np.int64) for numbers in self._walked))
+
+    def backwards(self, end: int, offset: int) -> Iterator[Batch]:
+        """The batches that end at position `end` and before, the last first; `offset` is where the last one ends."""
+        window = self.window(end, end)
+        while end > HEADER_BYTES:
+            if end - 4 < window.start:
+                window = self.window(max(HEADER_BYTES, end - BACKWARDS_BYTES), end)
+            size = size_before(window.buffer, end - window.start)
+            if not HEADER_BYTES <= end - size < end:
+                raise corrupt("no batch ends here", self.path, HEADER_BYTES, end - HEADER_BYTES)
+            if end - size < window.start:
+                window = self.window(end - size, end)
+            batch = window.batch(end - size)
+            if batch.end_offset != offset or batch.size != size:
+                raise corrupt(f"offset {offset - 1} was expected", self.path, batch.position, batch.size)
+            yield batch
+            end, offset = batch.position, batch.base_offset
 
     def _walk(self, end: int) -> None:
         offsets, ticks, positions = self._walked

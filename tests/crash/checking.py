@@ -1,0 +1,180 @@
+"""Opening what a crash left, and comparing it with what must be there.
+
+`check` raises AssertionError with the reason. It opens the log as any program would, with the real disk.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from headwater.engine.engine import Engine
+from headwater.errors import Corrupt
+from headwater.format import tail as tail_format
+from headwater.format.batch import Batch, decode
+from headwater.format.names import directory_of, file_of, offset_of
+from headwater.format.segment import HEADER_BYTES
+from headwater.format.tail import Slot
+from headwater.storage import recovery
+from headwater.storage.disk import Disk
+from tests.crash.expectation import Expectation, ExpectedLog
+from tests.crash.machine import Tree, read_tree, write_tree
+from tests.crash.recording import BOOT, EPOCH_TICKS, SteadyClock
+from tests.crash.workload import events_of, open_engine
+
+NEXT_BOOT = bytes(reversed(BOOT))
+NEXT = b"the next event"
+Seen = dict[tuple[str, int], list[tuple[int, int, bytes]]]
+
+
+def check(tree: Tree, expected: Expectation, path: Path, *, rebooted: bool) -> None:
+    """Open the tree at `path`, a new directory that is removed again, and check all that it holds."""
+    write_tree(tree, path)
+    try:
+        check_directory(path, tree, expected, rebooted=rebooted)
+    finally:
+        shutil.rmtree(path)
+
+
+def check_directory(path: Path, before: Tree, expected: Expectation, *, rebooted: bool) -> None:
+    """The same for a directory that holds `before`."""
+    with reopen(path, expected, rebooted=rebooted) as engine:
+        seen = check_contents(engine, before, expected, rebooted=rebooted)
+        _recover(engine, seen, expected)
+    settled = _without_hints(read_tree(path))
+    _check_kept(before, settled)
+    with reopen(path, expected, rebooted=rebooted) as engine:
+        for (topic, partition), events in seen.items():
+            assert events_of(engine, topic, partition) == events, "a second opening shows something else"
+        assert _without_hints(read_tree(path)) == settled, "a second opening changes something"
+        for (topic, partition), events in seen.items():
+            _check_next(engine, topic, partition, events)
+        if not expected.topics:
+            assert engine.append("new", NEXT).offset == 0
+    with reopen(path, expected, rebooted=rebooted) as engine:
+        for (topic, partition), events in seen.items():
+            [last, *there] = events_of(engine, topic, partition, reverse=True)
+            assert last[2] == NEXT, "an append after recovery is not the last"
+            assert there[::-1] == events, "reading backwards shows something else"
+            assert [event.data for event in engine.read(topic, partition=partition, start=len(events))] == [NEXT]
+
+
+def reopen(path: Path, expected: Expectation, *, rebooted: bool, disk: Disk | None = None) -> Engine:
+    """Open what a crash left, with a clock that went wrong: it stepped back."""
+    clock = SteadyClock(NEXT_BOOT if rebooted else BOOT, EPOCH_TICKS - 10_000_000)
+    return open_engine(path / "data", disk or Disk(), clock, create=not expected.opened)
+
+
+def check_contents(engine: Engine, before: Tree, expected: Expectation, *, rebooted: bool) -> Seen:
+    """Check the topics and events; returns them."""
+    names = engine.topics()
+    for name, topic in expected.topics.items():
+        assert name in names or not topic.certain, f"topic {name!r} was acknowledged, and is gone"
+    seen: Seen = {}
+    for name in names:
+        assert name in expected.topics, f"topic {name!r} is deleted or was never made"
+        logs = expected.topics[name].logs
+        assert len(engine._topic(name).logs) == len(logs)
+        for partition, log in enumerate(logs):
+            stored = _at(before, "data", "topics", directory_of(name), str(partition))
+            try:
+                events = events_of(engine, name, partition)
+            except Corrupt:
+                if not rebooted or not _undecidable(stored, log):
+                    raise
+                continue
+            log.check(events, log.durable if rebooted else log.events())
+            seen[name, partition] = events
+            known = _slot(stored)
+            if known is not None and known.visible_offset > len(events):
+                _check_told(engine, name, partition, len(events), known)
+    return seen
+
+
+def _recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
+    """Take the locks, and so publish what a killed writer had written and not published."""
+    for topic, partition in list(seen):
+        engine._topic(topic).logs[partition].sync()
+        log = expected.topics[topic].logs[partition]
+        if log.pending is not None:
+            events = events_of(engine, topic, partition)
+            assert events[: len(seen[topic, partition])] == seen[topic, partition], "recovery took away what was seen"
+            log.check(events, len(seen[topic, partition]))
+            seen[topic, partition] = events
+
+
+def _check_told(engine: Engine, topic: str, partition: int, end: int, known: Slot) -> None:
+    """Events that the tail remembers, and which are gone, must be in the report."""
+    place = engine._topic(topic).logs[partition].place
+    told = [report.lost_offsets for report in recovery.reports(place)]
+    assert (end, known.visible_offset) in told, f"events {end} to {known.visible_offset - 1} are lost without a word"
+
+
+def _check_next(engine: Engine, topic: str, partition: int, events: list[tuple[int, int, bytes]]) -> None:
+    ref = engine.append(topic, NEXT, partition=partition)
+    assert ref.offset == len(events), "an append after recovery did not get the next offset"
+    assert not events or ref.ticks > events[-1][1], "an append after recovery is older than what was there"
+
+
+def _check_kept(before: Tree, after: Tree) -> None:
+    """Bytes that were cut from a segment are beside it."""
+    for name, child in before.items():
+        there = after.get(name)
+        if isinstance(child, bytes):
+            if name.endswith(".log") and isinstance(there, bytes) and child.startswith(there) and child != there:
+                kept = after.get(f"{name.removesuffix('log')}cut-{len(there)}")
+                assert kept == child[len(there) :], f"bytes were cut from {name} and not kept"
+        elif isinstance(there, dict):
+            _check_kept(child, there)
+
+
+def _undecidable(stored: Tree, log: ExpectedLog) -> bool:
+    """Whether `Corrupt` is right: no tail tells what was durable, and a whole batch lies behind a missing one."""
+    if _slot(stored) is not None:
+        return False
+    bases = [base for name in stored if (base := offset_of(name, "log")) is not None]
+    base = max(bases)
+    segment = stored[file_of(base, "log")]
+    assert isinstance(segment, bytes)
+    position, offset = HEADER_BYTES, base
+    while (batch := _batch(segment, position, offset)) is not None:
+        position, offset = batch.end_position, batch.end_offset
+    behind = any(_batch(segment, at, offset, exact=False) for at in range(position, len(segment), 8))
+    return behind and offset >= log.durable
+
+
+def _batch(segment: bytes, position: int, offset: int, *, exact: bool = True) -> Batch | None:
+    """The valid batch at a position of a segment."""
+    try:
+        batch = decode(memoryview(segment), position, len(segment), "", 0)
+        batch.validate()
+    except Corrupt:
+        return None
+    return batch if batch.base_offset == offset or (not exact and batch.base_offset > offset) else None
+
+
+def _slot(stored: Tree) -> Slot | None:
+    tail = stored.get("tail", b"")
+    assert isinstance(tail, bytes)
+    if len(tail) != tail_format.SIZE or not tail.startswith(tail_format.MAGIC):
+        return None
+    return tail_format.newest(tail)
+
+
+def _at(tree: Tree, *names: str) -> Tree:
+    for name in names:
+        child = tree.get(name, {})
+        assert isinstance(child, dict)
+        tree = child
+    return tree
+
+
+def _without_hints(tree: Tree) -> Tree:
+    """The tree without the words of a tail that may change at any time."""
+    result: Tree = {}
+    for name, child in tree.items():
+        if isinstance(child, dict):
+            result[name] = _without_hints(child)
+        else:
+            result[name] = child[tail_format.SLOTS_AT[0] :] if name == "tail" else child
+    return result

@@ -1,0 +1,154 @@
+"""What must be there after a crash: folded from the marks that a workload left in a trace.
+
+A workload says what it begins (`Begin`) and what it was told (`Done`). Events of one call to one partition are a group:
+there as a whole or not at all. At any moment at most one call is under way.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from headwater.event import Durability
+from tests.crash.recording import Op
+
+Verb = Literal["open", "create", "delete", "append", "sync"]
+
+
+class Begin(NamedTuple):
+    verb: Verb
+    topic: str = ""
+    partitions: int = 1
+    groups: tuple[tuple[int, tuple[bytes, ...]], ...] = ()  # what goes to which partition
+
+
+class Acknowledged(NamedTuple):
+    partition: int
+    offset: int
+    ticks: int
+
+
+class Done(NamedTuple):
+    verb: Verb
+    topic: str = ""
+    refs: tuple[tuple[Acknowledged, ...], ...] = ()  # one for each event of each group
+    durability: Durability = "fsync"
+
+
+class Failed(NamedTuple):
+    """The call raised: what it was to do must never be seen."""
+
+    verb: Verb
+    topic: str = ""
+
+
+class Group(NamedTuple):
+    data: tuple[bytes, ...]
+    ticks: tuple[int, ...] | None  # None while it was not acknowledged
+
+
+class ExpectedLog:
+    """One partition: the groups that were acknowledged, in order, and the one that may be there besides."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+        self.pending: Group | None = None
+        self.durable = 0  # events that a power loss must leave
+
+    def events(self) -> int:
+        return sum(len(group.data) for group in self.groups)
+
+    def check(self, seen: list[tuple[int, int, bytes]], required: int) -> None:
+        """`seen` are offset, ticks and data of each event; at least `required` must be among them."""
+        assert [offset for offset, _, _ in seen] == list(range(len(seen))), "offsets are not contiguous"
+        ticks = [each for _, each, _ in seen]
+        assert all(one < other for one, other in pairwise(ticks)), "ticks do not grow"
+        at = 0
+        for group in [*self.groups, *([self.pending] if self.pending else [])]:
+            if at == len(seen):
+                break
+            there = seen[at : at + len(group.data)]
+            assert len(there) == len(group.data), f"only {len(there)} of {len(group.data)} events of a batch at {at}"
+            assert tuple(data for _, _, data in there) == group.data, f"other data at offset {at}"
+            if group.ticks is not None:
+                assert tuple(each for _, each, _ in there) == group.ticks, f"other ids at offset {at}"
+            at += len(group.data)
+        assert at == len(seen), f"events from offset {at} on were never appended"
+        assert len(seen) >= required, f"{required} events were acknowledged, and {len(seen)} are there"
+
+
+class ExpectedTopic:
+    def __init__(self, partitions: int) -> None:
+        self.logs = [ExpectedLog() for _ in range(partitions)]
+        self.certain = False  # it may be missing while it is being made or deleted
+        self.wanted = True  # it is being deleted otherwise
+
+
+class Expectation:
+    """What a reader may and must find."""
+
+    def __init__(self) -> None:
+        self.opened = False
+        self.topics: dict[str, ExpectedTopic] = {}
+        self.acknowledged = 0  # how many marks told of something that is done
+
+    def fold(self, op: Op) -> None:
+        """Take in one operation of the trace."""
+        note = op.note
+        if isinstance(note, Begin):
+            self._begin(note)
+        elif isinstance(note, Done):
+            self.acknowledged += 1
+            self._done(note)
+        elif isinstance(note, Failed):
+            self.acknowledged += 1
+            self._failed(note)
+
+    def _begin(self, note: Begin) -> None:
+        if note.verb in ("create", "append") and note.topic not in self.topics:
+            self.topics[note.topic] = ExpectedTopic(note.partitions)
+        if note.verb == "append":
+            for partition, data in note.groups:
+                self.topics[note.topic].logs[partition].pending = Group(data, None)
+        elif note.verb == "delete":
+            self.topics[note.topic].certain = False
+            self.topics[note.topic].wanted = False
+
+    def _done(self, note: Done) -> None:
+        match note.verb:
+            case "open":
+                self.opened = True
+            case "create":
+                self.topics[note.topic].certain = True
+            case "delete":
+                del self.topics[note.topic]
+            case "append":
+                self.topics[note.topic].certain = True
+                for refs in note.refs:
+                    self._append(self.topics[note.topic].logs[refs[0].partition], refs, note.durability)
+            case "sync":
+                for log in self.topics[note.topic].logs:
+                    log.durable = log.events()
+
+    def _append(self, log: ExpectedLog, refs: tuple[Acknowledged, ...], durability: Durability) -> None:
+        assert log.pending is not None
+        count = log.events()
+        assert [ref.offset for ref in refs] == list(range(count, count + len(refs))), "acknowledged at wrong offsets"
+        log.groups.append(Group(log.pending.data, tuple(ref.ticks for ref in refs)))
+        log.pending = None
+        if durability == "fsync":
+            log.durable = log.events()
+
+    def _failed(self, note: Failed) -> None:
+        topic = self.topics[note.topic]
+        for log in topic.logs:
+            log.pending = None
+        topic.wanted = True
+
+
+def expectation_of(trace: list[Op]) -> Expectation:
+    """What holds at the end of a trace."""
+    expected = Expectation()
+    for op in trace:
+        expected.fold(op)
+    return expected

@@ -1,0 +1,242 @@
+"""The verbs, marked in the trace: several engines on one directory, as several processes would be."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from headwater.engine.engine import Engine
+from headwater.errors import HeadwaterError
+from headwater.event import Durability, Ref
+from headwater.format.names import partition_of
+from headwater.limits import Limits
+from headwater.storage.disk import Clock, Disk
+from headwater.storage.place import Place
+from headwater.storage.sealer import Sealer
+from tests.crash.expectation import Acknowledged, Begin, Done, Expectation, Failed, Verb, expectation_of
+from tests.crash.recording import Op, RecordingDisk, SteadyClock
+
+# Small, so that a few appends roll a segment, and a few hundred bytes are a huge event.
+LIMITS = Limits(segment_bytes=1024, blob_bytes_min=600, lock_wait_s=2.0)
+
+
+class QuietSealer(Sealer):
+    """Seals nothing by itself: the workload says when, so that every run has the same trace."""
+
+    def rolled(self, place: Place) -> None:
+        pass
+
+
+def open_engine(path: Path, disk: Disk, clock: Clock, *, create: bool = True) -> Engine:
+    engine = Engine(path, create=create, limits=LIMITS, disk=disk, clock=clock)
+    engine._sealer = QuietSealer()
+    return engine
+
+
+class Driver:
+    """Does what a workload says, through one of several engines, and marks it."""
+
+    def __init__(self, root: Path, disk: RecordingDisk, clock: Clock, *, writers: int = 1) -> None:
+        self.disk = disk
+        self.root = root
+        self._clock = clock
+        self._number = 0
+        disk.mark(Begin("open"))
+        self.engines = [open_engine(root / "data", disk, clock) for _ in range(writers)]
+        disk.mark(Done("open"))
+
+    def create(self, topic: str, partitions: int = 1, *, writer: int = 0) -> None:
+        self.disk.mark(Begin("create", topic, partitions))
+        self.engines[writer].create(topic, partitions=partitions)
+        self.disk.mark(Done("create", topic))
+
+    def delete(self, topic: str, *, writer: int = 0) -> None:
+        self.disk.mark(Begin("delete", topic))
+        self.engines[writer].delete(topic)
+        self.disk.mark(Done("delete", topic))
+
+    def append(
+        self, topic: str, size: int = 40, durability: Durability = "fsync", *, partition: int = 0, writer: int = 0
+    ) -> Ref:
+        data = self._data(size)
+        self.disk.mark(Begin("append", topic, groups=((partition, (data,)),)))
+        ref = self.engines[writer].append(topic, data, durability=durability, partition=partition)
+        self.disk.mark(Done("append", topic, ((_acknowledged(ref),),), ref.durability))
+        return ref
+
+    def append_many(
+        self, topic: str, sizes: Sequence[int], durability: Durability = "fsync", *, partition: int = 0, writer: int = 0
+    ) -> None:
+        data = tuple(map(self._data, sizes))
+        self.disk.mark(Begin("append", topic, groups=((partition, data),)))
+        refs = self.engines[writer].append_many(topic, data, durability=durability, partition=partition)
+        self.disk.mark(Done("append", topic, (tuple(map(_acknowledged, refs)),), refs.durability))
+
+    def append_keyed(self, topic: str, count: int, partitions: int, *, writer: int = 0) -> None:
+        """Events that their keys spread over the partitions."""
+        data = [self._data(50) for _ in range(count)]
+        keys = [b"key-%d" % number for number in range(count)]
+        groups: dict[int, list[int]] = {}
+        for row, key in enumerate(keys):
+            groups.setdefault(partition_of(key, partitions), []).append(row)
+        begun = tuple((partition, tuple(data[row] for row in rows)) for partition, rows in groups.items())
+        self.disk.mark(Begin("append", topic, groups=begun))
+        refs = self.engines[writer].append_many(topic, data, keys=keys)
+        told = tuple(tuple(_acknowledged(refs[row]) for row in rows) for rows in groups.values())
+        self.disk.mark(Done("append", topic, told, refs.durability))
+
+    def sync(self, topic: str, *, writer: int = 0) -> None:
+        self.engines[writer].sync(topic)
+        self.disk.mark(Done("sync", topic))
+
+    def seal(self, topic: str, *, writer: int = 0) -> None:
+        self.engines[writer].seal(topic)
+        self.disk.mark(Done("sync", topic))
+
+    def read(self, topic: str, *, writer: int = 0) -> None:
+        """Read all, and find all that was acknowledged."""
+        for partition, log in enumerate(self.expected().topics[topic].logs):
+            log.check(events_of(self.engines[writer], topic, partition), log.events())
+
+    def failing(self, verb: Verb, topic: str, call: Callable[[], object]) -> HeadwaterError | None:
+        """Do something that may fail; the error, if it does, is marked and returned."""
+        try:
+            call()
+        except HeadwaterError as error:
+            self.disk.mark(Failed(verb, topic))
+            return error
+        return None
+
+    def expected(self) -> Expectation:
+        return expectation_of(self.disk.trace)
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+
+    def _data(self, size: int) -> bytes:
+        """Bytes that no other event has."""
+        self._number += 1
+        return (b"event %d " % self._number).ljust(size, b".")
+
+
+def events_of(engine: Engine, topic: str, partition: int, *, reverse: bool = False) -> list[tuple[int, int, bytes]]:
+    """Offset, ticks and data of each event of a partition."""
+    return [
+        (event.offset, event.ticks, b"".join(event.chunks()))
+        for event in engine.read(topic, partition=partition, reverse=reverse)
+    ]
+
+
+def _acknowledged(ref: Ref) -> Acknowledged:
+    return Acknowledged(ref.partition, ref.offset, ref.ticks)
+
+
+# The workloads: each is small, so that a crash can be tried after each of its operations.
+
+
+def durabilities(driver: Driver) -> None:
+    """Both durabilities, alone and many, with rolls between them."""
+    driver.create("a")
+    driver.append("a", 40)
+    driver.append("a", 100, "os")
+    driver.append_many("a", [200, 30, 250], "os")
+    driver.append("a", 300)
+    driver.append("a", 20, "os")
+    driver.append_many("a", [500, 10, 400], "os")  # rolls
+    driver.append("a", 30, "os")
+    driver.sync("a")
+    driver.append("a", 590)  # rolls
+    driver.append_many("a", [100, 100], "os")
+    driver.append_many("a", [30, 40], "fsync")
+    driver.append("a", 20, "os")
+    driver.append("a", 21, "os")
+
+
+def partitions(driver: Driver) -> None:
+    """Several partitions, by number and by key."""
+    driver.create("p", 3)
+    driver.append("p", 40, partition=1)
+    driver.append_keyed("p", 7, 3)
+    driver.append("p", 600, "os", partition=2)
+    driver.append("p", 500, "os", partition=2)
+    driver.append("p", 50, partition=2)
+    driver.append("p", 50, "os", partition=0)
+    driver.read("p")
+
+
+def sealing(driver: Driver) -> None:
+    """Rolls, packing and indexes, with appends of both durabilities between them."""
+    driver.append("s", 100)
+    for number in range(9):
+        driver.append("s", 90, "os" if number % 3 else "fsync")
+    driver.seal("s")
+    driver.append("s", 100, "os")
+    driver.append("s", 110, "fsync")
+    for _ in range(7):
+        driver.append("s", 120, "os")
+    driver.seal("s")
+    driver.read("s")
+    driver.append("s", 30, "os")
+
+
+def topics(driver: Driver) -> None:
+    """Topics made, deleted and made again."""
+    driver.create("t", 2)
+    driver.append("t", 40, partition=1)
+    driver.append("u", 40)
+    driver.delete("t")
+    driver.create("t", 1)
+    driver.append("t", 50)
+    driver.append("t", 60, "os")
+    driver.delete("u")
+    driver.append("u", 70, "os")
+
+
+def huge(driver: Driver) -> None:
+    """Huge events in files of their own, of both durabilities, over a roll and a seal."""
+    driver.append("h", 1500)
+    driver.append("h", 700, "os")
+    driver.append("h", 40, "fsync")
+    for _ in range(4):
+        driver.append("h", 210, "os")
+    driver.append("h", 900, "os")
+    driver.append("h", 800, "os")
+    driver.sync("h")
+    driver.seal("h")
+    driver.append("h", 650, "os")
+    driver.read("h")
+
+
+def writers(driver: Driver) -> None:
+    """Three engines in turn on the same logs."""
+    driver.create("w", writer=0)
+    for number in range(14):
+        driver.append("w", 60 + 20 * (number % 4), "os" if number % 5 in (1, 2) else "fsync", writer=number % 3)
+        if number == 8:
+            driver.seal("w", writer=1)
+    driver.append_many("w", [100, 200], "os", writer=2)
+    driver.read("w", writer=0)
+    driver.delete("w", writer=1)
+    driver.append("w", 30, writer=2)
+    driver.append("w", 30, "os", writer=0)
+
+
+Workload = Callable[[Driver], None]
+WORKLOADS: dict[str, Workload] = {
+    workload.__name__: workload for workload in (durabilities, partitions, sealing, topics, huge, writers)
+}
+
+
+def record(
+    workload: Workload, root: Path, *, disk: type[RecordingDisk] = RecordingDisk, clock: Clock | None = None
+) -> list[Op]:
+    """The trace of a workload, run in a new directory that is removed again."""
+    root.mkdir()
+    recording = disk(root)
+    driver = Driver(root, recording, clock or SteadyClock(), writers=3 if workload is writers else 1)
+    workload(driver)
+    driver.close()
+    shutil.rmtree(root)
+    return recording.trace
