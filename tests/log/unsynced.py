@@ -12,7 +12,7 @@ from headwater.storage.disk import Disk
 class UnsyncedDisk(Disk):
     """As the real one, but a sync returns at once."""
 
-    fdatasync = staticmethod(lambda _fd: None)
+    fdatasync = staticmethod(lambda fd: None)  # noqa: ARG005  (the name is the interface)
 
     def sync_directory(self, path: Path) -> None:
         pass

@@ -88,8 +88,10 @@ class Reader:
             return self._offset_near_end(segment, slot, ticks)
         batches = segment.map(end)
         number = max(0, int(np.searchsorted(batches.ticks, ticks, "right")) - 1)
-        position = int(batches.positions[number])
-        batch = segment.window(position, end).batch(position)
+        window = segment.window(int(batches.positions[number]), end)
+        batch = window.batch(int(batches.positions[number]))
+        if batch.last_ticks < ticks and batch.end_position < end:
+            window.batch(batch.end_position)  # the map is unverified: if this one has the ticks, its header is damaged
         return batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
 
     def _offset_near_end(self, segment: SegmentFile, slot: Slot, ticks: int) -> int:

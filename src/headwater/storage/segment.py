@@ -110,14 +110,21 @@ class SegmentFile:
 
     def replaced(self) -> bool:
         """Whether sealing has put a packed file in the place of this one."""
-        return not self.header.packed and self._disk.inode(self._place.segment(self.base)) != self._disk.inode(self._fd)
+        path, inode = self._place.segment(self.base), self._disk.inode
+        return not self.header.packed and inode(path) != inode(self._fd)
 
     def window(self, position: int, end: int) -> Window:
-        """The bytes from `position` to `end`, which is at most what is visible."""
+        """The bytes from `position` to `end`, at most what is visible. Raises Corrupt if they are not there."""
         if end - position < MAP_BYTES_MIN:
-            return Window(memoryview(self._disk.pread(self._fd, end - position, position)), position, self.path)
+            stored = self._disk.pread(self._fd, end - position, position)
+            found = position + len(stored)
+            if found < end:
+                raise corrupt("the segment was cut short", self.path, found, end - found)
+            return Window(memoryview(stored), position, self.path)
         mapped = self._mapped
         if mapped is None or len(mapped) < end:
+            if (size := self.size()) < end:
+                raise corrupt("the segment was cut short", self.path, size, end - size)
             mapped = self._mapped = self._disk.map(self._fd, end)
         return Window(memoryview(mapped)[:end], 0, self.path)
 

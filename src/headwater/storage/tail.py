@@ -92,6 +92,8 @@ class Tail:
         Called after the lock was released: that system call is the memory barrier between publishing and looking
         at `waiting`, without which a follower could go to sleep unseen.
         """
+        if not self.writable:
+            return
         words = self._words
         words[_WAKE] = (words[_WAKE] + 1) & 0xFFFFFFFF
         if words[_WAITING]:

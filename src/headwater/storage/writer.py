@@ -177,10 +177,12 @@ class Writer:
 
     def _open_lock(self) -> None:
         try:
+            if self._identity is None:  # it was missing where nothing can be made: the error says why
+                self._disk.close(self._disk.create(self._place.lock))
             self._lock_fd = self._disk.open_write(self._place.lock)
+        except FileNotFoundError as error:
+            raise deleted(self._place) from error
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and self._identity is not None:
-                raise deleted(self._place) from error
             raise unavailable(self._place, "the log cannot be written", error) from error
         if self._disk.inode(self._lock_fd) != self._identity:
             self._disk.close(self._lock_fd)
