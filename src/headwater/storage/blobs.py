@@ -68,7 +68,7 @@ class Spool:
         try:
             yield
         except OSError as error:
-            if self._disk.inode(self._place.lock) is None:
+            if self._disk.inode(self._place.path) is None:
                 raise deleted(self._place) from error
             raise unavailable(self._place, "a huge event cannot be stored", error) from error
 
