@@ -14,7 +14,7 @@ from weakref import WeakSet
 import msgspec
 import numpy as np
 
-from headwater.engine import appending, checking, reading
+from headwater.engine import appending, batches, checking, reading
 from headwater.engine.appending import Data, Meta
 from headwater.engine.batches import EventBatch
 from headwater.engine.catalogue import Catalogue
@@ -330,9 +330,8 @@ class Engine:
         key: bytes | str | None = None,
     ) -> pa.Table:
         """Like `read_batches`, as one Arrow table that points into the log's files; empty if there is nothing."""
-        schema = arrow.schema(columns or arrow.DEFAULT_COLUMNS)
         found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key)
-        return arrow.table((batch.record_batch(schema) for batch in found), schema)
+        return batches.table(found, columns)
 
     def follow(
         self,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from headwater.errors import Invalid, Unsupported
 from headwater.event import UNIX_EPOCH_TICKS, Content, id_of
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch
-from headwater.format.column import Column
+from headwater.format.column import I64, Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,50 +76,114 @@ def _schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([(column, types[column]) for column in columns])  # type: ignore[no-any-return]  # a lazy module
 
 
-def table(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    """One table of all batches, which may be none."""
-    return pyarrow().Table.from_batches(batches, schema)  # type: ignore[no-any-return]  # a lazy module
+class Piece(NamedTuple):
+    """The events `lo` to `hi` of a stored batch."""
+
+    batch: Batch
+    lo: int
+    hi: int
 
 
-def record_batch(
-    batch: Batch, lo: int, hi: int, schema: pa.Schema, topic: str, partition: int, node: int
-) -> pa.RecordBatch:
-    """The events `lo` to `hi` of a batch. A huge event has null data and its size in `data_bytes`."""
-    pa = pyarrow()
-    arrays = []
-    for field in schema:
-        name = field.name
+def chunks(
+    pieces: Sequence[Piece], schema: pa.Schema, topic: str, partition: int, node: int
+) -> list[list[pa.Array[Any]]]:
+    """The chunks of each column over pieces of one partition: one for each piece only where its bytes are stored.
+
+    What is computed is made once for all pieces, because making an array costs more than filling it. A huge event has
+    null data and its size in `data_bytes`.
+    """
+    made = _Chunks(pieces, topic, partition, node)
+    return [made.column(field) for field in schema]
+
+
+class _Chunks:
+    def __init__(self, pieces: Sequence[Piece], topic: str, partition: int, node: int) -> None:
+        self._pieces = pieces
+        self._node = node
+        self._constants = {"topic": topic, "partition": partition}
+        self._counts = np.array([piece.hi - piece.lo for piece in pieces], np.int64)
+        self._total = int(self._counts.sum())
+        self._ticks: I64 | None = None
+
+    def column(self, field: Any) -> list[Any]:  # noqa: PLR0911  # one for each column
+        name, type = field.name, field.type
         if name in _KINDS:
+            return self._stored(name)
+        if name == "type":
+            return self._types()
+        if name == "content":
+            runs = groupby(self._pieces, key=lambda piece: piece.batch.content)
+            return [_repeated(content, type, sum(piece.hi - piece.lo for piece in run)) for content, run in runs]
+        if name in self._constants:
+            return [_repeated(self._constants[name], type, self._total)]
+        if name == "id":
+            ids = [str(id_of(ticks, self._node)).encode() for ticks in self._all_ticks().tolist()]
+            return [_strings(Column.of(ids))]
+        if name == "offset":
+            starts = np.array([piece.batch.base_offset + piece.lo for piece in self._pieces], np.int64)
+            return [_numbers(type, _ranges(starts, self._counts))]
+        if name == "data_bytes":
+            return [_numbers(type, np.concatenate([_data_bytes(batch)[lo:hi] for batch, lo, hi in self._pieces]))]
+        ticks = self._all_ticks()
+        return [_numbers(type, ticks if name == "ticks" else (ticks - UNIX_EPOCH_TICKS) // 10)]
+
+    def _all_ticks(self) -> I64:
+        if self._ticks is None:
+            if any(piece.batch.has_own_ticks for piece in self._pieces):
+                self._ticks = np.concatenate([batch.ticks()[lo:hi] for batch, lo, hi in self._pieces])
+            else:
+                starts = np.array([piece.batch.base_ticks + piece.lo for piece in self._pieces], np.int64)
+                self._ticks = _ranges(starts, self._counts)
+        return self._ticks
+
+    def _stored(self, name: str) -> list[Any]:
+        """Keys, data or meta: each piece points into its batch; where they are absent there is one run of nulls."""
+        found: list[Any] = []
+        absent = 0
+        for batch, lo, hi in self._pieces:
             column = None if name == "data" and batch.flags & BLOB else batch.column(_KINDS[name])
-            arrays.append(_binary(column, lo, hi))
-        elif name == "offset":
-            offsets = np.arange(batch.base_offset + lo, batch.base_offset + hi, dtype=np.int64)
-            arrays.append(_numbers(field.type, offsets))
-        elif name == "time":
-            arrays.append(_numbers(field.type, _micros(batch, lo, hi)))
-        elif name == "type":
-            arrays.append(_types(batch.column(TYPE), lo, hi))
-        elif name == "ticks":
-            arrays.append(_numbers(field.type, batch.ticks()[lo:hi]))
-        elif name == "data_bytes":
-            arrays.append(_numbers(field.type, _data_bytes(batch)[lo:hi]))
-        elif name == "id":
-            ids = [str(id_of(ticks, node)).encode() for ticks in batch.ticks()[lo:hi].tolist()]
-            arrays.append(_strings(Column.of(ids)))
-        else:
-            values = {"partition": partition, "topic": topic, "content": batch.content}
-            arrays.append(_repeated(values[name], field.type, hi - lo))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)  # type: ignore[no-any-return]  # a lazy module
+            if column is None:
+                absent += hi - lo
+                continue
+            if absent:
+                found.append(_nulls(absent))
+                absent = 0
+            found.append(_binary(column, lo, hi))
+        return [*found, _nulls(absent)] if absent else found
+
+    def _types(self) -> list[Any]:
+        found: list[Any] = []
+        for constant, run in groupby(self._pieces, key=_constant_type):
+            if constant is None:
+                found += [_coded_types(piece) for piece in run]
+            else:
+                codes = _repeated(0, pyarrow().int32(), sum(piece.hi - piece.lo for piece in run))
+                found.append(pyarrow().DictionaryArray.from_arrays(codes, _type_names(constant), safe=False))
+        return found
+
+
+def _constant_type(piece: Piece) -> bytes | None:
+    """The type that all events of a batch share; None if there are several."""
+    column = piece.batch.column(TYPE)
+    if column is None:
+        return b""
+    return bytes(column.data) if column.offsets is None else None
+
+
+def _ranges(starts: I64, counts: I64) -> I64:
+    """The numbers from each start on, as many as its count, one after the other."""
+    if len(starts) == 1:
+        return np.arange(starts[0], starts[0] + counts[0], dtype=np.int64)
+    ends = np.cumsum(counts)
+    if (starts[1:] == starts[:-1] + counts[:-1]).all():
+        return np.arange(starts[0], starts[0] + ends[-1], dtype=np.int64)
+    found: I64 = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
+    return found
 
 
 def _numbers(type: Any, values: Any) -> Any:
     pa = pyarrow()
     return pa.Array.from_buffers(type, len(values), [None, pa.py_buffer(values)])
-
-
-def _micros(batch: Batch, lo: int, hi: int) -> Any:
-    """Microseconds since the Unix epoch, rounded down."""
-    return (batch.ticks()[lo:hi] - UNIX_EPOCH_TICKS) // 10
 
 
 def _data_bytes(batch: Batch) -> Any:
@@ -146,33 +211,32 @@ def _chunk_of(value: Any, type: Any) -> Any:
     return pa.nulls(_CHUNK, type) if value is None else pa.repeat(pa.scalar(value, type), _CHUNK)
 
 
-def _binary(column: Column | None, lo: int, hi: int) -> Any:
+def _nulls(count: int) -> Any:
+    return _repeated(None, pyarrow().binary(), count)
+
+
+def _binary(column: Column, lo: int, hi: int) -> Any:
     pa = pyarrow()
-    if column is None:
-        return _repeated(None, pa.binary(), hi - lo)
     if column.offsets is None:
         value = bytes(column.data)
-        if hi - lo == 1:
-            column = Column(1, column.data, np.array([0, len(value)], np.int32))
-            lo, hi = 0, 1
-        else:
+        if hi - lo > 1:
             return pa.repeat(pa.scalar(value, pa.binary()), hi - lo)
+        column, lo, hi = Column(1, value, np.array([0, len(value)], np.int32)), 0, 1
     valid = None if column.valid is None else pa.py_buffer(column.valid)
     buffers = [valid, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
     return pa.Array.from_buffers(pa.binary(), hi - lo, buffers, -1 if valid is not None else 0, lo)
 
 
-def _types(column: Column | None, lo: int, hi: int) -> Any:
-    pa = pyarrow()
-    if column is None or column.offsets is None:
-        values = _type_names(b"" if column is None else bytes(column.data))
-        codes = _repeated(0, pa.int32(), hi - lo)
-    elif column.codes is None:
-        return _strings(column).slice(lo, hi - lo).dictionary_encode()
-    else:
-        values = _strings(Column(len(column.offsets) - 1, column.data, column.offsets))
-        codes = _numbers(pa.int32(), column.codes[lo:hi].astype(np.int32))
-    return pa.DictionaryArray.from_arrays(codes, values, safe=False)
+def _coded_types(piece: Piece) -> Any:
+    """The types of a batch that has several."""
+    column = piece.batch.column(TYPE)
+    assert column is not None
+    assert column.offsets is not None
+    if column.codes is None:
+        return _strings(column).slice(piece.lo, piece.hi - piece.lo).dictionary_encode()
+    values = _strings(Column(len(column.offsets) - 1, column.data, column.offsets))
+    codes = _numbers(pyarrow().int32(), column.codes[piece.lo : piece.hi].astype(np.int32))
+    return pyarrow().DictionaryArray.from_arrays(codes, values, safe=False)
 
 
 @lru_cache(maxsize=1024)

@@ -220,8 +220,13 @@ class Batch:
         return np.arange(self.base_ticks, self.base_ticks + self.count, dtype=np.int64)
 
     @property
+    def has_own_ticks(self) -> bool:
+        """Whether the ticks are not simply consecutive from the base ticks."""
+        return bool(self._table) and self._table[0][0] == TICKS
+
+    @property
     def last_ticks(self) -> int:
-        if self._table and self._table[0][0] == TICKS:
+        if self.has_own_ticks:
             return int(self.ticks()[-1])
         return self.base_ticks + self.count - 1
 
