@@ -63,8 +63,8 @@ class EventBatch:
         """The events as objects. The data of those above the limit for memory is None: stream it."""
         batch, place = self._batch, self.log.place
         count = len(self)
-        if batch.flags & BLOB:
-            return [self._huge()] if count else []
+        if batch.count == 1:
+            return [self._only()] if count else []
         types = batch.column(TYPE)
         return list(
             map(
@@ -109,22 +109,25 @@ class EventBatch:
         codes = column.codes[self._lo : self._hi] if self.rows is None else column.codes[self.rows]
         return list(map(names.__getitem__, codes.tolist()))
 
-    def _huge(self) -> Event:
+    def _only(self) -> Event:
+        """The event of a batch of one, without the detour over arrays. Alone, it may be a huge one."""
         batch, place = self._batch, self.log.place
-        blob = self.log.blob(batch)
-        small = blob.size <= self.log.place.limits.blob_bytes_in_memory
-        types = batch.column(TYPE)
+        type, key, data, meta = (batch.only(kind) for kind in (TYPE, KEY, DATA, META))
+        blob = None
+        if batch.flags & BLOB:
+            blob = self.log.blob(batch)
+            data = b"".join(blob.chunks()) if blob.size <= place.limits.blob_bytes_in_memory else None
         return Event(
             place.topic,
             place.partition,
             batch.base_offset,
             batch.base_ticks,
-            "" if types is None else bytes(types.data).decode(),
-            next(iter(self._values(KEY))),
-            b"".join(blob.chunks()) if small else None,
+            "" if type is None else type.decode(),
+            key,
+            data,
             batch.content,
             self.log.node,
-            next(iter(self._values(META))),
+            meta,
             blob,
         )
 

@@ -207,6 +207,13 @@ class Batch:
                     column = self._checked[kind] = self._decoded(entry)
         return column
 
+    def only(self, kind: int) -> bytes | None:
+        """The value of a column in a batch of one event."""
+        column = self.column(kind)
+        if column is None:
+            return None
+        return bytes(column.data) if column.offsets is None else column.values(0, 1)[0]
+
     def ticks(self) -> I64:
         """The ticks of each event."""
         for entry in self._table:
