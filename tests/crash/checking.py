@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from headwater.engine.engine import Engine
 from headwater.errors import Corrupt
@@ -18,32 +20,58 @@ from headwater.format.tail import Slot
 from headwater.storage import recovery
 from headwater.storage.disk import Disk
 from tests.crash.expectation import Expectation, ExpectedLog
-from tests.crash.machine import Tree, read_tree, write_tree
-from tests.crash.recording import BOOT, EPOCH_TICKS, SteadyClock
+from tests.crash.machine import Tree, fingerprint, read_tree, write_tree
+from tests.crash.recording import EPOCH_TICKS, SteadyClock
 from tests.crash.workload import events_of, open_engine
 
-NEXT_BOOT = bytes(reversed(BOOT))
 NEXT = b"the next event"
 Seen = dict[tuple[str, int], list[tuple[int, int, bytes]]]
 
 
-def check(tree: Tree, expected: Expectation, path: Path, *, rebooted: bool) -> None:
-    """Open the tree at `path`, a new directory that is removed again, and check all that it holds."""
-    write_tree(tree, path)
+class Crash(NamedTuple):
+    """A directory after a crash, and what must be there."""
+
+    name: str
+    tree: Tree
+    expected: Expectation
+    boot_id: bytes
+    powerless: bool  # there was a power loss: events with durability `os` may be gone
+
+
+class Violation(AssertionError):
+    """A crash after which something was not as it must be."""
+
+
+def check_all(crashes: Iterator[Crash], arena: Path) -> int:
+    """Check every crash that differs from the ones before; returns how many there were."""
+    known: set[tuple[int, int]] = set()
+    for crash in crashes:
+        key = fingerprint(crash.tree), crash.expected.acknowledged
+        if key not in known:
+            known.add(key)
+            check(crash, arena / "crashed")
+    return len(known)
+
+
+def check(crash: Crash, path: Path) -> None:
+    """Open what the crash left at `path`, a new directory that is removed again, and check all that it holds."""
+    write_tree(crash.tree, path)
     try:
-        check_directory(path, tree, expected, rebooted=rebooted)
+        _check_directory(path, crash)
+    except Exception as error:
+        raise Violation(f"{crash.name}: {error!r}") from error
     finally:
         shutil.rmtree(path)
 
 
-def check_directory(path: Path, before: Tree, expected: Expectation, *, rebooted: bool) -> None:
-    """The same for a directory that holds `before`."""
-    with reopen(path, expected, rebooted=rebooted) as engine:
-        seen = check_contents(engine, before, expected, rebooted=rebooted)
-        _recover(engine, seen, expected)
+def _check_directory(path: Path, crash: Crash) -> None:
+    expected = crash.expected
+    with reopen(path, crash) as engine:
+        seen = check_contents(engine, crash)
+        recover(engine, seen, expected)
     settled = _without_hints(read_tree(path))
-    _check_kept(before, settled)
-    with reopen(path, expected, rebooted=rebooted) as engine:
+    _check_kept(crash.tree, settled)
+    with reopen(path, crash) as engine:
         for (topic, partition), events in seen.items():
             assert events_of(engine, topic, partition) == events, "a second opening shows something else"
         assert _without_hints(read_tree(path)) == settled, "a second opening changes something"
@@ -51,7 +79,7 @@ def check_directory(path: Path, before: Tree, expected: Expectation, *, rebooted
             _check_next(engine, topic, partition, events)
         if not expected.topics:
             assert engine.append("new", NEXT).offset == 0
-    with reopen(path, expected, rebooted=rebooted) as engine:
+    with reopen(path, crash) as engine:
         for (topic, partition), events in seen.items():
             [last, *there] = events_of(engine, topic, partition, reverse=True)
             assert last[2] == NEXT, "an append after recovery is not the last"
@@ -59,14 +87,15 @@ def check_directory(path: Path, before: Tree, expected: Expectation, *, rebooted
             assert [event.data for event in engine.read(topic, partition=partition, start=len(events))] == [NEXT]
 
 
-def reopen(path: Path, expected: Expectation, *, rebooted: bool, disk: Disk | None = None) -> Engine:
+def reopen(path: Path, crash: Crash, disk: Disk | None = None) -> Engine:
     """Open what a crash left, with a clock that went wrong: it stepped back."""
-    clock = SteadyClock(NEXT_BOOT if rebooted else BOOT, EPOCH_TICKS - 10_000_000)
-    return open_engine(path / "data", disk or Disk(), clock, create=not expected.opened)
+    clock = SteadyClock(crash.boot_id, EPOCH_TICKS - 10_000_000)
+    return open_engine(path / "data", disk or Disk(), clock, create=not crash.expected.opened)
 
 
-def check_contents(engine: Engine, before: Tree, expected: Expectation, *, rebooted: bool) -> Seen:
+def check_contents(engine: Engine, crash: Crash) -> Seen:
     """Check the topics and events; returns them."""
+    expected = crash.expected
     names = engine.topics()
     for name, topic in expected.topics.items():
         assert name in names or not topic.certain, f"topic {name!r} was acknowledged, and is gone"
@@ -76,14 +105,14 @@ def check_contents(engine: Engine, before: Tree, expected: Expectation, *, reboo
         logs = expected.topics[name].logs
         assert len(engine._topic(name).logs) == len(logs)
         for partition, log in enumerate(logs):
-            stored = _at(before, "data", "topics", directory_of(name), str(partition))
+            stored = _at(crash.tree, "data", "topics", directory_of(name), str(partition))
             try:
                 events = events_of(engine, name, partition)
             except Corrupt:
-                if not rebooted or not _undecidable(stored, log):
+                if not crash.powerless or not _undecidable(stored, log):
                     raise
                 continue
-            log.check(events, log.durable if rebooted else log.events())
+            log.check(events, log.durable if crash.powerless else log.events())
             seen[name, partition] = events
             known = _slot(stored)
             if known is not None and known.visible_offset > len(events):
@@ -91,12 +120,12 @@ def check_contents(engine: Engine, before: Tree, expected: Expectation, *, reboo
     return seen
 
 
-def _recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
+def recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
     """Take the locks, and so publish what a killed writer had written and not published."""
     for topic, partition in list(seen):
         engine._topic(topic).logs[partition].sync()
         log = expected.topics[topic].logs[partition]
-        if log.pending is not None:
+        if log.pending:
             events = events_of(engine, topic, partition)
             assert events[: len(seen[topic, partition])] == seen[topic, partition], "recovery took away what was seen"
             log.check(events, len(seen[topic, partition]))

@@ -42,17 +42,25 @@ class Failed(NamedTuple):
     topic: str = ""
 
 
+class Settled(NamedTuple):
+    """A log was opened after a crash and synced: so many events are there, and stay."""
+
+    topic: str
+    partition: int
+    events: int
+
+
 class Group(NamedTuple):
     data: tuple[bytes, ...]
     ticks: tuple[int, ...] | None  # None while it was not acknowledged
 
 
 class ExpectedLog:
-    """One partition: the groups that were acknowledged, in order, and the one that may be there besides."""
+    """One partition: the groups that were acknowledged, in order, and those that may be there besides."""
 
     def __init__(self) -> None:
         self.groups: list[Group] = []
-        self.pending: Group | None = None
+        self.pending: list[Group] = []
         self.durable = 0  # events that a power loss must leave
 
     def events(self) -> int:
@@ -64,7 +72,7 @@ class ExpectedLog:
         ticks = [each for _, each, _ in seen]
         assert all(one < other for one, other in pairwise(ticks)), "ticks do not grow"
         at = 0
-        for group in [*self.groups, *([self.pending] if self.pending else [])]:
+        for group in [*self.groups, *self.pending]:
             if at == len(seen):
                 break
             there = seen[at : at + len(group.data)]
@@ -76,12 +84,19 @@ class ExpectedLog:
         assert at == len(seen), f"events from offset {at} on were never appended"
         assert len(seen) >= required, f"{required} events were acknowledged, and {len(seen)} are there"
 
+    def settle(self, events: int) -> None:
+        """After a crash, exactly so many of the events are there."""
+        there: list[Group] = []
+        for group in [*self.groups, *self.pending]:
+            if sum(len(each.data) for each in there) < events:
+                there.append(group)
+        self.groups, self.pending, self.durable = there, [], events
+
 
 class ExpectedTopic:
     def __init__(self, partitions: int) -> None:
         self.logs = [ExpectedLog() for _ in range(partitions)]
         self.certain = False  # it may be missing while it is being made or deleted
-        self.wanted = True  # it is being deleted otherwise
 
 
 class Expectation:
@@ -102,17 +117,20 @@ class Expectation:
             self._done(note)
         elif isinstance(note, Failed):
             self.acknowledged += 1
-            self._failed(note)
+            for log in self.topics[note.topic].logs:
+                log.pending = []
+        elif isinstance(note, Settled):
+            self.acknowledged += 1
+            self.topics[note.topic].logs[note.partition].settle(note.events)
 
     def _begin(self, note: Begin) -> None:
         if note.verb in ("create", "append") and note.topic not in self.topics:
             self.topics[note.topic] = ExpectedTopic(note.partitions)
         if note.verb == "append":
             for partition, data in note.groups:
-                self.topics[note.topic].logs[partition].pending = Group(data, None)
+                self.topics[note.topic].logs[partition].pending.append(Group(data, None))
         elif note.verb == "delete":
             self.topics[note.topic].certain = False
-            self.topics[note.topic].wanted = False
 
     def _done(self, note: Done) -> None:
         match note.verb:
@@ -131,19 +149,13 @@ class Expectation:
                     log.durable = log.events()
 
     def _append(self, log: ExpectedLog, refs: tuple[Acknowledged, ...], durability: Durability) -> None:
-        assert log.pending is not None
         count = log.events()
         assert [ref.offset for ref in refs] == list(range(count, count + len(refs))), "acknowledged at wrong offsets"
-        log.groups.append(Group(log.pending.data, tuple(ref.ticks for ref in refs)))
-        log.pending = None
+        [pending] = log.pending
+        log.groups.append(Group(pending.data, tuple(ref.ticks for ref in refs)))
+        log.pending = []
         if durability == "fsync":
             log.durable = log.events()
-
-    def _failed(self, note: Failed) -> None:
-        topic = self.topics[note.topic]
-        for log in topic.logs:
-            log.pending = None
-        topic.wanted = True
 
 
 def expectation_of(trace: list[Op]) -> Expectation:

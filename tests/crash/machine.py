@@ -51,7 +51,11 @@ class File:
         self.pending.append(change)
 
     def sync(self) -> None:
-        self.durable = bytes(self.cached)
+        """Only what is pending goes to the disk: after a failed sync that is not all that the cache has."""
+        content = bytearray(self.durable)
+        for change in self.pending:
+            _apply(content, change)
+        self.durable = bytes(content)
         self.pending.clear()
 
 

@@ -6,19 +6,19 @@ moment leaves is made and opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
 
-from tests.crash.checking import check
-from tests.crash.expectation import Expectation
-from tests.crash.machine import Loss, Machine, Tree, fingerprint
-from tests.crash.recording import Op
+from tests.crash.checking import check_all
+from tests.crash.crashing import crashed_again, killed, killed_then_powerless, powerless
+from tests.crash.machine import Loss
 from tests.crash.workload import WORKLOADS, record
 
+DROPPED = Loss("dropped", "dropped")
 LOSSES = [
-    Loss("dropped", "dropped"),
+    DROPPED,
     Loss("kept", "kept"),
     Loss("dropped", "kept"),
     Loss("kept", "dropped"),
@@ -27,65 +27,50 @@ LOSSES = [
 ]
 
 
-class Violation(AssertionError):
-    """A crash after which something was not as it must be."""
-
-
-def killed(trace: list[Op]) -> Iterator[tuple[str, Tree, Expectation]]:
-    """What is left when all processes are killed: after each operation, and inside each write."""
-    machine, expected = Machine(), Expectation()
-    for number, op in enumerate(trace):
-        if op.kind in ("write", "store"):
-            for size in sorted({1, 36, len(op.data) // 2, len(op.data) - 1}):
-                if 0 < size < len(op.data):
-                    yield f"killed {size} bytes into {_name(number, op)}", _torn(machine, op, size), expected
-        machine.apply(op)
-        expected.fold(op)
-        yield f"killed after {_name(number, op)}", machine.cached(), expected
-
-
-def powerless(trace: list[Op], losses: list[Loss]) -> Iterator[tuple[str, Tree, Expectation]]:
-    """What may be left when the power goes after each operation."""
-    machine, expected = Machine(), Expectation()
-    for number, op in enumerate(trace):
-        machine.apply(op)
-        expected.fold(op)
-        for loss in losses:
-            chosen = loss._replace(seed=loss.seed + number)
-            yield f"{chosen} after {_name(number, op)}", machine.after_power_loss(chosen), expected
-
-
-def check_all(crashes: Iterator[tuple[str, Tree, Expectation]], arena: Path, *, rebooted: bool) -> int:
-    """Check every crash that differs from the ones before; returns how many there were."""
-    known: set[tuple[int, int]] = set()
-    for name, tree, expected in crashes:
-        key = fingerprint(tree), expected.acknowledged
-        if key not in known:
-            known.add(key)
-            try:
-                check(tree, expected, arena / "crashed", rebooted=rebooted)
-            except Exception as error:
-                raise Violation(f"{name}: {error!r}") from error
-    return len(known)
-
-
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_kill_after_any_operation_loses_nothing(workload: str, arena: Path) -> None:
     trace = record(WORKLOADS[workload], arena / "recorded")
-    assert check_all(killed(trace), arena, rebooted=False) > 100
+    assert check_all(killed(trace), arena) > 100
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_power_loss_after_any_operation_leaves_all_that_was_synced(workload: str, arena: Path) -> None:
     trace = record(WORKLOADS[workload], arena / "recorded")
-    assert check_all(powerless(trace, LOSSES), arena, rebooted=True) > 100
+    assert check_all(powerless(trace, LOSSES), arena) > 100
 
 
-def _torn(machine: Machine, op: Op, size: int) -> Tree:
-    """The cached state with only the first bytes of a write, without changing the machine."""
-    return machine.cached_with(op._replace(data=op.data[:size]))
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_what_a_killed_writer_left_is_made_durable_before_anybody_builds_on_it(workload: str, arena: Path) -> None:
+    trace = record(WORKLOADS[workload], arena / "recorded")
+    assert check_all(killed_then_powerless(trace, [DROPPED], arena), arena) > 40
 
 
-def _name(number: int, op: Op) -> str:
-    what = repr(op.note) if op.kind == "mark" else f"{op.path or op.file}{' to ' + op.target if op.target else ''}"
-    return f"operation {number}, {op.kind} {what}"
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_second_crash_during_recovery_loses_nothing(workload: str, arena: Path) -> None:
+    trace = record(WORKLOADS[workload], arena / "recorded")
+    kills = islice(killed(trace), 150, None, 200)
+    cuts = islice(powerless(trace, [Loss("random", "ordered", 7)]), 60, None, 90)
+    for crash in chain(kills, cuts):
+        assert check_all(crashed_again(crash, [Loss("random", "adversarial")], arena), arena) > 5
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_many_power_losses_leave_all_that_was_synced(workload: str, arena: Path) -> None:
+    trace = record(WORKLOADS[workload], arena / "recorded")
+    losses = [Loss("random", entries, 1000 * seed) for seed in range(20) for entries in ("ordered", "adversarial")]
+    assert check_all(powerless(trace, losses), arena) > 1000
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_many_second_crashes_lose_nothing(workload: str, arena: Path) -> None:
+    trace = record(WORKLOADS[workload], arena / "recorded")
+    losses = [DROPPED, Loss("random", "ordered"), Loss("random", "adversarial")]
+    kills = islice(killed(trace), 0, None, 7)
+    cuts = islice(powerless(trace, LOSSES), 0, None, 13)
+    for crash in chain(kills, cuts):
+        assert check_all(crashed_again(crash, losses, arena), arena) > 5
+    assert check_all(killed_then_powerless(trace, LOSSES, arena), arena) > 100

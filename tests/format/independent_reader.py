@@ -124,7 +124,7 @@ def read_batch(stored: bytes, expected: int) -> tuple[int, int, list[tuple[Any, 
     check(crc(stored[8 : starts[0]]) == header_crc, "damaged header of a batch")
     check(version == 1 and not flags & ~3 and content < 4, "unknown version, flag or content")
     check(offset == expected and count > 0, "offsets are missing")
-    check(struct.unpack_from("<I", stored, size - 4)[0] == size, "a batch does not end with its size")
+    check(struct.unpack_from("<I", stored, size - 4)[0] == size, "damaged end of a batch")
     values: dict[int, list[Any]] = {1: [base + i for i in range(count)], 2: [b""] * count}
     for i, (kind, encoding, start, end, column_crc) in enumerate(columns):
         check(crc(stored[start : starts[i + 1]]) == column_crc, f"damaged column {kind}")

@@ -264,7 +264,7 @@ def test_an_unknown_encoding_is_unsupported(encoding: int) -> None:
         batch.column(KEY)
 
 
-@pytest.mark.parametrize("encoding", [CONSTANT, DICTIONARY, PLAIN | NULLS, PLAIN | ZSTD, 0x41])
+@pytest.mark.parametrize("encoding", [CONSTANT, PLAIN | NULLS, PLAIN | ZSTD, 0x41])
 def test_ticks_in_another_encoding_are_unsupported(encoding: int) -> None:
     batch = decoded(patched(SAMPLES["ticks"], HEADER_BYTES + 1, bytes([encoding])))
     with pytest.raises(Unsupported, match="upgrade"):

@@ -453,7 +453,7 @@ def test_an_address_of_another_kind_is_unsupported() -> None:
 READ_ONLY = """
 import os, sys
 from pathlib import Path
-import headwater, pyarrow, re2  # before the user changes, who may not see where they are
+import headwater.api, pyarrow, re2  # before the user changes, who may not see where they are
 data, events, uid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 if uid:
     os.setgroups([])

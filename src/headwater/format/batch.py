@@ -211,11 +211,12 @@ class Batch:
         """The ticks of each event."""
         for entry in self._table:
             if entry[0] == TICKS:
-                if entry[1] != PLAIN:
+                if entry[1] not in (PLAIN, RUNS):
                     raise _unknown_encoding(entry)
-                if entry[3] - entry[2] != self.count * 8:
-                    raise self._damaged("the ticks are not as many as the events")
-                return np.frombuffer(self._verified(entry), np.int64, self.count)
+                try:
+                    return _decode_ticks(entry[1], self._verified(entry), self.count)
+                except ValueError as error:
+                    raise self._damaged(f"the ticks do not fit the events: {error}") from None
         return np.arange(self.base_ticks, self.base_ticks + self.count, dtype=np.int64)
 
     @property
@@ -372,15 +373,16 @@ def _encode_ticks(ticks: I64) -> tuple[int, list[Any], int]:
 
 
 def _decode_ticks(encoding: int, stored: memoryview, count: int) -> I64:
+    """The ticks of each event; raises ValueError if they are not as many as the events."""
     if encoding == PLAIN:
+        if len(stored) != count * 8:
+            raise ValueError("too few or too many")
         return np.frombuffer(stored, np.int64, count)
-    if encoding != RUNS:
-        raise Unsupported(f"ticks have the encoding {encoding:#04x}", hint="upgrade headwater to read this log")
     runs = len(stored) // 12
     ticks = np.frombuffer(stored, np.int64, runs)
     starts = np.frombuffer(stored, np.uint32, runs, runs * 8).astype(np.int64)
-    if not runs or starts[0] != 0 or starts[-1] >= count:
-        raise ValueError("the runs of ticks do not begin with the events")
+    if len(stored) % 12 or not runs or starts[0] != 0 or starts[-1] >= count:
+        raise ValueError("their runs do not begin with the events")
     return np.repeat(ticks - starts, np.diff(starts, append=count)) + np.arange(count)
 
 

@@ -17,6 +17,7 @@ from headwater.errors import Corrupt, TooLarge
 from headwater.format import blob as format
 from headwater.format.batch import corrupt, encode_blob_reference
 from headwater.limits import BLOB_CHUNK_BYTES
+from headwater.storage.failures import deleted, unavailable
 from headwater.storage.place import Place
 
 
@@ -26,10 +27,12 @@ class Spool:
     def __init__(self, place: Place) -> None:
         self.size = 0
         self.reference = b""
+        self._place = place
         self._disk = place.disk
-        with contextlib.suppress(FileExistsError):
-            place.disk.mkdir(place.spool)
-        self.path, self._fd = place.disk.create_temporary(place.spool / "event")
+        with self._spooling():
+            with contextlib.suppress(FileExistsError):
+                place.disk.mkdir(place.spool)
+            self.path, self._fd = place.disk.create_temporary(place.spool / "event")
 
     def fill(self, chunks: Iterable[bytes], bytes_max: int) -> None:
         """Write all of the data and its checksums, and sync them."""
@@ -42,13 +45,15 @@ class Spool:
                     limit="data_bytes_max",
                     maximum=bytes_max,
                 )
-            self._disk.write(self._fd, chunk, self.size)
+            with self._spooling():
+                self._disk.write(self._fd, chunk, self.size)
             crcs.append(crc32c(chunk))
             self.size += len(chunk)
         table = np.array(crcs, np.uint32)
-        self._disk.write(self._fd, format.encode_trailer(self.size, BLOB_CHUNK_BYTES, table), self.size)
-        # Whatever the durability: a later sync of the segment makes the batch that names this file durable.
-        self._disk.fdatasync(self._fd)
+        with self._spooling():
+            self._disk.write(self._fd, format.encode_trailer(self.size, BLOB_CHUNK_BYTES, table), self.size)
+            # Whatever the durability: a later sync of the segment makes the batch that names this file durable.
+            self._disk.fdatasync(self._fd)
         self.reference = encode_blob_reference(self.size, BLOB_CHUNK_BYTES, format.table_crc(table))
 
     def close(self) -> None:
@@ -56,6 +61,16 @@ class Spool:
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(self.path)
         self._disk.release(self._fd)
+
+    @contextlib.contextmanager
+    def _spooling(self) -> Iterator[None]:
+        """Around our own writes alone: an error of the stream that is being read is the caller's."""
+        try:
+            yield
+        except OSError as error:
+            if self._disk.inode(self._place.path) is None:
+                raise deleted(self._place) from error
+            raise unavailable(self._place, "a huge event cannot be stored", error) from error
 
 
 class StoredBlob:

@@ -18,7 +18,7 @@ from headwater.format.segment import SegmentHeader
 from headwater.format.tail import Slot
 from headwater.storage import recovery
 from headwater.storage.blobs import Spool, StoredBlob
-from headwater.storage.failures import deleted, unavailable
+from headwater.storage.failures import deleted
 from headwater.storage.group import Group
 from headwater.storage.place import Place
 from headwater.storage.reader import Cursor, Reader, TypeTest
@@ -75,19 +75,12 @@ class LocalLog:
                 return rows
             begun.append(chunk)
             size += len(chunk)
-        try:
-            spool = Spool(self.place)
-        except OSError as error:
-            if self.place.disk.inode(self.place.lock) != self._identity:
-                raise deleted(self.place) from error
-            raise unavailable(self.place, "a huge event cannot be spooled", error) from error
+        spool = Spool(self.place)
         try:
             spool.fill(chain(begun, chunks), self.place.limits.data_bytes_max)
             rows = Rows.one(content, sync, spool.reference, type, key, meta)
             rows.spooled = spool.path
             self.append(rows)
-        except OSError as error:
-            raise unavailable(self.place, "a huge event cannot be spooled", error) from error
         finally:
             spool.close()
         return rows

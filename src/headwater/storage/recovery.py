@@ -61,21 +61,20 @@ def scan(place: Place, known: Slot | None) -> Found:
     # An older segment was synced as a whole before the next was made, and may have been packed since: what the tail of
     # a roll that was cut short, or one that the disk kept from earlier, says of it is of no use.
     offset, position, last_ticks = base, HEADER_BYTES, 0
+    frozen = False
     if known is not None and known.segment == base:
         if known.boot_id == place.clock.boot_id():
             offset, position, last_ticks = known.visible_offset, known.visible_position, known.last_ticks
+            frozen = known.state == FROZEN_BY_WRITE  # what follows was refused: whole or not, it is cut
         else:
             offset, position = known.durable_offset, known.durable_position
     segment = SegmentFile(place, base)
     try:
         size = segment.size()
-        last_ticks = last_ticks or _ticks_before(segment, position)
         if size < position:
             raise corrupt("the segment is shorter than what was made durable", segment.path, size, position - size)
-        if known is not None and known.state == FROZEN_BY_WRITE and known.boot_id == place.clock.boot_id():
-            # What lies behind was answered with an error: it must not come back.
-            return Found(base, offset, position, last_ticks, size)
-        window = segment.window(position, size)
+        last_ticks = last_ticks or _ticks_before(segment, position)
+        window = segment.window(position, position if frozen else size)
         try:
             for batch in window.batches(position, offset):
                 batch.validate()
@@ -96,7 +95,9 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
     newest = tail.newest()
     counter, generation = (newest.counter + 1, newest.generation + 1) if newest is not None else (1, 1)
     known = newest if believe else None
-    found = _rewrite(place, known) if known is not None and known.state == FROZEN_BY_SYNC else scan(place, known)
+    # A reboot empties the cache, and what the tail then says may be older than events that were acknowledged since.
+    frozen = known is not None and known.state == FROZEN_BY_SYNC and known.boot_id == place.clock.boot_id()
+    found = _rewrite(place, known) if known is not None and frozen else scan(place, known)
     kept = ""
     disk = place.disk
     fd = disk.open_write(place.segment(found.segment))
@@ -104,7 +105,7 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
         if found.size > found.position:
             kept = _keep(place, fd, found)
             disk.truncate(fd, found.position)
-        disk.fdatasync(fd)
+        _sync(place, tail, fd, found)
     finally:
         disk.close(fd)
     disk.sync_directory(place.path)  # whoever made the segment may have died before its name was durable
@@ -147,6 +148,29 @@ def write_segment(place: Place, header: SegmentHeader) -> int:
     path = place.segment(header.base_offset)
     place.disk.replace(path, header.encode())
     return place.disk.open_write(path)
+
+
+def _sync(place: Place, tail: Tail, fd: int, found: Found) -> None:
+    """Sync what was found. If that fails, the cache may say what the disk does not: the next recovery must copy it."""
+    try:
+        place.disk.fdatasync(fd)
+    except OSError:
+        known = tail.newest()
+        start = found.segment, HEADER_BYTES  # of the segment: all that is surely durable
+        end = found.offset, found.position
+        tail.publish(
+            Slot(
+                known.counter + 1 if known is not None else 1,
+                place.clock.boot_id(),
+                found.segment,
+                *end,
+                *start,
+                found.last_ticks,
+                known.generation + 1 if known is not None else 1,
+                FROZEN_BY_SYNC,
+            )
+        )
+        raise
 
 
 def _sync_first(place: Place) -> None:

@@ -9,6 +9,7 @@ import threading
 
 from headwater.errors import HeadwaterError
 from headwater.storage import seal
+from headwater.storage.failures import unavailable
 from headwater.storage.place import Place
 
 log = logging.getLogger("headwater")
@@ -50,7 +51,7 @@ class Sealer:
                 seal_all(place, _Pacer(place, self).pause)
             except _Stop:
                 return
-            except (HeadwaterError, OSError) as error:
+            except HeadwaterError as error:
                 log.warning("%s could not be sealed, and stays as it is: %s", place, error)
 
     @property
@@ -63,8 +64,11 @@ def seal_all(place: Place, pause: seal.Pause = lambda: None) -> int:
     bases = place.segments()
     done = 0
     for base in seal.unsealed(place, bases[-1]) if bases else ():
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-            done += seal.seal(place, base, pause)
+        try:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                done += seal.seal(place, base, pause)
+        except OSError as error:
+            raise unavailable(place, "a segment cannot be sealed, and stays as it is", error) from error
     return done
 
 

@@ -227,6 +227,7 @@ class Writer:
             slot = recovery.recover(self._place, tail, believe=believe)
             self._open_segment(slot.segment)
         except OSError as error:
+            self._slot = None  # so that the next append tries again, whatever this one left
             raise unavailable(self._place, "the log cannot be recovered", error) from error
         return slot
 
@@ -237,6 +238,7 @@ class Writer:
         try:
             self._fd = self._disk.open_write(self._place.segment(base))
         except OSError as error:
+            self._slot = None  # there is no file to go on with: the next append opens it
             raise unavailable(self._place, "the active segment cannot be opened", error) from error
         self._begin_segment(read_header(self._place, base).begun_ticks)
 
