@@ -16,10 +16,23 @@ PATIENCE_S = 40.0  # a child that is silent for longer is stuck
 _fork = multiprocessing.get_context("fork")
 
 
-class Child:
-    """A process that runs `work(pipe)`. What that returns is the `result`; what it sends is heard one by one."""
+class Said:
+    """The child's side of the pipe."""
 
-    def __init__(self, work: Callable[[Connection], Any]) -> None:
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def send(self, value: object) -> None:
+        self._pipe.send(("said", value))
+
+    def recv(self) -> Any:
+        return self._pipe.recv()
+
+
+class Child:
+    """A process that runs `work(said)`. What that returns is the `result`; what it sends is heard one by one."""
+
+    def __init__(self, work: Callable[[Said], Any]) -> None:
         self._pipe, theirs = _fork.Pipe()
         self._process = _fork.Process(target=_run, args=(work, theirs, self._pipe), daemon=False)
         with warnings.catch_warnings():
@@ -71,20 +84,7 @@ class Child:
             raise AssertionError(f"the child ended with {self._process.exitcode}") from None
 
 
-class Said:
-    """The child's side of the pipe."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-
-    def send(self, value: object) -> None:
-        self._pipe.send(("said", value))
-
-    def recv(self) -> Any:
-        return self._pipe.recv()
-
-
-def _run(work: Callable[[Any], Any], pipe: Connection, others: Connection) -> None:
+def _run(work: Callable[[Said], Any], pipe: Connection, others: Connection) -> None:
     others.close()
     try:
         answer = ("done", work(Said(pipe)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ class GatedDisk(UnsyncedDisk):
         self.arrived = threading.Event()
         self.failure: OSError | None = None
 
-    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]  # noqa: ARG002  (the interface)
         self.syncs += 1
         self.arrived.set()
         self.gate.wait()
@@ -75,6 +77,27 @@ def waiting(hw: Engine) -> int:
     return len(hw._topic("t").logs[0]._group._queue)
 
 
+@contextlib.contextmanager
+def led(hw: Engine, disk: GatedDisk, followers: int) -> Iterator[list[Any]]:
+    """An append that leads, and holds its commit up until so many wait behind it. Gives a list for its result."""
+    disk.gate.clear()
+    disk.arrived.clear()
+    results: list[Any] = []
+
+    def let_through() -> None:
+        wait_for(lambda: waiting(hw) == followers)
+        disk.gate.set()
+
+    leader = threading.Thread(target=lambda: results.extend(run_together([lambda: hw.append("t", b"leader")])))
+    leader.start()
+    disk.arrived.wait()
+    release = threading.Thread(target=let_through)
+    release.start()
+    yield results
+    leader.join()
+    release.join()
+
+
 def test_threads_that_append_durably_share_batches_and_syncs(hw: Engine, disk: GatedDisk) -> None:
     threads, count = 32, 10
     disk.takes_s = 0.002
@@ -83,7 +106,7 @@ def test_threads_that_append_durably_share_batches_and_syncs(hw: Engine, disk: G
     def append(thread: int) -> list[Ref]:
         return [hw.append("t", b"%d %d" % (thread, number), type=f"t{thread % 3}") for number in range(count)]
 
-    refs = run_together([lambda thread=thread: append(thread) for thread in range(threads)])
+    refs = run_together([partial(append, thread) for thread in range(threads)])
     events = list(hw.read("t"))
     assert len(events) == threads * count
     for thread, mine in enumerate(refs):
@@ -98,17 +121,11 @@ def test_threads_that_append_durably_share_batches_and_syncs(hw: Engine, disk: G
 
 
 def test_those_who_wait_become_one_batch(hw: Engine, disk: GatedDisk) -> None:
-    disk.gate.clear()
-    disk.arrived.clear()
-    results: list[Any] = []
-    leader = threading.Thread(target=lambda: results.append(hw.append("t", b"leader")))
-    leader.start()
-    disk.arrived.wait()
-    release = threading.Thread(target=lambda: (wait_for(lambda: waiting(hw) == 20), disk.gate.set()))
-    release.start()
-    refs = run_together([lambda i=i: hw.append("t", b"%d" % i, key=b"k", meta={"i": str(i)}) for i in range(20)])
-    leader.join()
-    release.join()
+    def append(number: int) -> Ref:
+        return hw.append("t", b"%d" % number, key=b"k", meta={"i": str(number)})
+
+    with led(hw, disk, 20):
+        refs = run_together([partial(append, number) for number in range(20)])
     assert [len(batch) for batch in hw.read_batches("t")] == [1, 20]
     for number, ref in enumerate(refs):
         (event,) = hw.read("t", start=ref.offset, end=ref.offset + 1)
@@ -116,11 +133,6 @@ def test_those_who_wait_become_one_batch(hw: Engine, disk: GatedDisk) -> None:
 
 
 def test_appends_of_all_kinds_wait_together(hw: Engine, disk: GatedDisk) -> None:
-    disk.gate.clear()
-    disk.arrived.clear()
-    leader = threading.Thread(target=lambda: hw.append("t", b"leader"))
-    leader.start()
-    disk.arrived.wait()
     works: list[Callable[[], Any]] = [
         lambda: [hw.append("t", b"bytes", key=b"k")],
         lambda: [hw.append("t", "text", type="a")],
@@ -130,11 +142,8 @@ def test_appends_of_all_kinds_wait_together(hw: Engine, disk: GatedDisk) -> None
         lambda: [hw.append("t", b"more", durability="os")],
         lambda: [hw.append("t", b"last", meta={"x": "y"})],
     ]
-    release = threading.Thread(target=lambda: (wait_for(lambda: waiting(hw) == len(works)), disk.gate.set()))
-    release.start()
-    results = run_together(works)
-    leader.join()
-    release.join()
+    with led(hw, disk, len(works)):
+        results = run_together(works)
     expected = [[b"bytes"], ["text"], [{"json": 1}], [b"m1", b"m2", b"m3"], ["m4", "m5"], [b"more"], [b"last"]]
     events = list(hw.read("t"))
     assert [event.offset for event in events] == list(range(11))
@@ -150,16 +159,8 @@ def test_appends_of_all_kinds_wait_together(hw: Engine, disk: GatedDisk) -> None
 def test_a_group_above_a_limit_becomes_several_batches(tmp_path: Path, disk: GatedDisk) -> None:
     with Engine(tmp_path / "data", disk=disk, limits=Limits(batch_events_max=10)) as hw:
         hw.create("t")
-        disk.gate.clear()
-        disk.arrived.clear()
-        leader = threading.Thread(target=lambda: hw.append("t", b"leader"))
-        leader.start()
-        disk.arrived.wait()
-        release = threading.Thread(target=lambda: (wait_for(lambda: waiting(hw) == 8), disk.gate.set()))
-        release.start()
-        run_together([lambda: hw.append_many("t", [b"a", b"b", b"c", b"d"]) for _ in range(8)])
-        leader.join()
-        release.join()
+        with led(hw, disk, 8):
+            run_together([lambda: hw.append_many("t", [b"a", b"b", b"c", b"d"])] * 8)
         assert [len(batch) for batch in hw.read_batches("t")] == [1, 8, 8, 8, 8]
         assert datas(hw.read("t"))[1:] == [b"a", b"b", b"c", b"d"] * 8
 
@@ -168,19 +169,11 @@ def test_a_group_above_a_limit_becomes_several_batches(tmp_path: Path, disk: Gat
 def test_an_error_of_a_commit_reaches_everyone_who_waits(tmp_path: Path, disk: GatedDisk, code: int) -> None:
     with Engine(tmp_path / "data", disk=disk) as hw:
         hw.append_many("t", [b"before", b"before too"])
-        disk.gate.clear()
-        disk.arrived.clear()
-        results: list[Any] = []
-        leader = threading.Thread(target=lambda: results.extend(run_together([lambda: hw.append("t", b"leader")])))
-        leader.start()
-        disk.arrived.wait()
-        disk.failure = OSError(code, "broken")
-        release = threading.Thread(target=lambda: (wait_for(lambda: waiting(hw) == 10), disk.gate.set()))
-        release.start()
-        results += run_together([lambda: hw.append("t", b"waiting") for _ in range(10)])
-        leader.join()
-        release.join()
-        results = results if len(results) == 11 else []
+        with led(hw, disk, 10) as results:
+            disk.failure = OSError(code, "broken")
+            others = run_together([lambda: hw.append("t", b"waiting")] * 10)
+        results += others
+        assert len(results) == 11
         assert {type(result) for result in results} == {Unavailable}
         assert all(result.hint for result in results)
         disk.failure = None
@@ -229,7 +222,7 @@ def test_closing_waits_for_appends_under_way(tmp_path: Path, disk: GatedDisk) ->
     disk.arrived.wait()
     closing = threading.Thread(target=hw.close)
     closing.start()
-    wait_for(lambda: waiting_of(hw) == 1)
+    wait_for(lambda: hw._closed)
     assert closing.is_alive()
     disk.gate.set()
     closing.join()
@@ -237,8 +230,3 @@ def test_closing_waits_for_appends_under_way(tmp_path: Path, disk: GatedDisk) ->
     assert results[0].offset == 0
     with open_unsynced(tmp_path / "data") as again:
         assert datas(again.read("t")) == [b"under way"]
-
-
-def waiting_of(hw: Engine) -> int:
-    """Like `waiting`, for an engine that is being closed."""
-    return 1 if hw._closed else 0

@@ -19,7 +19,6 @@ from headwater.errors import NotFound
 from headwater.event import Event
 from headwater.limits import Limits
 from tests import strategies
-from tests.log.conformance import append_rows
 from tests.log.unsynced import open_unsynced
 from tests.strategies import Row
 
@@ -80,7 +79,10 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(engine=engines, rows=strategies.few_row_lists)
     def append_many(self, engine: int, rows: list[Row]) -> None:
-        self.appended(append_rows(self.engines[engine], "t", rows), rows)
+        refs = self.engines[engine].append_many(
+            "t", [row.data for row in rows], types=[row.type for row in rows], keys=[row.key for row in rows]
+        )
+        self.appended(refs, rows)
 
     @rule(engine=engines, rows=strategies.few_row_lists)
     def append_arrow(self, engine: int, rows: list[Row]) -> None:

@@ -223,7 +223,7 @@ def test_followers_in_two_processes_wake_each_other(path: Path) -> None:
             pings = mine.follow("ping")
             said.send("ready")
             for event in itertools.islice(pings, throws):
-                mine.append("pong", event.data)
+                mine.append("pong", event.data or b"")
 
     child = Child(play)
     child.hear()
@@ -255,7 +255,7 @@ def fork(work: Callable[[], None]) -> int:
     return pid
 
 
-def test_a_forked_child_and_its_parent_go_on_with_one_engine(path: Path, hw: Engine) -> None:
+def test_a_forked_child_and_its_parent_go_on_with_one_engine(hw: Engine) -> None:
     hw.create("t", segment_bytes=4096)
     hw.append("t", b"0 0")
     following = hw.follow("t", start=0)
@@ -303,7 +303,7 @@ def test_workers_of_multiprocessing_may_use_the_parents_engine(hw: Engine) -> No
 def test_a_child_may_be_forked_while_threads_append_read_and_seal(path: Path) -> None:
     """Whatever lock a thread held at that moment is held for ever in the child, unless it begins anew."""
     stop = threading.Event()
-    counts = [0] * 4
+    counts = [0] * 3
 
     with open_unsynced(path) as hw:
         hw.create("t", segment_bytes=4096)
@@ -319,19 +319,19 @@ def test_a_child_may_be_forked_while_threads_append_read_and_seal(path: Path) ->
                 list(hw.read("t", start=max(0, sum(counts) - 50)))
                 list(hw.read("t", type="none", start=max(0, sum(counts) - 50)))
 
-        threads = [threading.Thread(target=append, args=(number,)) for number in range(4)]
-        threads += [threading.Thread(target=read) for _ in range(2)]
+        threads = [threading.Thread(target=append, args=(number,)) for number in range(3)]
+        threads += [threading.Thread(target=read) for _ in range(1)]
         for thread in threads:
             thread.start()
         try:
-            for process in range(10, 20):
+            for process in range(10, 16):
 
                 def work(process: int = process) -> None:
                     signal.alarm(30)  # a child that is stuck ends here
                     for number in range(3):
                         hw.append("t", b"%d %d" % (process, number))
-                    assert numbers(hw.read("t"), process) == [0, 1, 2]
-                    hw.describe("t")
+                    (mine,) = hw.append_many("t", [b"%d 3" % process])
+                    assert datas(hw.read("t", start=mine.offset, end=mine.offset + 1)) == [b"%d 3" % process]
 
                 pid = fork(work)
                 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -343,8 +343,8 @@ def test_a_child_may_be_forked_while_threads_append_read_and_seal(path: Path) ->
         assert [event.offset for event in events] == list(range(len(events)))
         for number, count in enumerate(counts):
             assert numbers(iter(events), number) == list(range(count))
-        for process in range(10, 20):
-            assert numbers(iter(events), process) == [0, 1, 2]
+        for process in range(10, 16):
+            assert numbers(iter(events), process) == [0, 1, 2, 3]
 
 
 # Stopped and killed
@@ -355,7 +355,7 @@ class StoppingDisk(UnsyncedDisk):
 
     stops = False
 
-    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]  # noqa: ARG002  (the interface)
         if self.stops:
             self.stops = False
             os.kill(os.getpid(), signal.SIGSTOP)
