@@ -83,6 +83,7 @@ class SegmentFile:
         self.base = base
         self.path = str(place.segment(base))
         self._disk = place.disk
+        self._fd = -1
         try:
             self._fd = place.disk.open_read(place.segment(base))
         except FileNotFoundError as error:

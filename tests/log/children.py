@@ -1,0 +1,94 @@
+"""Child processes for tests: forked, talking through a pipe, stopped, continued and killed at will."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+PATIENCE_S = 40.0  # a child that is silent for longer is stuck
+
+_fork = multiprocessing.get_context("fork")
+
+
+class Said:
+    """The child's side of the pipe."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def send(self, value: object) -> None:
+        self._pipe.send(("said", value))
+
+    def recv(self) -> Any:
+        return self._pipe.recv()
+
+
+class Child:
+    """A process that runs `work(said)`. What that returns is the `result`; what it sends is heard one by one."""
+
+    def __init__(self, work: Callable[[Said], Any]) -> None:
+        self._pipe, theirs = _fork.Pipe()
+        self._process = _fork.Process(target=_run, args=(work, theirs, self._pipe), daemon=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads is what is tested
+            self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def hear(self) -> Any:
+        """The next thing that the child says."""
+        kind, value = self._receive()
+        assert kind == "said", value
+        return value
+
+    def tell(self, value: object = None) -> None:
+        self._pipe.send(value)
+
+    def result(self) -> Any:
+        """What the work returned, once it has; fails with the child's traceback."""
+        kind, value = self._receive()
+        self._process.join(PATIENCE_S)
+        assert kind == "done", value
+        assert self._process.exitcode == 0
+        return value
+
+    def wait_until_stopped(self) -> None:
+        """Return when the child has stopped itself."""
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def _receive(self) -> Any:
+        if not self._pipe.poll(PATIENCE_S):
+            self.kill()
+            raise AssertionError("the child is stuck")
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            raise AssertionError(f"the child ended with {self._process.exitcode}") from None
+
+
+def _run(work: Callable[[Said], Any], pipe: Connection, others: Connection) -> None:
+    others.close()
+    try:
+        answer = ("done", work(Said(pipe)))
+    except BaseException:  # noqa: BLE001  (the parent must hear of everything)
+        answer = ("failed", traceback.format_exc())
+    pipe.send(answer)
+    pipe.close()

@@ -1,0 +1,232 @@
+"""Threads that append together share commits: all are answered, in order, and errors reach everyone."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.engine.engine import Engine
+from headwater.errors import HeadwaterError, Unavailable
+from headwater.event import Ref
+from headwater.limits import Limits
+from tests.log.conformance import datas, wait_for
+from tests.log.unsynced import UnsyncedDisk, open_unsynced
+
+
+class GatedDisk(UnsyncedDisk):
+    """A sync takes a while, or until it is let through; it may fail."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+        self.takes_s = 0.0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.arrived = threading.Event()
+        self.failure: OSError | None = None
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]  # noqa: ARG002  (the interface)
+        self.syncs += 1
+        self.arrived.set()
+        self.gate.wait()
+        time.sleep(self.takes_s)  # what a real disk does
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.fixture
+def disk() -> GatedDisk:
+    return GatedDisk()
+
+
+@pytest.fixture
+def hw(tmp_path: Path, disk: GatedDisk) -> Iterator[Engine]:
+    with Engine(tmp_path / "data", disk=disk) as engine:
+        engine.create("t")
+        yield engine
+
+
+def run_together(works: list[Callable[[], Any]]) -> list[Any]:
+    """Run all in threads of their own; returns what they returned, or the error."""
+    results: list[Any] = [None] * len(works)
+
+    def run(number: int) -> None:
+        try:
+            results[number] = works[number]()
+        except HeadwaterError as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def waiting(hw: Engine) -> int:
+    """How many appends wait for the one that leads."""
+    return len(hw._topic("t").logs[0]._group._queue)
+
+
+@contextlib.contextmanager
+def led(hw: Engine, disk: GatedDisk, followers: int) -> Iterator[list[Any]]:
+    """An append that leads, and holds its commit up until so many wait behind it. Gives a list for its result."""
+    disk.gate.clear()
+    disk.arrived.clear()
+    results: list[Any] = []
+
+    def let_through() -> None:
+        wait_for(lambda: waiting(hw) == followers)
+        disk.gate.set()
+
+    leader = threading.Thread(target=lambda: results.extend(run_together([lambda: hw.append("t", b"leader")])))
+    leader.start()
+    disk.arrived.wait()
+    release = threading.Thread(target=let_through)
+    release.start()
+    yield results
+    leader.join()
+    release.join()
+
+
+def test_threads_that_append_durably_share_batches_and_syncs(hw: Engine, disk: GatedDisk) -> None:
+    threads, count = 32, 10
+    disk.takes_s = 0.002
+    before = disk.syncs
+
+    def append(thread: int) -> list[Ref]:
+        return [hw.append("t", b"%d %d" % (thread, number), type=f"t{thread % 3}") for number in range(count)]
+
+    refs = run_together([partial(append, thread) for thread in range(threads)])
+    events = list(hw.read("t"))
+    assert len(events) == threads * count
+    for thread, mine in enumerate(refs):
+        assert [ref.offset for ref in mine] == sorted(ref.offset for ref in mine)
+        for number, ref in enumerate(mine):
+            event = events[ref.offset]
+            assert (event.data, event.id, event.type) == (b"%d %d" % (thread, number), ref.id, f"t{thread % 3}")
+    batches = len(list(hw.read_batches("t")))
+    assert batches <= disk.syncs - before + 1
+    assert batches < threads * count / 4
+    assert hw.describe("t").partitions[0].durable == threads * count
+
+
+def test_those_who_wait_become_one_batch(hw: Engine, disk: GatedDisk) -> None:
+    def append(number: int) -> Ref:
+        return hw.append("t", b"%d" % number, key=b"k", meta={"i": str(number)})
+
+    with led(hw, disk, 20):
+        refs = run_together([partial(append, number) for number in range(20)])
+    assert [len(batch) for batch in hw.read_batches("t")] == [1, 20]
+    for number, ref in enumerate(refs):
+        (event,) = hw.read("t", start=ref.offset, end=ref.offset + 1)
+        assert (event.data, event.meta, event.id) == (b"%d" % number, {"i": str(number)}, ref.id)
+
+
+def test_appends_of_all_kinds_wait_together(hw: Engine, disk: GatedDisk) -> None:
+    works: list[Callable[[], Any]] = [
+        lambda: [hw.append("t", b"bytes", key=b"k")],
+        lambda: [hw.append("t", "text", type="a")],
+        lambda: [hw.append("t", {"json": 1}, durability="os")],
+        lambda: list(hw.append_many("t", [b"m1", b"m2", b"m3"], types=["a", "b", "a"], keys=[None, b"k", None])),
+        lambda: list(hw.append_many("t", ["m4", "m5"], metas=[{"a": "b"}, None])),
+        lambda: [hw.append("t", b"more", durability="os")],
+        lambda: [hw.append("t", b"last", meta={"x": "y"})],
+    ]
+    with led(hw, disk, len(works)):
+        results = run_together(works)
+    expected = [[b"bytes"], ["text"], [{"json": 1}], [b"m1", b"m2", b"m3"], ["m4", "m5"], [b"more"], [b"last"]]
+    events = list(hw.read("t"))
+    assert [event.offset for event in events] == list(range(11))
+    for refs, values in zip(results, expected, strict=True):
+        assert [ref.offset - refs[0].offset for ref in refs] == list(range(len(refs)))
+        assert [events[ref.offset].value for ref in refs] == values
+        assert [events[ref.offset].id for ref in refs] == [ref.id for ref in refs]
+    assert [refs[0].durability for refs in results] == ["fsync", "fsync", "os", "fsync", "fsync", "os", "fsync"]
+    assert events[results[3][1].offset].key == b"k"
+    assert events[results[4][0].offset].meta == {"a": "b"}
+
+
+def test_a_group_above_a_limit_becomes_several_batches(tmp_path: Path, disk: GatedDisk) -> None:
+    with Engine(tmp_path / "data", disk=disk, limits=Limits(batch_events_max=10)) as hw:
+        hw.create("t")
+        with led(hw, disk, 8):
+            run_together([lambda: hw.append_many("t", [b"a", b"b", b"c", b"d"])] * 8)
+        assert [len(batch) for batch in hw.read_batches("t")] == [1, 8, 8, 8, 8]
+        assert datas(hw.read("t"))[1:] == [b"a", b"b", b"c", b"d"] * 8
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_an_error_of_a_commit_reaches_everyone_who_waits(tmp_path: Path, disk: GatedDisk, code: int) -> None:
+    with Engine(tmp_path / "data", disk=disk) as hw:
+        hw.append_many("t", [b"before", b"before too"])
+        with led(hw, disk, 10) as results:
+            disk.failure = OSError(code, "broken")
+            others = run_together([lambda: hw.append("t", b"waiting")] * 10)
+        results += others
+        assert len(results) == 11
+        assert {type(result) for result in results} == {Unavailable}
+        assert all(result.hint for result in results)
+        disk.failure = None
+        with pytest.raises(Unavailable) as caught:
+            hw.append("t", b"later")
+        assert caught.value.code == "frozen"
+        assert datas(hw.read("t")) == [b"before", b"before too"]
+    with open_unsynced(tmp_path / "data") as hw:
+        assert datas(hw.read("t")) == [b"before", b"before too"]
+        assert hw.append("t", b"after").offset == 2
+
+
+def test_what_needs_the_log_alone_gets_its_turn(hw: Engine) -> None:
+    """Sealing, syncing and describing go on while threads append without a pause."""
+    stop = threading.Event()
+
+    def append() -> int:
+        for number in itertools.count():
+            if stop.is_set():
+                return number
+            hw.append("t", b"x", durability="os")
+        raise AssertionError
+
+    def interrupt() -> None:
+        try:
+            for _ in range(20):
+                hw.sync("t")
+                hw.seal("t")
+        finally:
+            stop.set()
+
+    *counts, failed = run_together([*[append] * 8, interrupt])
+    assert failed is None
+    assert len(list(hw.read("t"))) == sum(counts)
+    assert min(counts) > 0
+
+
+def test_closing_waits_for_appends_under_way(tmp_path: Path, disk: GatedDisk) -> None:
+    hw = Engine(tmp_path / "data", disk=disk)
+    hw.create("t")
+    disk.gate.clear()
+    disk.arrived.clear()
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(hw.append("t", b"under way")))
+    thread.start()
+    disk.arrived.wait()
+    closing = threading.Thread(target=hw.close)
+    closing.start()
+    wait_for(lambda: hw._closed)
+    assert closing.is_alive()
+    disk.gate.set()
+    closing.join()
+    thread.join()
+    assert results[0].offset == 0
+    with open_unsynced(tmp_path / "data") as again:
+        assert datas(again.read("t")) == [b"under way"]
