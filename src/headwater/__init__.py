@@ -4,10 +4,9 @@
 `Ref`, where an appended event is; `Limits`, what may be changed. Every error is a `HeadwaterError`.
 """
 
-from headwater.api import open  # the verb users expect, as in gzip.open
-from headwater.engine.batches import EventBatch
-from headwater.engine.engine import Engine
-from headwater.engine.follow import Follow
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from headwater.errors import (
     Closed,
     Conflict,
@@ -20,8 +19,14 @@ from headwater.errors import (
     Unavailable,
     Unsupported,
 )
-from headwater.event import Event, Ref, Refs
-from headwater.limits import Limits
+
+if TYPE_CHECKING:
+    from headwater.api import open  # the verb users expect, as in gzip.open
+    from headwater.engine.batches import EventBatch
+    from headwater.engine.engine import Engine
+    from headwater.engine.follow import Follow
+    from headwater.event import Event, Ref, Refs
+    from headwater.limits import Limits
 
 __version__ = "0.1.0"
 
@@ -45,3 +50,26 @@ __all__ = [
     "Unsupported",
     "open",
 ]
+
+_HOMES = {
+    "Engine": "headwater.engine.engine",
+    "Event": "headwater.event",
+    "EventBatch": "headwater.engine.batches",
+    "Follow": "headwater.engine.follow",
+    "Limits": "headwater.limits",
+    "Ref": "headwater.event",
+    "Refs": "headwater.event",
+    "open": "headwater.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the engine when it is first used: help and completion of the command line are quick without it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,6 +21,7 @@ CONTENTS: tuple[Content, ...] = ("bytes", "text", "json", "bson")  # by their nu
 UNIX_EPOCH_TICKS = 122_192_928_000_000_000
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NODE_MASK = (1 << 62) - 1
+_decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def ticks_of(time: datetime) -> int:
@@ -84,7 +85,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     @property
     def meta(self) -> dict[str, str]:
         """What the producer noted beside the data; empty if nothing."""
-        return {} if self.raw_meta is None else msgspec.json.decode(self.raw_meta, type=dict[str, str])
+        return {} if self.raw_meta is None else _decode_meta(self.raw_meta)
 
     @property
     def size(self) -> int:

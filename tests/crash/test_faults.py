@@ -85,7 +85,7 @@ def go_on(driver: Driver, where: str) -> bool:
             expected.check(events_of(engine, "a", 0), expected.events())
         if frozen:
             for engine in driver.engines:
-                if engine._topic("a").logs[0]._group._writer._slot is None:
+                if engine._topic("a").logs[0]._group.writer._slot is None:
                     continue  # it never appended: a first append opens the log
                 with pytest.raises(Unavailable, match="frozen"):
                     engine.append("a", b"refused")

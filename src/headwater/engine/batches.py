@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,40 +21,50 @@ if TYPE_CHECKING:
 class EventBatch:
     """Some events of one batch, in order. `len()` tells how many."""
 
-    __slots__ = ("_batch", "_hi", "_lo", "_log", "_rows")
+    __slots__ = ("_batch", "_hi", "_lo", "log", "rows")
 
     def __init__(self, log: LocalLog, batch: Batch, lo: int, hi: int, rows: I64 | None) -> None:
         """`rows` picks some of the events `lo` to `hi`; None takes all of them."""
-        self._log = log
+        self.log = log
         self._batch = batch
         self._lo = lo
         self._hi = hi
-        self._rows = rows
+        self.rows = rows
 
     def __len__(self) -> int:
-        return self._hi - self._lo if self._rows is None else len(self._rows)
+        return self._hi - self._lo if self.rows is None else len(self.rows)
+
+    @property
+    def piece(self) -> arrow.Piece:
+        """The range of the stored batch that it covers."""
+        return arrow.Piece(self._batch, self._lo, self._hi)
+
+    @property
+    def picked(self) -> bool:
+        """Whether only some events of the range are in it."""
+        return self.rows is not None
 
     @property
     def partition(self) -> int:
         """The partition that the batch is of."""
-        return self._log.place.partition
+        return self.log.place.partition
 
     def offsets(self) -> I64:
         """The offset of each event."""
-        rows = np.arange(self._lo, self._hi) if self._rows is None else self._rows
+        rows = np.arange(self._lo, self._hi) if self.rows is None else self.rows
         return rows + self._batch.base_offset
 
     def ticks(self) -> I64:
         """The ticks of each event."""
         ticks = self._batch.ticks()
-        return ticks[self._lo : self._hi] if self._rows is None else ticks[self._rows]
+        return ticks[self._lo : self._hi] if self.rows is None else ticks[self.rows]
 
     def events(self) -> list[Event]:
         """The events as objects. The data of those above the limit for memory is None: stream it."""
-        batch, place = self._batch, self._log.place
+        batch, place = self._batch, self.log.place
         count = len(self)
-        if batch.flags & BLOB:
-            return [self._huge()] if count else []
+        if batch.count == 1:
+            return [self._only()] if count else []
         types = batch.column(TYPE)
         return list(
             map(
@@ -67,7 +77,7 @@ class EventBatch:
                 self._values(KEY),
                 self._values(DATA),
                 repeat(batch.content),
-                repeat(self._log.node),
+                repeat(self.log.node),
                 self._values(META),
             )
         )
@@ -78,48 +88,83 @@ class EventBatch:
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The events as an Arrow record batch; keys, data and meta are not copied unless events were picked."""
-        return self.record_batch(arrow.schema(columns or arrow.DEFAULT_COLUMNS))
-
-    def record_batch(self, schema: pa.Schema) -> pa.RecordBatch:
-        """The events as an Arrow record batch of a schema made by `headwater.format.arrow.schema`."""
-        place = self._log.place
-        args = schema, place.topic, place.partition, self._log.node
-        if self._rows is None:
-            return arrow.record_batch(self._batch, self._lo, self._hi, *args)
-        return arrow.record_batch(self._batch, 0, self._batch.count, *args).take(arrow.pyarrow().array(self._rows))
+        schema = arrow.schema(columns or arrow.DEFAULT_COLUMNS)
+        arrays = [chunk for (chunk,) in _chunks([self], schema)]
+        return arrow.pyarrow().RecordBatch.from_arrays(arrays, schema=schema)  # type: ignore[no-any-return]  # lazy
 
     def _values(self, kind: int) -> Iterator[bytes | None] | list[bytes | None]:
         column = self._batch.column(kind)
         if column is None:
             return repeat(None)
-        return column.values(self._lo, self._hi) if self._rows is None else column.take(self._rows)
+        return column.values(self._lo, self._hi) if self.rows is None else column.take(self.rows)
 
     def _types(self, column: Column) -> Iterator[str] | list[str]:
         if column.offsets is None:
             return repeat(bytes(column.data).decode())
         if column.codes is None:
-            values = column.values(self._lo, self._hi) if self._rows is None else column.take(self._rows)
+            values = column.values(self._lo, self._hi) if self.rows is None else column.take(self.rows)
             return [(value or b"").decode() for value in values]
         size = len(column.offsets) - 1
         names = [(value or b"").decode() for value in Column(size, column.data, column.offsets).values(0, size)]
-        codes = column.codes[self._lo : self._hi] if self._rows is None else column.codes[self._rows]
+        codes = column.codes[self._lo : self._hi] if self.rows is None else column.codes[self.rows]
         return list(map(names.__getitem__, codes.tolist()))
 
-    def _huge(self) -> Event:
-        batch, place = self._batch, self._log.place
-        blob = self._log.blob(batch)
-        small = blob.size <= self._log.place.limits.blob_bytes_in_memory
-        types = batch.column(TYPE)
+    def _only(self) -> Event:
+        """The event of a batch of one, without the detour over arrays. Alone, it may be a huge one."""
+        batch, place = self._batch, self.log.place
+        type, key, data, meta = (batch.only(kind) for kind in (TYPE, KEY, DATA, META))
+        blob = None
+        if batch.flags & BLOB:
+            blob = self.log.blob(batch)
+            data = b"".join(blob.chunks()) if blob.size <= place.limits.blob_bytes_in_memory else None
         return Event(
             place.topic,
             place.partition,
             batch.base_offset,
             batch.base_ticks,
-            "" if types is None else bytes(types.data).decode(),
-            next(iter(self._values(KEY))),
-            b"".join(blob.chunks()) if small else None,
+            "" if type is None else type.decode(),
+            key,
+            data,
             batch.content,
-            self._log.node,
-            next(iter(self._values(META))),
+            self.log.node,
+            meta,
             blob,
         )
+
+
+def table(batches: Iterable[EventBatch], columns: Sequence[str] | None) -> pa.Table:
+    """One Arrow table of all batches, which may be none."""
+    pa = arrow.pyarrow()
+    schema = arrow.schema(columns or arrow.DEFAULT_COLUMNS)
+    found: list[list[Any]] = [[] for _ in schema]
+    for run in _runs(batches):
+        for chunks, more in zip(found, _chunks(run, schema), strict=True):
+            chunks.extend(more)
+    arrays = [pa.chunked_array(chunks, field.type) for chunks, field in zip(found, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)  # type: ignore[no-any-return]  # a lazy module
+
+
+def _runs(batches: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
+    """Batches of one partition of which nothing was left out, together; the others alone."""
+    run: list[EventBatch] = []
+    for batch in batches:
+        if run and (batch.picked or run[0].picked or batch.partition != run[0].partition):
+            yield run
+            run = []
+        run.append(batch)
+    if run:
+        yield run
+
+
+def _chunks(run: list[EventBatch], schema: pa.Schema) -> list[list[Any]]:
+    """The chunks of each column over a run of batches."""
+    first = run[0]
+    log, place = first.log, first.log.place
+    if not first.picked:
+        return arrow.chunks([batch.piece for batch in run], schema, place.topic, place.partition, log.node)
+    whole = [arrow.Piece(first.piece.batch, 0, first.piece.batch.count)]
+    rows = arrow.pyarrow().array(first.rows)
+    return [
+        [chunk.take(rows) for chunk in chunks]
+        for chunks in arrow.chunks(whole, schema, place.topic, place.partition, log.node)
+    ]

@@ -6,9 +6,12 @@ moment at which it is or is not there.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -18,8 +21,10 @@ from headwater.format import names, settings
 from headwater.format.settings import Store, Topic, TopicSettings
 from headwater.limits import DATA_BYTES_CEILING, PARTITIONS_MAX, Limits
 from headwater.storage import log
-from headwater.storage.disk import Clock, Disk
+from headwater.storage.disk import Clock, Disk, wait_for_lock
 from headwater.storage.place import Place
+
+E = TypeVar("E", bound=HeadwaterError)
 
 SETTINGS_FILE = "headwater.json"
 TOPIC_FILE = "topic.json"
@@ -50,7 +55,7 @@ class Catalogue:
             strangers = [name for name in self._disk.names(self.path) if name != "topics" and not name.endswith(".tmp")]
             if strangers and SETTINGS_FILE not in strangers:
                 raise Invalid(
-                    f"{self.path} is not a log, and holds {sorted(strangers)[0]!r}",
+                    f"{self.path} is not a log, and holds {min(strangers)!r}",
                     hint="name a new or an empty directory",
                     code="not_a_log",
                 )
@@ -96,20 +101,18 @@ class Catalogue:
         topic = Topic(name=name, uuid=str(self._random_uuid()), partitions=partitions, settings=chosen)
         hidden = self._topics / f".new-{topic.uuid}"
         try:
-            self._disk.mkdir(hidden)
-            try:
+            with self._locked():
+                self._sweep()
+                if self._disk.inode(self._topics / directory / TOPIC_FILE) is not None:
+                    return self._same(name, partitions)  # another process was first
+                self._disk.mkdir(hidden)
                 for partition in range(partitions):
                     log.create(self._place(topic, partition, hidden))
                 self._disk.replace(hidden / TOPIC_FILE, settings.encode(topic))
                 self._disk.rename(hidden, self._topics / directory)
-            except BaseException:
-                self._disk.remove_tree(hidden)
-                raise
-            self._disk.sync_directory(self._topics)
-            self._disk.sync_directory(self.path)  # whoever made this a log may have died before it was durable
+                self._disk.sync_directory(self._topics)
+                self._disk.sync_directory(self.path)  # whoever made this a log may have died before it was durable
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                return self._same(name, partitions)  # another process was first
             raise Unavailable(
                 f"topic {name!r} cannot be made: {error.strerror}",
                 hint="is the directory writable, and is there space?",
@@ -137,17 +140,30 @@ class Catalogue:
 
     def list(self) -> list[str]:
         """The names of all topics, sorted."""
-        found = []
-        for directory in self._disk.names(self._topics):
-            if not directory.startswith("."):
-                path = self._topics / directory / TOPIC_FILE
-                try:
-                    found.append(settings.decode(self._disk.read_file(path), Topic).name)
-                except FileNotFoundError:
-                    continue  # deleted meanwhile
-                except HeadwaterError as error:
-                    raise _at(error, path) from None
-        return sorted(found)
+        topics, broken = self.survey()
+        if broken:
+            raise broken[0]
+        return [topic.name for topic in topics]
+
+    def survey(self, name: str | None = None) -> tuple[builtins.list[Topic], builtins.list[Corrupt]]:
+        """All topics, or the named one, sorted; and what is wrong with the settings of others. Raises NotFound."""
+        directories = [names.directory_of(name)] if name is not None else sorted(self._disk.names(self._topics))
+        topics: builtins.list[Topic] = []
+        broken: builtins.list[Corrupt] = []
+        for directory in directories:
+            path = self._topics / directory / TOPIC_FILE
+            if directory.startswith("."):
+                continue
+            try:
+                topics.append(settings.decode(self._disk.read_file(path), Topic))
+            except (FileNotFoundError, NotADirectoryError):
+                if name is not None:
+                    self.find(name)  # raises
+            except Corrupt as error:
+                broken.append(_at(error, path))
+            except HeadwaterError as error:
+                raise _at(error, path) from None
+        return sorted(topics, key=lambda topic: topic.name), broken
 
     def place(self, topic: Topic, partition: int) -> Place:
         """Where a partition's log is."""
@@ -160,10 +176,28 @@ class Catalogue:
         self._disk.sync_directory(self._topics)
         self._disk.remove_tree(hidden)
 
-    def sweep(self) -> None:
-        """Remove what deletions that were cut short left behind."""
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock under which topics are made; what is unfinished then belongs to nobody."""
+        path = self._topics / ".lock"
+        with contextlib.suppress(FileExistsError):
+            self._disk.close(self._disk.create(path))
+        fd = self._disk.open_write(path)
+        try:
+            if not wait_for_lock(self._disk.hold, fd, self._clock, self._limits.lock_wait_s):
+                raise Unavailable(
+                    f"{path} is locked by another process",
+                    hint=f"is one stopped or stuck? 'fuser {path}' names it",
+                    code="locked",
+                )
+            yield
+        finally:
+            self._disk.release(fd)
+
+    def _sweep(self) -> None:
+        """Remove what was left behind by processes that died making or deleting a topic."""
         for directory in self._disk.names(self._topics):
-            if directory.startswith(".deleted-"):
+            if directory.startswith((".new-", ".deleted-")):
                 self._disk.remove_tree(self._topics / directory)
 
     def _place(self, topic: Topic, partition: int, directory: Path) -> Place:
@@ -195,7 +229,7 @@ class Catalogue:
             return False
         finally:
             self._disk.unlink(temporary)
-            self._disk.close(fd)
+            self._disk.release(fd)
         self._disk.sync_directory(self.path)
         return True
 
@@ -220,6 +254,10 @@ class Catalogue:
                 limit="data_bytes_ceiling",
                 maximum=DATA_BYTES_CEILING,
             )
+        if min(chosen.segment_age_ms, chosen.data_bytes_max) < 0:
+            raise Invalid("a setting of a topic is negative", hint="0 means the default")
+        if chosen.compression not in ("none", "zstd"):
+            raise Invalid(f"compression {chosen.compression!r} is unknown", hint="it is 'none' or 'zstd'")
         if chosen.segment_bytes and chosen.segment_bytes < SEGMENT_BYTES_MIN:
             raise Invalid(f"segment_bytes is {chosen.segment_bytes}, and must be at least {SEGMENT_BYTES_MIN}")
 
@@ -239,7 +277,7 @@ class Catalogue:
         return UUID(bytes=self._clock.random_bytes(16), version=4)
 
 
-def _at(error: HeadwaterError, path: Path) -> HeadwaterError:
+def _at(error: E, path: Path) -> E:
     """The same error, with the file that it is about."""
     facts = {**error.facts, "path": str(path)}
     return type(error)(f"{path}: {error.message}", hint=error.hint, code=error.code, **facts)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count as counter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Self
+from weakref import WeakSet
 
 import msgspec
 import numpy as np
 
-from headwater.engine import appending, reading
+from headwater.engine import appending, batches, checking, reading
 from headwater.engine.appending import Data, Meta
 from headwater.engine.batches import EventBatch
 from headwater.engine.catalogue import Catalogue
+from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.follow import Follow
 from headwater.engine.info import TopicInfo, partition_info
 from headwater.engine.reading import At
@@ -28,11 +31,15 @@ from headwater.format.settings import Topic, TopicSettings
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.log import LocalLog
+from headwater.storage.place import Place
+from headwater.storage.repair import Action
 from headwater.storage.rows import Rows
 from headwater.storage.sealer import Sealer, seal_all
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_engines: WeakSet[Engine] = WeakSet()  # which must begin anew in a forked child
 
 ARROW_BYTES = 8 * 1024 * 1024  # how much of a table goes into one batch
 
@@ -85,11 +92,17 @@ class Engine:
         self._mutex = threading.Lock()  # protects `_open`
         self._open: dict[str, OpenTopic] = {}
         self._closed = False
+        _engines.add(self)
 
     @property
     def path(self) -> Path:
         """The directory."""
         return self._catalogue.path
+
+    @property
+    def uuid(self) -> str:
+        """What identifies this log directory, wherever it is moved."""
+        return self._store.uuid
 
     # Topics
 
@@ -123,7 +136,7 @@ class Engine:
 
     def describe(self, topic: str) -> TopicInfo:
         """What a topic is and holds; raises NotFound."""
-        opened = self._topic(topic)
+        opened = self._live(topic)
         described = opened.topic
         partitions = [partition_info(log) for log in opened.logs]
         return TopicInfo(
@@ -134,8 +147,8 @@ class Engine:
         )
 
     def delete(self, topic: str) -> None:
-        """Delete a topic and all its events, for every process; raises NotFound. A new one of that name starts afresh."""
-        opened = self._topic(topic)
+        """Delete a topic and all its events, for every process; raises NotFound. Made again, it starts afresh."""
+        opened = self._live(topic)
         with ExitStack() as stack:
             for log in opened.logs:  # in the order of partitions, as everybody who locks several
                 stack.enter_context(log.deleting())
@@ -144,6 +157,8 @@ class Engine:
             except OSError as error:
                 raise Unavailable(f"topic {topic!r} cannot be deleted: {error.strerror}") from error
         self._forget(opened)
+        for log in opened.logs:
+            log.close()
 
     # Appending
 
@@ -172,38 +187,22 @@ class Engine:
         encoded_key = appending.encode_key(key, self._limits) if key is not None else None
         encoded_meta = appending.encode_meta(meta, self._limits) if meta else None
         log = self._choose(opened, encoded_key, partition)
-        rows: Rows
-        try:
-            if data.__class__ is not bytes and appending.is_stream(data):
-                pieces = appending.pieces(data)  # type: ignore[arg-type]  # it is a stream
-                rows = log.append_stream(pieces, content or "bytes", encoded_type, encoded_key, encoded_meta, sync=sync)
+        if data.__class__ is not bytes and appending.is_stream(data):
+            log = self._living(opened, log)
+            pieces = appending.pieces(data)  # type: ignore[arg-type]  # it is a stream
+            rows = log.append_stream(pieces, content or "bytes", encoded_type, encoded_key, encoded_meta, sync=sync)
+        else:
+            encoded, content = appending.encode_data(data, content)  # type: ignore[arg-type]  # it is not a stream
+            limits = log.place.limits
+            if len(encoded) > limits.data_bytes_max:
+                appending.check_size(len(encoded), limits)
+            if len(encoded) > limits.blob_bytes_min:
+                whole = iter((encoded,))
+                log = self._living(opened, log)
+                rows = log.append_stream(whole, content, encoded_type, encoded_key, encoded_meta, sync=sync)
             else:
-                encoded, content = appending.encode_data(data, content)  # type: ignore[arg-type]  # it is not a stream
-                limits = log.place.limits
-                if len(encoded) > limits.blob_bytes_min:
-                    appending.check_size(len(encoded), limits)
-                    rows = log.append_stream(
-                        iter((encoded,)), content, encoded_type, encoded_key, encoded_meta, sync=sync
-                    )
-                else:
-                    if len(encoded) > limits.data_bytes_max:
-                        appending.check_size(len(encoded), limits)
-                    rows = Rows.one(content, sync, encoded, encoded_type, encoded_key, encoded_meta)
-                    log.append(rows)
-        except NotFound as error:
-            return self._again(
-                error,
-                opened,
-                self.append,
-                topic,
-                data,
-                type=type,
-                key=key,
-                meta=meta,
-                content=content,
-                durability=durability,
-                partition=partition,
-            )
+                rows = Rows.one(content, sync, encoded, encoded_type, encoded_key, encoded_meta)
+                log = self._commit(opened, log, rows)
         return Ref(topic, log.place.partition, rows.offset, rows.ticks, log.node, "fsync" if sync else "os")
 
     def append_many(
@@ -218,7 +217,7 @@ class Engine:
         durability: Durability | None = None,
         partition: int | None = None,
     ) -> Refs:
-        """Append many events: all or nothing in each partition. Above a limit it raises TooLarge, and nothing is appended.
+        """Append many events: all or nothing in each partition. Above a limit: TooLarge, and nothing is appended.
 
         Without keys, all go to one partition. The references are in the order of `data`; none if that is empty.
         """
@@ -233,28 +232,13 @@ class Engine:
         if len(opened.logs) == 1 or partition is not None or encoded_keys is None:
             log = self._choose(opened, None, partition)
             rows = Rows.many(content, sync, columns, len(data))
-            try:
-                log.append(rows)
-            except NotFound as error:
-                return self._again(
-                    error,
-                    opened,
-                    self.append_many,
-                    topic,
-                    data,
-                    types=types,
-                    keys=keys,
-                    metas=metas,
-                    content=content,
-                    durability=durability,
-                    partition=partition,
-                )
+            log = self._commit(opened, log, rows)
             return Refs(topic, reached, [Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count)])
         runs, places = [], []
-        for log, where in self._spread(opened, encoded_keys):
+        for chosen, where in self._spread(opened, encoded_keys):
             some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
             rows = Rows.many(content, sync, some, len(where))
-            log.append(rows)
+            log = self._commit(opened, chosen, rows)
             runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
             places.append(where.tolist())
         return Refs(topic, reached, runs, places)
@@ -270,33 +254,33 @@ class Engine:
     ) -> Refs:
         """Append the rows of an Arrow table with the columns `data` and, if there are, `key`, `type`, `meta`.
 
-        It is split into batches as needed: what was appended before an error stays. The references are grouped by batch.
+        It is split into batches as needed: what was appended before an error stays. References are grouped by batch.
         """
         pa = arrow.pyarrow()
         opened = self._open.get(topic) or self._topic_for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
         appending.check_content(content)
-        if isinstance(table, pa.RecordBatch):
-            table = pa.Table.from_batches([table])
-        rows_per_batch = max(1, min(self._limits.pack_events, ARROW_BYTES * table.num_rows // max(1, table.nbytes)))
+        whole: Any = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
+        rows_per_batch = max(1, min(self._limits.pack_events, ARROW_BYTES * whole.num_rows // max(1, whole.nbytes)))
         runs: list[Run] = []
-        for batch in table.to_batches(max_chunksize=rows_per_batch):
+        logs: dict[int, LocalLog] = {}
+        for batch in whole.to_batches(max_chunksize=rows_per_batch):
             if not batch.num_rows:
                 continue
-            for log, part in self._spread_arrow(opened, batch, partition):
+            for chosen, part in self._spread_arrow(opened, batch, partition):
                 batch_content, columns = arrow.columns_of(part, content)
-                appending.check_columns(columns, log.place.limits)
+                appending.check_columns(columns, chosen.place.limits)
                 rows = Rows.many(batch_content, False, columns, part.num_rows)
-                log.append(rows)
+                log = logs[chosen.place.partition] = self._commit(opened, chosen, rows)
                 runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
         if sync:
-            for number in sorted({run.partition for run in runs}):
-                opened.logs[number].sync()
+            for number in sorted(logs):
+                logs[number].sync()
         return Refs(topic, "fsync" if sync else "os", runs)
 
     def sync(self, topic: str) -> None:
         """Make all events of a topic durable that were appended with durability `os`."""
-        for log in self._topic(topic).logs:
+        for log in self._live(topic).logs:
             log.sync()
 
     # Reading
@@ -316,7 +300,7 @@ class Engine:
 
         `type` is an RE2 pattern over the whole type. Raises NotFound for a missing topic, Corrupt on damage.
         """
-        logs = self._topic(topic).chosen(partition)
+        logs = self._live(topic).chosen(partition)
         return reading.read_events(logs, start, end, self._selection(type, key), reverse=reverse)
 
     def read_batches(
@@ -330,8 +314,8 @@ class Engine:
         key: bytes | str | None = None,
         reverse: bool = False,
     ) -> Iterator[EventBatch]:
-        """Like `read`, batch by batch, partition after partition. In reverse, batches come last first, each in its own order."""
-        logs = self._topic(topic).chosen(partition)
+        """Like `read`, batch by batch, partition after partition. In reverse, the last batch comes first."""
+        logs = self._live(topic).chosen(partition)
         return reading.read_batches(logs, start, end, self._selection(type, key), reverse=reverse)
 
     def read_arrow(
@@ -346,10 +330,8 @@ class Engine:
         key: bytes | str | None = None,
     ) -> pa.Table:
         """Like `read_batches`, as one Arrow table that points into the log's files; empty if there is nothing."""
-        pa = arrow.pyarrow()
-        schema = arrow.schema(columns or arrow.DEFAULT_COLUMNS)
         found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key)
-        return pa.Table.from_batches((batch.record_batch(schema) for batch in found), schema)
+        return batches.table(found, columns)
 
     def follow(
         self,
@@ -362,7 +344,7 @@ class Engine:
         key: bytes | str | None = None,
     ) -> Follow:
         """The events from `start` on, then those that come, from any process, until `timeout` seconds bring none."""
-        logs = self._topic(topic).chosen(partition)
+        logs = self._live(topic).chosen(partition)
         selection = self._selection(type, key)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
 
@@ -370,10 +352,34 @@ class Engine:
 
     def seal(self, topic: str) -> int:
         """Finish the active segments of a topic, pack and index all that is finished; returns how many were sealed."""
-        logs = self._topic(topic).logs
+        logs = self._live(topic).logs
         for log in logs:
-            log.roll()
+            log.roll(tell=False)
         return sum(seal_all(log.place) for log in logs)
+
+    def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
+        """Verify every checksum and invariant of a topic, or of all; changes nothing.
+
+        `progress` is called with the bytes that are done, and all of them.
+        """
+        self._check_open()
+        return checking.check(self._catalogue, topic, progress)
+
+    def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
+        """What would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""
+        self._check_open()
+        if not apply:
+            return checking.plan(self._catalogue, topic)
+        done, names = checking.hopeless(self._catalogue, topic)
+        return done + [action for name in names for log in self._topic(name).logs for action in log.repair()]
+
+    def after_fork(self) -> None:
+        """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""
+        self._mutex = threading.Lock()
+        self._sealer = Sealer()
+        for opened in self._open.values():
+            for log in opened.logs:
+                log.after_fork()
 
     def close(self) -> None:
         """Stop followers and sealing, wait for appends under way, and let go of all files. May be called twice."""
@@ -413,10 +419,21 @@ class Engine:
                             hint="raise open_topics_max, or open the log again",
                             code="too_many_open_topics",
                         )
-                    logs = [
-                        LocalLog(self._catalogue.place(topic, n), self._sealer.rolled) for n in range(topic.partitions)
-                    ]
+                    logs = [LocalLog(self._catalogue.place(topic, n), self._rolled) for n in range(topic.partitions)]
                     opened = self._open[name] = OpenTopic(topic, logs)
+        return opened
+
+    def _rolled(self, place: Place) -> None:
+        self._sealer.rolled(place)
+
+    def _live(self, name: str) -> OpenTopic:
+        """The topic as it is now, also when another process deleted it and made it again."""
+        opened = self._topic(name)
+        try:
+            opened.logs[0].state()
+        except NotFound:
+            self._forget(opened)
+            opened = self._topic(name)
         return opened
 
     def _topic_for_append(self, name: str) -> OpenTopic:
@@ -431,12 +448,30 @@ class Engine:
             if self._open.get(opened.topic.name) is opened:
                 del self._open[opened.topic.name]
 
-    def _again(self, error: NotFound, opened: OpenTopic, append: Any, *args: Any, **options: Any) -> Any:
-        """Append to the topic of that name which came after a deleted one; a stream cannot be read twice."""
+    def _commit(self, opened: OpenTopic, log: LocalLog, rows: Rows) -> LocalLog:
+        """Append; if the topic was deleted meanwhile, to the one of that name that comes after it. Returns the log."""
+        try:
+            log.append(rows)
+        except NotFound:
+            log = self._successor(opened, log)
+            log.append(rows)
+        return log
+
+    def _living(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
+        """The log, or the one that came after it if its topic was deleted: for streams, which cannot be read twice."""
+        try:
+            log.state()
+        except NotFound:
+            log = self._successor(opened, log)
+        return log
+
+    def _successor(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
+        """The same partition of the topic that took the name of a deleted one; NotFound if it has other partitions."""
         self._forget(opened)
-        if error.code != "topic_deleted" or appending.is_stream(args[1]):
-            raise error
-        return append(*args, **options)
+        successor = self._topic_for_append(opened.topic.name)
+        if len(successor.logs) != len(opened.logs):
+            raise NotFound(f"topic {opened.topic.name!r} was deleted, and made again with other partitions")
+        return successor.logs[log.place.partition]
 
     def _choose(self, opened: OpenTopic, key: bytes | None, partition: int | None) -> LocalLog:
         logs = opened.logs
@@ -463,12 +498,19 @@ class Engine:
         if len(opened.logs) == 1 or partition is not None or "key" not in batch.schema.names:
             yield self._choose(opened, None, partition), batch
             return
-        keys = [key.encode() if isinstance(key, str) else key for key in batch.column("key").to_pylist()]
-        for log, where in self._spread(opened, keys):
+        for log, where in self._spread(opened, arrow.values_of(batch.column("key"))):
             yield log, batch.take(arrow.pyarrow().array(where))
 
     def _selection(self, type: str | None, key: bytes | str | None) -> Selection:
         return Selection(type, appending.encode_key(key, self._limits))
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _wants_sync(durability: str) -> bool:

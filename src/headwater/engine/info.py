@@ -16,6 +16,8 @@ STATES = ("open", "frozen: a sync failed", "frozen: a write failed", "being dele
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
+    """One partition: offsets from `start` to before `end`, files, state, and what recoveries gave up."""
+
     partition: int
     start: int
     end: int
@@ -29,6 +31,8 @@ class PartitionInfo(msgspec.Struct, frozen=True):
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
+    """A topic and its partitions."""
+
     name: str
     uuid: str
     settings: dict[str, Any]

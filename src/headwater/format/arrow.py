@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cache, lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headwater.errors import Invalid, Unsupported
 from headwater.event import UNIX_EPOCH_TICKS, Content, id_of
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch
-from headwater.format.column import Column
+from headwater.format.column import I64, Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,20 +33,28 @@ COLUMNS = (
     "ticks",
     "data_bytes",
 )
+_KINDS = {"key": KEY, "data": DATA, "meta": META}
 DEFAULT_COLUMNS = ("partition", "offset", "time", "type", "key", "data", "meta")
-_ZEROS = np.zeros(65_536, np.int32)
+_decode_meta = msgspec.json.Decoder(dict[str, str]).decode
+_CHUNK = 65_536  # constants are made once for this many events, and sliced
 
 
+@cache
 def pyarrow() -> Any:
+    """The module, imported where it is first needed."""
     try:
-        import pyarrow
+        return importlib.import_module("pyarrow")
     except ImportError as error:
         raise Unsupported("Arrow needs pyarrow", hint="pip install 'headwater[arrow]'") from error
-    return pyarrow
 
 
 def schema(columns: Sequence[str]) -> pa.Schema:
     """The Arrow schema of these columns; raises Invalid for an unknown one."""
+    return _schema(tuple(columns))
+
+
+@lru_cache(maxsize=64)
+def _schema(columns: tuple[str, ...]) -> pa.Schema:
     pa = pyarrow()
     types = {
         "topic": pa.string(),
@@ -61,44 +73,120 @@ def schema(columns: Sequence[str]) -> pa.Schema:
     unknown = [column for column in columns if column not in types]
     if unknown:
         raise Invalid(f"there is no column {unknown[0]!r}", hint=f"columns are {', '.join(COLUMNS)}")
-    found: pa.Schema = pa.schema([(column, types[column]) for column in columns])
+    return pa.schema([(column, types[column]) for column in columns])  # type: ignore[no-any-return]  # a lazy module
+
+
+class Piece(NamedTuple):
+    """The events `lo` to `hi` of a stored batch."""
+
+    batch: Batch
+    lo: int
+    hi: int
+
+
+def chunks(
+    pieces: Sequence[Piece], schema: pa.Schema, topic: str, partition: int, node: int
+) -> list[list[pa.Array[Any]]]:
+    """The chunks of each column over pieces of one partition: one for each piece only where its bytes are stored.
+
+    What is computed is made once for all pieces, because making an array costs more than filling it. A huge event has
+    null data and its size in `data_bytes`.
+    """
+    made = _Chunks(pieces, topic, partition, node)
+    return [made.column(field) for field in schema]
+
+
+class _Chunks:
+    def __init__(self, pieces: Sequence[Piece], topic: str, partition: int, node: int) -> None:
+        self._pieces = pieces
+        self._node = node
+        self._constants = {"topic": topic, "partition": partition}
+        self._counts = np.array([piece.hi - piece.lo for piece in pieces], np.int64)
+        self._total = int(self._counts.sum())
+        self._ticks: I64 | None = None
+
+    def column(self, field: Any) -> list[Any]:  # noqa: PLR0911  # one for each column
+        name, type = field.name, field.type
+        if name in _KINDS:
+            return self._stored(name)
+        if name == "type":
+            return self._types()
+        if name == "content":
+            runs = groupby(self._pieces, key=lambda piece: piece.batch.content)
+            return [_repeated(content, type, sum(piece.hi - piece.lo for piece in run)) for content, run in runs]
+        if name in self._constants:
+            return [_repeated(self._constants[name], type, self._total)]
+        if name == "id":
+            ids = [str(id_of(ticks, self._node)).encode() for ticks in self._all_ticks().tolist()]
+            return [_strings(Column.of(ids))]
+        if name == "offset":
+            starts = np.array([piece.batch.base_offset + piece.lo for piece in self._pieces], np.int64)
+            return [_numbers(type, _ranges(starts, self._counts))]
+        if name == "data_bytes":
+            return [_numbers(type, np.concatenate([_data_bytes(batch)[lo:hi] for batch, lo, hi in self._pieces]))]
+        ticks = self._all_ticks()
+        return [_numbers(type, ticks if name == "ticks" else (ticks - UNIX_EPOCH_TICKS) // 10)]
+
+    def _all_ticks(self) -> I64:
+        if self._ticks is None:
+            if any(piece.batch.has_own_ticks for piece in self._pieces):
+                self._ticks = np.concatenate([batch.ticks()[lo:hi] for batch, lo, hi in self._pieces])
+            else:
+                starts = np.array([piece.batch.base_ticks + piece.lo for piece in self._pieces], np.int64)
+                self._ticks = _ranges(starts, self._counts)
+        return self._ticks
+
+    def _stored(self, name: str) -> list[Any]:
+        """Keys, data or meta: each piece points into its batch; where they are absent there is one run of nulls."""
+        found: list[Any] = []
+        absent = 0
+        for batch, lo, hi in self._pieces:
+            column = None if name == "data" and batch.flags & BLOB else batch.column(_KINDS[name])
+            if column is None:
+                absent += hi - lo
+                continue
+            if absent:
+                found.append(_nulls(absent))
+                absent = 0
+            found.append(_binary(column, lo, hi))
+        return [*found, _nulls(absent)] if absent else found
+
+    def _types(self) -> list[Any]:
+        found: list[Any] = []
+        for constant, run in groupby(self._pieces, key=_constant_type):
+            if constant is None:
+                found += [_coded_types(piece) for piece in run]
+            else:
+                codes = _repeated(0, pyarrow().int32(), sum(piece.hi - piece.lo for piece in run))
+                found.append(pyarrow().DictionaryArray.from_arrays(codes, _type_names(constant), safe=False))
+        return found
+
+
+def _constant_type(piece: Piece) -> bytes | None:
+    """The type that all events of a batch share; None if there are several."""
+    column = piece.batch.column(TYPE)
+    if column is None:
+        return b""
+    return bytes(column.data) if column.offsets is None else None
+
+
+def _ranges(starts: I64, counts: I64) -> I64:
+    """The numbers from each start on, as many as its count, one after the other."""
+    if len(starts) == 1:
+        return np.arange(starts[0], starts[0] + counts[0], dtype=np.int64)
+    ends = np.cumsum(counts)
+    if (starts[1:] == starts[:-1] + counts[:-1]).all():
+        return np.arange(starts[0], starts[0] + ends[-1], dtype=np.int64)
+    found: I64 = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
     return found
 
 
-def record_batch(
-    batch: Batch, lo: int, hi: int, schema: pa.Schema, topic: str, partition: int, node: int
-) -> pa.RecordBatch:
-    """The events `lo` to `hi` of a batch. A huge event has null data and its size in `data_bytes`."""
+def _numbers(type: Any, values: Any) -> Any:
     pa = pyarrow()
-    count = hi - lo
-    arrays = []
-    for name in schema.names:
-        if name in ("key", "data", "meta"):
-            kind = {"key": KEY, "data": DATA, "meta": META}[name]
-            array = _binary(None if kind == DATA and batch.flags & BLOB else batch.column(kind), batch.count)
-            arrays.append(array if count == batch.count else array.slice(lo, count))
-        elif name == "offset":
-            arrays.append(pa.array(np.arange(batch.base_offset + lo, batch.base_offset + hi, dtype=np.int64)))
-        elif name == "type":
-            arrays.append(_types(batch.column(TYPE), lo, hi))
-        elif name == "time":
-            micros = (batch.ticks()[lo:hi] - UNIX_EPOCH_TICKS) // 10
-            arrays.append(pa.Array.from_buffers(pa.timestamp("us", "UTC"), count, [None, pa.py_buffer(micros)]))
-        elif name == "ticks":
-            arrays.append(pa.array(batch.ticks()[lo:hi]))
-        elif name == "partition":
-            arrays.append(pa.array(np.full(count, partition, np.int32)))
-        elif name == "id":
-            arrays.append(pa.array([str(id_of(ticks, node)) for ticks in batch.ticks()[lo:hi].tolist()]))
-        elif name == "data_bytes":
-            arrays.append(pa.array(data_bytes(batch)[lo:hi]))
-        else:
-            arrays.append(pa.repeat(topic if name == "topic" else batch.content, count))
-    found: pa.RecordBatch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return found
+    return pa.Array.from_buffers(type, len(values), [None, pa.py_buffer(values)])
 
 
-def data_bytes(batch: Batch) -> Any:
+def _data_bytes(batch: Batch) -> Any:
     """How long the data of each event is."""
     if batch.flags & BLOB:
         return np.array([batch.blob_reference()[0]], np.int64)
@@ -109,28 +197,51 @@ def data_bytes(batch: Batch) -> Any:
     return np.diff(column.offsets).astype(np.int64)
 
 
-def _binary(column: Column | None, count: int) -> Any:
+def _repeated(value: Any, type: Any, count: int) -> Any:
+    """An array of one value, or of nulls, cut from one that was made before."""
+    if count <= _CHUNK:
+        return _chunk_of(value, type).slice(0, count)
     pa = pyarrow()
-    if column is None:
-        return pa.nulls(count, pa.binary())
+    return pa.nulls(count, type) if value is None else pa.repeat(pa.scalar(value, type), count)
+
+
+@lru_cache(maxsize=256)
+def _chunk_of(value: Any, type: Any) -> Any:
+    pa = pyarrow()
+    return pa.nulls(_CHUNK, type) if value is None else pa.repeat(pa.scalar(value, type), _CHUNK)
+
+
+def _nulls(count: int) -> Any:
+    return _repeated(None, pyarrow().binary(), count)
+
+
+def _binary(column: Column, lo: int, hi: int) -> Any:
+    pa = pyarrow()
     if column.offsets is None:
-        return pa.repeat(pa.scalar(bytes(column.data), pa.binary()), count)
+        value = bytes(column.data)
+        if hi - lo > 1:
+            return pa.repeat(pa.scalar(value, pa.binary()), hi - lo)
+        column, lo, hi = Column(1, value, np.array([0, len(value)], np.int32)), 0, 1
     valid = None if column.valid is None else pa.py_buffer(column.valid)
-    return pa.Array.from_buffers(pa.binary(), count, [valid, pa.py_buffer(column.offsets), pa.py_buffer(column.data)])
+    buffers = [valid, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    return pa.Array.from_buffers(pa.binary(), hi - lo, buffers, -1 if valid is not None else 0, lo)
 
 
-def _types(column: Column | None, lo: int, hi: int) -> Any:
-    pa = pyarrow()
-    if column is None or column.offsets is None:
-        values = pa.array(["" if column is None else bytes(column.data).decode()])
-        codes = _ZEROS[: hi - lo] if hi - lo <= len(_ZEROS) else np.zeros(hi - lo, np.int32)
-    elif column.codes is None:
-        return _strings(column).slice(lo, hi - lo).dictionary_encode()
-    else:
-        values = _strings(Column(len(column.offsets) - 1, column.data, column.offsets))
-        codes = column.codes[lo:hi].astype(np.int32)
-    indices = pa.Array.from_buffers(pa.int32(), hi - lo, [None, pa.py_buffer(codes)])
-    return pa.DictionaryArray.from_arrays(indices, values, safe=False)
+def _coded_types(piece: Piece) -> Any:
+    """The types of a batch that has several."""
+    column = piece.batch.column(TYPE)
+    assert column is not None
+    assert column.offsets is not None
+    if column.codes is None:
+        return _strings(column).slice(piece.lo, piece.hi - piece.lo).dictionary_encode()
+    values = _strings(Column(len(column.offsets) - 1, column.data, column.offsets))
+    codes = _numbers(pyarrow().int32(), column.codes[piece.lo : piece.hi].astype(np.int32))
+    return pyarrow().DictionaryArray.from_arrays(codes, values, safe=False)
+
+
+@lru_cache(maxsize=1024)
+def _type_names(type: bytes) -> Any:
+    return _strings(Column.of([type]))
 
 
 def _strings(column: Column) -> Any:
@@ -149,35 +260,41 @@ def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content,
             f"an Arrow table needs a column 'data', and has {', '.join(names)}",
             hint="columns are data, key, type and meta; drop or rename others",
         )
-    data = batch.column("data")
+    data = _decoded(batch.column("data"))
     if data.null_count:
         raise Invalid("data is null in some rows", hint="fill or filter them first")
-    text = pa.types.is_string(data.type) or pa.types.is_large_string(data.type)
     columns: dict[int, Column | None] = {
-        TYPE: _repeated(batch.column("type")) if "type" in names else None,
+        TYPE: _type_column(batch.column("type")) if "type" in names else None,
         KEY: _column(batch.column("key")) if "key" in names else None,
         DATA: _column(data),
-        META: _column(batch.column("meta")) if "meta" in names else None,
+        META: _meta_column(batch.column("meta")) if "meta" in names else None,
     }
+    text = data.type in (pa.string(), pa.large_string(), pa.string_view())
     return content or ("text" if text else "bytes"), columns
+
+
+def values_of(array: Any) -> list[bytes | None]:
+    """The values of an Arrow array of bytes or text."""
+    column = _column(array)
+    return [None] * len(array) if column is None else column.values(0, len(array))
+
+
+def _decoded(array: Any) -> Any:
+    """An array without a dictionary."""
+    return array.cast(array.type.value_type) if pyarrow().types.is_dictionary(array.type) else array
 
 
 def _column(array: Any) -> Column | None:
     """A plain column over the buffers of an Arrow array; None if all of it is null."""
     pa = pyarrow()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
+    array = _decoded(array)
     if array.null_count == len(array):
         return None
     if array.type != pa.binary():
-        try:
-            array = (
-                array.cast(pa.string()).cast(pa.binary())
-                if array.type != pa.large_binary()
-                else array.cast(pa.binary())
-            )
-        except pa.ArrowInvalid as error:
-            raise Invalid(f"a column of {array.type} is not bytes or text") from error
+        kinds = pa.string(), pa.large_string(), pa.string_view(), pa.large_binary(), pa.binary_view()
+        if array.type not in kinds and not pa.types.is_fixed_size_binary(array.type):
+            raise Invalid(f"a column of {array.type} is not bytes or text", hint="cast it first")
+        array = array.cast(pa.binary())
     _, offset_buffer, data_buffer = array.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[array.offset : array.offset + len(array) + 1]
     first, last = int(offsets[0]), int(offsets[-1])
@@ -188,9 +305,22 @@ def _column(array: Any) -> Column | None:
     return Column(len(array), data, offsets - np.int32(first) if first else offsets, None, valid)
 
 
-def _repeated(array: Any) -> Column | None:
-    pa = pyarrow()
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
-    values = ["" if value is None else value for value in array.to_pylist()]
-    return Column.of_repeated([value.encode() if isinstance(value, str) else value for value in values])
+def _type_column(array: Any) -> Column | None:
+    values = [value or b"" for value in values_of(array)]
+    try:
+        for value in set(values):
+            value.decode()
+    except UnicodeDecodeError as error:
+        raise Invalid(f"a type is not UTF-8: {error}") from error
+    return Column.of_repeated(values)
+
+
+def _meta_column(array: Any) -> Column | None:
+    column = _column(array)
+    try:
+        for value in column.values(0, len(array)) if column is not None else ():
+            if value is not None:
+                _decode_meta(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"meta is not a flat JSON object of strings: {error}") from error
+    return column

@@ -15,13 +15,14 @@ from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
 from headwater.event import CONTENTS, Content
-from headwater.format.column import I64, Column, compress
+from headwater.format.column import DICTIONARY, I64, PLAIN, Column, compress
 from headwater.format.column import ZSTD as COLUMN_ZSTD
 
 MAGIC = b"HWB1"
 VERSION = 1
 BLOB, LOST = 1, 2  # flags; must stay
 TICKS, TYPE, KEY, DATA, META = 1, 2, 3, 4, 5  # kinds of columns; must stay
+RUNS = 2  # an encoding of ticks; must stay
 COMPRESS_BYTES_MIN = 512  # below this, a zstd frame saves nothing worth its time
 
 _HEADER = Struct("<4sIIIqqBBBB")
@@ -31,7 +32,8 @@ HEADER_BYTES = _HEADER.size
 ENTRY_BYTES = _ENTRY.size
 # The header and table of a batch of one with 1 to 4 columns, so that one call packs it.
 _AFTER_CRC = tuple(Struct("<IIqqBBBB" + "BBHII" * n) for n in range(5))
-_CRC = Struct("<I")
+_ONE = _AFTER_CRC[1]
+_U32 = Struct("<I")
 _PADDING = tuple(bytes(n) for n in range(8))
 _CONTENT_CODE = {content: code for code, content in enumerate(CONTENTS)}
 
@@ -47,28 +49,31 @@ def encode_one(
     flags: int = 0,
 ) -> bytes:
     """The bytes of a batch of one event, fast: every column is constant."""
-    columns = [(DATA, data)]
-    if type:
-        columns.insert(0, (TYPE, type))
-    if key is not None:
-        columns.insert(-1, (KEY, key))
-    if meta is not None:
-        columns.append((META, meta))
+    n = 1 + bool(type) + (key is not None) + (meta is not None)
+    at = HEADER_BYTES + ENTRY_BYTES * n
+    code = _CONTENT_CODE[content]
+    if n == 1:
+        length = len(data)
+        size = at + length + 4
+        padding = -size & 7
+        size += padding
+        stored = data + _PADDING[padding] + _U32.pack(size)
+        crc = crc32c(stored)
+        head = _ONE.pack(size, 1, base_offset, base_ticks, VERSION, flags, code, 1, DATA, 0, 0, length, crc)
+        return MAGIC + _U32.pack(crc32c(head)) + head + stored
     table: list[int] = []
     parts: list[bytes] = []
-    at = HEADER_BYTES + ENTRY_BYTES * len(columns)
-    last = len(columns) - 1
-    for i, (kind, value) in enumerate(columns):
-        end = at + len(value)
-        padding = -end % 4 if i != last else -end % 8
-        stored = value + _PADDING[padding] if padding else value
-        table += (kind, 0, 0, len(value), crc32c(stored))
-        parts.append(stored)
-        at = end + padding
-    head = _AFTER_CRC[len(columns)].pack(
-        at, 1, base_offset, base_ticks, VERSION, flags, _CONTENT_CODE[content], len(columns), *table
-    )
-    return b"".join((MAGIC, _CRC.pack(crc32c(head)), head, *parts))
+    for kind, value in ((TYPE, type or None), (KEY, key), (DATA, data), (META, meta)):
+        if value is not None:
+            at += len(value)
+            last = len(parts) == n - 1
+            padding = -(at + 4) & 7 if last else -at & 3
+            at += padding + 4 if last else padding
+            stored = value + _PADDING[padding] + (_U32.pack(at) if last else b"")
+            table += (kind, 0, 0, len(value), crc32c(stored))
+            parts.append(stored)
+    head = _AFTER_CRC[n].pack(at, 1, base_offset, base_ticks, VERSION, flags, code, n, *table)
+    return b"".join((MAGIC, _U32.pack(crc32c(head)), head, *parts))
 
 
 def encode(
@@ -85,7 +90,7 @@ def encode(
     """The bytes of a batch. `columns` are by kind, in ascending order; None means absent."""
     stored: list[tuple[int, int, list[Any], int]] = []
     if ticks is not None and not _consecutive(ticks):
-        stored.append((TICKS, 1, [ticks.data], ticks.nbytes))
+        stored.append((TICKS, *_encode_ticks(ticks)))
     for kind, column in columns.items():
         if column is not None:
             encoding, buffers, size = column.encode()
@@ -94,22 +99,32 @@ def encode(
                 encoding, size = encoding | COLUMN_ZSTD, len(buffers[0])
             stored.append((kind, encoding, buffers, size))
     at = HEADER_BYTES + ENTRY_BYTES * len(stored)
-    head_padding = -at % (8 if not stored or stored[0][0] == TICKS else 4)
-    at += head_padding
+    before = _PADDING[-at & 7] if stored and stored[0][0] == TICKS else b""
+    at += len(before)
     table: list[bytes] = []
     parts: list[Any] = []
     for i, (kind, encoding, buffers, size) in enumerate(stored):
-        padding = _PADDING[-(at + size) % (4 if i + 1 < len(stored) else 8)]
+        at += size
+        after = _PADDING[-at & 3] if i + 1 < len(stored) else _end(at)
         crc = 0
-        for buffer in (*buffers, padding):
+        for buffer in (*buffers, after):
             crc = crc32c(buffer, crc)
         table.append(_ENTRY.pack(kind, encoding, 0, size, crc))
         parts += buffers
-        parts.append(padding)
-        at += size + len(padding)
+        parts.append(after)
+        at += len(after)
+    if not stored:
+        before = _end(at)
+        at += len(before)
     head = _AFTER_CRC[0].pack(at, count, base_offset, base_ticks, VERSION, flags, _CONTENT_CODE[content], len(stored))
-    head = b"".join((head, *table, _PADDING[head_padding]))
-    return b"".join((MAGIC, _CRC.pack(crc32c(head)), head, *parts))
+    head = b"".join((head, *table, before))
+    return b"".join((MAGIC, _U32.pack(crc32c(head)), head, *parts))
+
+
+def _end(at: int) -> bytes:
+    """What closes a batch whose columns end at `at`: padding, and its size, for reading backwards."""
+    padding = -(at + 4) & 7
+    return _PADDING[padding] + _U32.pack(at + padding + 4)
 
 
 def encode_lost(base_offset: int, base_ticks: int, count: int) -> bytes:
@@ -189,41 +204,90 @@ class Batch:
         if column is None:
             for entry in self._table:
                 if entry[0] == kind:
-                    column = self._checked[kind] = Column.decode(entry[1], self._verified(entry), self.count)
+                    column = self._checked[kind] = self._decoded(entry)
         return column
+
+    def only(self, kind: int) -> bytes | None:
+        """The value of a column in a batch of one event."""
+        column = self.column(kind)
+        if column is None:
+            return None
+        return bytes(column.data) if column.offsets is None else column.values(0, 1)[0]
 
     def ticks(self) -> I64:
         """The ticks of each event."""
         for entry in self._table:
             if entry[0] == TICKS:
-                return np.frombuffer(self._verified(entry), np.int64, self.count)
+                if entry[1] not in (PLAIN, RUNS):
+                    raise _unknown_encoding(entry)
+                try:
+                    return _decode_ticks(entry[1], self._verified(entry), self.count)
+                except ValueError as error:
+                    raise self._damaged(f"the ticks do not fit the events: {error}") from None
         return np.arange(self.base_ticks, self.base_ticks + self.count, dtype=np.int64)
 
     @property
+    def has_own_ticks(self) -> bool:
+        """Whether the ticks are not simply consecutive from the base ticks."""
+        return bool(self._table) and self._table[0][0] == TICKS
+
+    @property
     def last_ticks(self) -> int:
-        if self._table and self._table[0][0] == TICKS:
+        if self.has_own_ticks:
             return int(self.ticks()[-1])
         return self.base_ticks + self.count - 1
 
     def blob_reference(self) -> tuple[int, int, int]:
         """Size, chunk bytes and CRC of the table of the blob that holds the data."""
         data = self.column(DATA)
-        if data is None or len(data.data) != _BLOB_REFERENCE.size:
-            raise self._damaged("a blob batch has no reference")
-        size, chunk_bytes, crc = _BLOB_REFERENCE.unpack(data.data)
-        return size, chunk_bytes, crc
+        if self.count == 1 and data is not None and data.offsets is None and len(data.data) == _BLOB_REFERENCE.size:
+            size, chunk_bytes, crc = _BLOB_REFERENCE.unpack(data.data)
+            if chunk_bytes:
+                return size, chunk_bytes, crc
+        raise self._damaged("a blob batch has no reference")
 
     def validate(self) -> None:
-        """Verify every column, and that its offsets are sound."""
-        for entry in self._table:
-            if entry[0] == TICKS:
+        """Verify every column, that its offsets are sound, and that the batch is one that a writer makes."""
+        kinds = [entry[0] for entry in self._table]
+        if kinds != sorted(set(kinds)) or (DATA in kinds) == bool(self.flags & LOST) or (self.flags & LOST and kinds):
+            raise self._damaged("a batch has the wrong columns")
+        end = self.position - self._shift + self.size
+        if size_before(self.buffer, end) != self.size:
+            raise self._damaged("a batch does not end with its size")
+        if not self.count or not 0 <= self.base_offset < 2**63 - self.count:
+            raise self._damaged("a batch has no events, or impossible offsets")
+        for kind in kinds:
+            if kind == TICKS:
                 ticks = self.ticks()
                 if ticks[0] != self.base_ticks or (ticks[1:] <= ticks[:-1]).any():
                     raise self._damaged("ticks do not grow")
             else:
-                column = self.column(entry[0])
-                if column is not None:
-                    column.validate()
+                self._validate_column(kind)
+        if not 0 <= self.base_ticks <= self.last_ticks < 1 << 60:
+            raise self._damaged("ticks are outside the 60 bits of an id")
+        if self.flags & BLOB:
+            self.blob_reference()
+
+    def _validate_column(self, kind: int) -> None:
+        column = self.column(kind)
+        assert column is not None
+        try:
+            column.validate()
+            if kind == TYPE:
+                for value in column.distinct():
+                    value.decode()
+        except (Corrupt, UnicodeDecodeError) as error:
+            raise self._damaged(f"column {kind}: {error}") from None
+
+    def _decoded(self, entry: tuple[int, int, int, int, int, int]) -> Column:
+        kind, encoding = entry[:2]
+        if kind != TYPE and encoding & 0x0F == DICTIONARY:
+            raise _unknown_encoding(entry)
+        stored = self._verified(entry)
+        try:
+            return Column.decode(encoding, stored, self.count)
+        except Corrupt as error:
+            raise self._damaged(f"column {kind}: {error}") from None
 
     def _verified(self, entry: tuple[int, int, int, int, int, int]) -> memoryview:
         kind, _, start, end, padded_end, crc = entry
@@ -264,7 +328,7 @@ def decode(buffer: memoryview, position: int, end: int, path: str = "", shift: i
         table[-1][4] = batch_end
     if n == 0:
         first = batch_end
-    if crc32c(buffer[position + 8 : first]) != crc or not at <= batch_end < at + 8:
+    if crc32c(buffer[position + 8 : first]) != crc or not at + 4 <= batch_end < at + 12:
         raise corrupt("the checksum of a batch's header is wrong", path, position + shift, size)
     if version != VERSION or flags & ~(BLOB | LOST) or content >= len(CONTENTS):
         raise Unsupported(
@@ -289,13 +353,49 @@ def corrupt(reason: str, path: str, position: int, size: int, offsets: tuple[int
         position=position,
         size=size,
         offsets=offsets,
+        reason=reason,
     )
+
+
+def size_before(buffer: memoryview, position: int) -> int:
+    """The size of the batch that ends at `position`, unchecked."""
+    size: int = _U32.unpack_from(buffer, position - 4)[0]
+    return size
 
 
 def peek(buffer: memoryview, position: int) -> tuple[int, int, int, int]:
     """Size, count, base offset and base ticks of the batch at `position`, unchecked: for building maps of batches."""
     _, _, size, count, base_offset, base_ticks, _, _, _, _ = _HEADER.unpack_from(buffer, position)
     return size, count, base_offset, base_ticks
+
+
+def _unknown_encoding(entry: tuple[int, int, int, int, int, int]) -> Unsupported:
+    return Unsupported(
+        f"column {entry[0]} has the encoding {entry[1]:#04x}, which is unknown for it",
+        hint="upgrade headwater to read this log",
+    )
+
+
+def _encode_ticks(ticks: I64) -> tuple[int, list[Any], int]:
+    """As runs of consecutive ticks, which appends of many events make, or one by one: whichever is shorter."""
+    starts = np.flatnonzero(np.diff(ticks, prepend=ticks[0] - 2) != 1)
+    if len(starts) * 12 >= ticks.nbytes:
+        return PLAIN, [ticks.data], ticks.nbytes
+    return RUNS, [ticks[starts].data, starts.astype(np.uint32).data], len(starts) * 12
+
+
+def _decode_ticks(encoding: int, stored: memoryview, count: int) -> I64:
+    """The ticks of each event; raises ValueError if they are not as many as the events."""
+    if encoding == PLAIN:
+        if len(stored) != count * 8:
+            raise ValueError("too few or too many")
+        return np.frombuffer(stored, np.int64, count)
+    runs = len(stored) // 12
+    ticks = np.frombuffer(stored, np.int64, runs)
+    starts = np.frombuffer(stored, np.uint32, runs, runs * 8).astype(np.int64)
+    if len(stored) % 12 or not runs or starts[0] != 0 or starts[-1] >= count:
+        raise ValueError("their runs do not begin with the events")
+    return np.repeat(ticks - starts, np.diff(starts, append=count)) + np.arange(count)
 
 
 def _consecutive(ticks: I64) -> bool:

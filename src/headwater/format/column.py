@@ -7,6 +7,7 @@ given. It is constant (one value for all), plain (offsets and bytes) or a dictio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class Column:
 
     def encode(self) -> tuple[int, list[Any], int]:
         """The encoding, the buffers and their size in bytes."""
-        if self.offsets is None:
+        if self.offsets is None or (self.count == 1 and self.valid is None and self.codes is None):
             return CONSTANT, [self.data], len(self.data)
         size = self.offsets.nbytes + len(self.data)
         if self.codes is not None:
@@ -130,6 +131,11 @@ class Column:
         if self.codes is not None and self.count and int(self.codes.max()) >= len(offsets) - 1:
             raise Corrupt("a code of a column is outside its dictionary")
 
+    def distinct(self) -> list[bytes]:
+        """The values, each of a dictionary's or of a constant once."""
+        size = 1 if self.offsets is None else len(self.offsets) - 1
+        return [value or b"" for value in Column(size, self.data, self.offsets).values(0, size)]
+
     def present(self) -> Bools:
         """Which values are not null."""
         if self.valid is None:
@@ -146,7 +152,7 @@ class Column:
         first = int(self.offsets[lo])
         raw = bytes(self.data[first : int(self.offsets[hi])])
         at = (self.offsets[lo : hi + 1] - first).tolist() if first else self.offsets[lo : hi + 1].tolist()
-        found: list[bytes | None] = [raw[a:b] for a, b in zip(at, at[1:], strict=False)]
+        found: list[bytes | None] = [raw[a:b] for a, b in pairwise(at)]
         if self.valid is not None:
             for i in np.flatnonzero(~self.present()[lo:hi]).tolist():
                 found[i] = None

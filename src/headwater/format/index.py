@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import struct
 from struct import Struct
-from struct import error as StructError
 from typing import Any, Self
 
 import msgspec
@@ -79,7 +79,7 @@ class Index(msgspec.Struct, frozen=True):
                 raise Corrupt("an index has bytes behind its end", position=at, size=len(stored) - at)
             numbers = [np.frombuffer(sections[kind], np.int64, batches) for kind in (OFFSETS, TICKS, POSITIONS)]
             types = _decode_types(sections[TYPES]) if TYPES in sections else None
-        except (ValueError, KeyError, StructError) as error:
+        except (ValueError, KeyError, struct.error) as error:
             raise Corrupt(f"an index does not parse: {error}", position=0, size=len(stored)) from error
         offsets, ticks, positions = numbers
         return cls(file_id, base, end, size, offsets, ticks, positions, types)

@@ -59,4 +59,4 @@ def file_of(offset: int, suffix: str) -> str:
 def offset_of(file: str, suffix: str) -> int | None:
     """The offset that a file is named by; None if it is not such a file."""
     stem, _, rest = file.partition(".")
-    return int(stem) if rest == suffix and len(stem) == 20 and stem.isdecimal() else None
+    return int(stem) if rest == suffix and len(stem) == 20 and stem.isascii() and stem.isdecimal() else None

@@ -18,6 +18,8 @@ HEADER_BYTES = 64
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, gc=False):
+    """The first 64 bytes of a segment."""
+
     file_id: int
     log_uuid: bytes
     base_offset: int

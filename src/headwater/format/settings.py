@@ -40,6 +40,10 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
 T = TypeVar("T", Store, Topic)
 
+# Made while the module is imported, which one thread does: msgspec learns a type at its first use, and two threads that
+# come first at the same time crash the interpreter.
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in (Store, Topic)}
+
 
 def encode(settings: Store | Topic) -> bytes:
     plain = msgspec.to_builtins(settings)
@@ -50,14 +54,14 @@ def decode(stored: bytes, kind: type[T]) -> T:
     """Raises Corrupt when the checksum is wrong, Unsupported when a newer version wrote it."""
     try:
         plain: dict[str, Any] = msgspec.json.decode(stored, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"settings do not parse: {error}", position=0, size=len(stored)) from error
     if plain.pop("crc", None) != _crc(plain):
         raise Corrupt("the checksum of settings is wrong", position=0, size=len(stored))
     if plain.get("format") != FORMAT:
         raise Unsupported(f"format {plain.get('format')} is unknown", hint="upgrade headwater to read this log")
     try:
-        settings = msgspec.convert(plain, kind)
+        settings: T = _DECODERS[kind].decode(msgspec.json.encode(plain))
     except msgspec.ValidationError as error:
         raise Unsupported(f"settings are not understood: {error}", hint="upgrade headwater to read this log") from error
     if encode(settings) != stored:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from struct import Struct
-from typing import NamedTuple
 
+import msgspec
 from crc32c import crc32c
+from msgspec import structs
 
 MAGIC = b"HWTAIL01"
 SIZE = 320
@@ -13,13 +15,16 @@ WAKE_AT, WAITING_AT, CONTENDED_AT = 8, 12, 16
 SLOTS_AT = (64, 192)
 SLOT_BYTES = 128
 
-OPEN, FROZEN_BY_SYNC, FROZEN_BY_WRITE, DELETING, ROLLING = range(5)  # states; must stay
+OPEN, FROZEN_BY_SYNC, FROZEN_BY_WRITE, DELETING, ROLLING = 0, 1, 2, 3, 4  # states; must stay
 
 _SLOT = Struct("<Q16sqqqqqqQI40s")
+_CRC = Struct("<I")
 _RESERVED = bytes(40)
 
 
-class Slot(NamedTuple):
+class Slot(msgspec.Struct, frozen=True, gc=False):
+    """What is visible and durable, as of one publication."""
+
     counter: int
     boot_id: bytes
     segment: int
@@ -32,14 +37,30 @@ class Slot(NamedTuple):
     state: int
 
     def encode(self) -> bytes:
-        packed = _SLOT.pack(*self, _RESERVED)
-        return packed + crc32c(packed).to_bytes(4, "little")
+        packed = _SLOT.pack(
+            self.counter,
+            self.boot_id,
+            self.segment,
+            self.visible_offset,
+            self.visible_position,
+            self.durable_offset,
+            self.durable_position,
+            self.last_ticks,
+            self.generation,
+            self.state,
+            _RESERVED,
+        )
+        return packed + _CRC.pack(crc32c(packed))
+
+    def then(self, state: int) -> Slot:
+        """The next publication, with another state."""
+        return structs.replace(self, counter=self.counter + 1, state=state)
 
 
 def decode_slot(stored: bytes) -> Slot | None:
     """The slot, or None if it was never written, is being written or is damaged."""
     packed = stored[: SLOT_BYTES - 4]
-    if crc32c(packed).to_bytes(4, "little") != stored[SLOT_BYTES - 4 :]:
+    if _CRC.pack(crc32c(packed)) != stored[SLOT_BYTES - 4 :]:
         return None
     fields = _SLOT.unpack(packed)
     return Slot(*fields[:-1]) if fields[0] else None
@@ -48,7 +69,7 @@ def decode_slot(stored: bytes) -> Slot | None:
 def newest(stored: bytes) -> Slot | None:
     """The valid slot with the higher counter in the bytes of a tail file; None if there is none."""
     slots = [slot for at in SLOTS_AT if (slot := decode_slot(stored[at : at + SLOT_BYTES])) is not None]
-    return max(slots, default=None)
+    return max(slots, key=attrgetter("counter"), default=None)
 
 
 def sound(stored: bytes) -> bool:

@@ -17,7 +17,8 @@ from headwater.errors import Corrupt, TooLarge
 from headwater.format import blob as format
 from headwater.format.batch import corrupt, encode_blob_reference
 from headwater.limits import BLOB_CHUNK_BYTES
-from headwater.storage.place import Place, unavailable
+from headwater.storage.failures import deleted, unavailable
+from headwater.storage.place import Place
 
 
 class Spool:
@@ -59,7 +60,7 @@ class Spool:
         """Let go of the file, and remove it if it is still in the spool."""
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(self.path)
-        self._disk.close(self._fd)
+        self._disk.release(self._fd)
 
     @contextlib.contextmanager
     def _spooling(self) -> Iterator[None]:
@@ -67,6 +68,8 @@ class Spool:
         try:
             yield
         except OSError as error:
+            if self._disk.inode(self._place.path) is None:
+                raise deleted(self._place) from error
             raise unavailable(self._place, "a huge event cannot be stored", error) from error
 
 

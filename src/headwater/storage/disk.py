@@ -14,22 +14,26 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.storage import futex
 
-fork_generation = 0  # grows in each forked child, which must reopen what it inherited
+_held: set[int] = set()  # descriptors that are locked until their release
 
 
 def _after_fork() -> None:
-    global fork_generation
-    fork_generation += 1
+    for fd in _held:
+        os.close(fd)
+    _held.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+LOCK_POLL_S = 0.00005
+LOCK_POLL_MAX_S = 0.002
 
 
 class Clock:
@@ -79,11 +83,22 @@ class Disk:
         return os.lseek(fd, 0, os.SEEK_END)
 
     def inode(self, where: int | Path) -> int | None:
-        """What identifies the file behind a descriptor or a path; None if there is none."""
+        """What identifies the file behind a descriptor or a path; None if there is none.
+
+        A file that nobody holds open may leave its number to the next, so the time of its last change is part of it.
+        """
         try:
-            return os.stat(where).st_ino
-        except FileNotFoundError:
+            found = os.stat(where)
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        return found.st_ino << 64 | found.st_mtime_ns
+
+    def file_size(self, path: Path) -> int:
+        """Bytes of a file; 0 if it is not there."""
+        try:
+            return os.stat(path).st_size
+        except FileNotFoundError:
+            return 0
 
     def writable(self, path: Path) -> bool:
         """Whether this user may write the file: not on read-only media."""
@@ -128,18 +143,18 @@ class Disk:
                 self.unlink(temporary)
             raise
         finally:
-            self.close(fd)
+            self.release(fd)
         if sync:
             self.sync_directory(path.parent)
 
     def create_temporary(self, path: Path) -> tuple[Path, int]:
-        """A new file beside `path`, locked for as long as it is open so that nobody sweeps it away."""
+        """A new file beside `path`, locked until its `release` so that nobody sweeps it away."""
         while True:
             temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
             fd = self.create(temporary)
-            if self.try_lock(fd) and self.inode(temporary) is not None:
+            if self.hold(fd) and self.inode(temporary) is not None:
                 return temporary, fd
-            self.close(fd)  # a sweeper came between making and locking it
+            self.release(fd)  # a sweeper came between making and locking it
 
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
         return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
@@ -159,6 +174,20 @@ class Disk:
     def unlock(self, fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
+    def hold(self, fd: int) -> bool:
+        """Like `try_lock`, for an open file that is locked until its `release`; a forked child does not inherit it."""
+        if not self.try_lock(fd):
+            return False
+        _held.add(fd)
+        return True
+
+    def release(self, fd: int) -> None:
+        """Unlock and close a file. Unlocked first: a child that was forked just now may have a copy of it."""
+        if fd in _held:
+            self.unlock(fd)
+            _held.discard(fd)
+        self.close(fd)
+
     def wake(self, mapped: Any, position: int) -> None:
         """Wake whoever waits on the word at `position` of a shared map, in any process."""
         futex.wake(mapped, position)
@@ -166,3 +195,19 @@ class Disk:
     def wait(self, words: Sequence[tuple[Any, int, int]], timeout_s: float) -> None:
         """Sleep until one of the words (map, position, expected value) changes and is woken, or the time is over."""
         futex.wait(words, timeout_s)
+
+
+def wait_for_lock(
+    take: Callable[[int], bool], fd: int, clock: Clock, wait_s: float, each_time: Callable[[], None] | None = None
+) -> bool:
+    """Try to `take` a lock until the time is over. Polled, because a blocking flock(2) knows no time-out."""
+    deadline = clock.monotonic() + wait_s
+    pause = LOCK_POLL_S
+    while not take(fd):
+        if each_time is not None:
+            each_time()
+        if clock.monotonic() > deadline:
+            return False
+        clock.sleep(pause)
+        pause = min(pause * 1.2, LOCK_POLL_MAX_S)
+    return True

@@ -21,7 +21,7 @@ class Group:
     """The threads of one process that append to one log."""
 
     def __init__(self, writer: Writer, bytes_max: int) -> None:
-        self._writer = writer
+        self.writer = writer  # for the leader alone
         self._bytes_max = bytes_max
         self._queue: deque[Rows] = deque()
         self._mutex = threading.Lock()  # protects `_led` and the moment of queueing; never held during I/O
@@ -29,55 +29,45 @@ class Group:
 
     def append(self, rows: Rows) -> None:
         """Return when the rows are committed, with their offset and ticks set; raises what the commit raised."""
-        with self._mutex:
-            if self._led:
-                rows.done = threading.Lock()
-                rows.done.acquire()
-                self._queue.append(rows)
-            else:
-                self._led = True
-        if rows.done is not None:
-            rows.done.acquire()  # the leader releases it
-            if not rows.leads:
-                if rows.error is not None:
-                    raise rows.error
-                return
-        self._lead(rows)
+        if self._wait_for_turn(rows):
+            group = [rows]
+            if self._queue:
+                self._gather(group)
+            try:
+                self.writer.commit(group)
+            except BaseException as error:
+                for other in group[1:]:
+                    other.error = error
+                raise
+            finally:
+                self._hand_over()
+                if len(group) > 1:
+                    _release(group)
+        elif rows.error is not None:
+            raise rows.error
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[Writer]:
         """The writer for this thread alone, when the appends that came before are committed."""
         turn = Rows("bytes", False)
-        with self._mutex:
-            if self._led:
-                turn.done = threading.Lock()
-                turn.done.acquire()
-                turn.count = 0
-                self._queue.append(turn)
-            else:
-                self._led = True
-        if turn.done is not None:
-            turn.done.acquire()
+        turn.count = 0  # which no leader takes along
+        self._wait_for_turn(turn)
         try:
-            yield self._writer
+            yield self.writer
         finally:
             self._hand_over()
 
-    def _lead(self, rows: Rows) -> None:
-        group = [rows]
-        if self._queue:
-            self._gather(group)
-        try:
-            self._writer.commit(group)
-        except BaseException as error:
-            for other in group[1:]:
-                other.error = error
-            raise
-        finally:
-            self._hand_over()
-            for other in group[1:]:
-                assert other.done is not None
-                other.done.release()
+    def _wait_for_turn(self, rows: Rows) -> bool:
+        """Wait until these rows lead (True), or a leader has committed them (False)."""
+        with self._mutex:
+            if not self._led:
+                self._led = True
+                return True
+            rows.done = threading.Lock()
+            rows.done.acquire()
+            self._queue.append(rows)
+        rows.done.acquire()  # the leader releases it
+        return rows.leads
 
     def _gather(self, group: list[Rows]) -> None:
         """Take all who wait, up to a size, and up to one that wants the writer for itself."""
@@ -98,3 +88,9 @@ class Group:
         successor.leads = True
         assert successor.done is not None
         successor.done.release()
+
+
+def _release(group: list[Rows]) -> None:
+    for rows in group[1:]:
+        assert rows.done is not None
+        rows.done.release()

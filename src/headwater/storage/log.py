@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
-from headwater.errors import NotFound
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
 from headwater.format.names import file_of
 from headwater.format.segment import SegmentHeader
 from headwater.format.tail import Slot
-from headwater.storage import disk as disk_module
 from headwater.storage import recovery
 from headwater.storage.blobs import Spool, StoredBlob
+from headwater.storage.failures import deleted
 from headwater.storage.group import Group
 from headwater.storage.place import Place
 from headwater.storage.reader import Cursor, Reader, TypeTest
+from headwater.storage.repair import Action
 from headwater.storage.rows import Rows
+from headwater.storage.sealer import seal_all
 from headwater.storage.tail import Tail
 from headwater.storage.writer import Writer
 
@@ -40,20 +42,15 @@ class LocalLog:
     """An open log. Nothing is read or locked before it is first used."""
 
     def __init__(self, place: Place, on_roll: Callable[[Place], None]) -> None:
-        identity = place.disk.inode(place.lock)
-        if identity is None:
-            raise NotFound(f"{place} is not there", code="topic_deleted", topic=place.topic)
         self.place = place
         self.node = place.node
         self._on_roll = on_roll
-        self._reader = Reader(place, identity, self._recover)
-        self._forks = -1
+        self._identity = _identity(place)
+        self._reader = Reader(place, self._identity, self._recover)
         self._begin()
 
     def append(self, rows: Rows) -> None:
         """Commit rows; returns when their durability is reached, with their offset and ticks set."""
-        if self._forks != disk_module.fork_generation:
-            self._begin()
         self._group.append(rows)
 
     def append_stream(
@@ -66,10 +63,21 @@ class LocalLog:
         *,
         sync: bool,
     ) -> Rows:
-        """Append one huge event from pieces that arrive in their own time, with bounded memory."""
+        """Append one event from pieces that arrive in their own time: bounded memory, and no lock held meanwhile."""
+        chunks = iter(chunks)
+        begun: list[bytes] = []
+        size = 0
+        while size <= min(self.place.limits.blob_bytes_min, self.place.limits.data_bytes_max):
+            chunk = next(chunks, None)
+            if chunk is None:  # it was small after all
+                rows = Rows.one(content, sync, b"".join(begun), type, key, meta)
+                self.append(rows)
+                return rows
+            begun.append(chunk)
+            size += len(chunk)
         spool = Spool(self.place)
         try:
-            spool.fill(chunks, self.place.limits.data_bytes_max)
+            spool.fill(chain(begun, chunks), self.place.limits.data_bytes_max)
             rows = Rows.one(content, sync, spool.reference, type, key, meta)
             rows.spooled = spool.path
             self.append(rows)
@@ -121,10 +129,20 @@ class LocalLog:
         with self._writer() as writer:
             writer.sync()
 
-    def roll(self) -> bool:
-        """Begin a new segment; False if the active one is empty."""
+    def roll(self, *, tell: bool = True) -> bool:
+        """Begin a new segment; False if the active one is empty. `tell` has the old one sealed in the background."""
         with self._writer() as writer:
-            return writer.roll()
+            rolled = writer.roll()
+        if rolled and tell:
+            self._on_roll(self.place)
+        return rolled
+
+    def repair(self) -> list[Action]:
+        """Cut out damage, keeping it beside the log, and mark its offsets as lost."""
+        with self._writer() as writer:
+            done = writer.repair()
+        seal_all(self.place)
+        return done
 
     @contextlib.contextmanager
     def deleting(self) -> Iterator[None]:
@@ -138,18 +156,32 @@ class LocalLog:
             writer.close()
         self._reader.close()
 
+    def after_fork(self) -> None:
+        """In a forked child: begin anew, with descriptors and locks of its own."""
+        self._group.writer.close()
+        self._reader.after_fork()
+        self._begin()
+
     def _begin(self) -> None:
-        self._forks = disk_module.fork_generation
-        writer = Writer(self.place, lambda: self._on_roll(self.place))
+        writer = Writer(self.place, self._identity, lambda: self._on_roll(self.place))
         self._group = Group(writer, self.place.limits.commit_bytes_max)
 
     @contextlib.contextmanager
     def _writer(self) -> Iterator[Writer]:
-        if self._forks != disk_module.fork_generation:
-            self._begin()
         with self._group.exclusive() as writer:
             yield writer
 
     def _recover(self) -> Slot:
         with self._writer() as writer:
             return writer.recover()
+
+
+def _identity(place: Place) -> int | None:
+    """What tells this log from one that is made in its place later; None without a lock on read-only media."""
+    disk = place.disk
+    if disk.inode(place.lock) is None:
+        if disk.inode(place.path) is None:
+            raise deleted(place)
+        with contextlib.suppress(OSError):  # somebody tidied it away: it is empty, and any new one serves
+            disk.close(disk.create(place.lock))
+    return disk.inode(place.lock)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 import msgspec
 
-from headwater.errors import Unavailable
 from headwater.format.names import file_of, node_of, offset_of
 from headwater.limits import Limits
 from headwater.storage.disk import Clock, Disk
 
 
 class Place(msgspec.Struct, frozen=True):
+    """One log. The names of its files are here."""
+
     path: Path
     topic: str
     partition: int
@@ -58,14 +58,3 @@ class Place(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"topic {self.topic!r}, partition {self.partition}"
-
-
-def unavailable(place: Place, what: str, error: OSError) -> Unavailable:
-    """What a caller is told when the disk fails."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint, code = "the disk is full: free some space, then open the log again", "disk_full"
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint, code = "it can be read; to append, make it writable for this user", "read_only"
-    else:
-        hint, code = "look at the disk, then open the log again", "disk_failed"
-    return Unavailable(f"{place}: {what}: {error.strerror or error}", hint=hint, code=code, errno=error.errno)

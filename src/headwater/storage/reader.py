@@ -18,6 +18,7 @@ from headwater.format.index import Index
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, Slot
 from headwater.storage import recovery
+from headwater.storage.failures import deleted
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 from headwater.storage.tail import Tail
@@ -30,7 +31,7 @@ TypeTest = Callable[[bytes], bool]
 class Reader:
     """The reading side of one log in one process."""
 
-    def __init__(self, place: Place, identity: int, recover: Callable[[], Slot]) -> None:
+    def __init__(self, place: Place, identity: int | None, recover: Callable[[], Slot]) -> None:
         """`identity` is the inode of the log's lock: another one there means another log."""
         self._place = place
         self._identity = identity
@@ -67,7 +68,7 @@ class Reader:
     def batches(
         self, start: int, stop: int, *, backwards: bool = False, types: TypeTest | None = None
     ) -> Iterator[Batch]:
-        """The batches that hold the offsets from `start` to `stop`, whole, except those that cannot hold a wanted type."""
+        """The batches that hold the offsets from `start` to `stop`, whole, without those that lack a wanted type."""
         if backwards:
             return self._backwards(start, stop, types)
         return Cursor(self, start).batches(stop, types)
@@ -83,17 +84,42 @@ class Reader:
         end = self.end_position(segment, slot)
         if end == HEADER_BYTES:
             return segment.base
+        if segment.base == slot.segment and slot.last_ticks - ticks < ticks - segment.header.begun_ticks:
+            return self._offset_near_end(segment, slot, ticks)
         batches = segment.map(end)
         number = max(0, int(np.searchsorted(batches.ticks, ticks, "right")) - 1)
-        position = int(batches.positions[number])
-        batch = segment.window(position, end).batch(position)
+        window = segment.window(int(batches.positions[number]), end)
+        batch = window.batch(int(batches.positions[number]))
+        if batch.last_ticks < ticks and batch.end_position < end:
+            window.batch(batch.end_position)  # the map is unverified: if this one has the ticks, its header is damaged
         return batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
+
+    def _offset_near_end(self, segment: SegmentFile, slot: Slot, ticks: int) -> int:
+        """The first offset of the active segment with these ticks or later ones, looked for from its end."""
+        found = slot.visible_offset
+        for batch in segment.backwards(self.end_position(segment, slot), found):
+            if batch.last_ticks < ticks:
+                break
+            found = batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
+        return found
+
+    def locate(self, segment: SegmentFile, slot: Slot, offset: int) -> tuple[int, int]:
+        """Position and base offset of the batch that holds an offset: from the nearer end of an active segment."""
+        end = self.end_position(segment, slot)
+        active = segment.base == slot.segment and not segment.header.packed
+        if active and slot.visible_offset - offset < offset - segment.base:
+            for batch in segment.backwards(end, slot.visible_offset):
+                if batch.base_offset <= offset:
+                    return batch.position, batch.base_offset
+        batches = segment.map(end)
+        number = batches.batch_of(offset)
+        return int(batches.positions[number]), int(batches.offsets[number])
 
     def segment(self, base: int, slot: Slot) -> SegmentFile:
         """An open segment; raises NotFound if it is gone."""
         with self._opening:
             found = self._segments.get(base)
-            if found is None or not (found[0].header.packed or found[1] == slot.generation):
+            if found is None or found[1] != slot.generation or (base != slot.segment and found[0].replaced()):
                 found = self._segments[base] = SegmentFile(self._place, base), slot.generation
             self._segments.move_to_end(base)
             while len(self._segments) > OPEN_SEGMENTS_MAX:
@@ -122,9 +148,12 @@ class Reader:
     def close(self) -> None:
         """Let go of the files; batches that were handed out stay valid."""
         self._segments.clear()
-        if self._tail is not None:
-            self._tail.close()
         self._tail = None
+
+    def after_fork(self) -> None:
+        """In a forked child: drop what another thread of the parent may have been changing."""
+        self._opening = threading.Lock()
+        self._segments.clear()
 
     def _settle(self) -> Slot:
         """Open the tail; have the log recovered if it cannot be believed as it is."""
@@ -132,7 +161,7 @@ class Reader:
         tail = self._tail = Tail.open(place)
         slot = tail.newest() if tail is not None else None
         if place.disk.inode(place.lock) != self._identity:
-            raise NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)
+            raise deleted(place)
         if slot is not None and slot.boot_id == self._boot_id and slot.state != DELETING:
             assert tail is not None
             if tail.sound():
@@ -152,36 +181,43 @@ class Reader:
         return self._still
 
     def _known_bases(self, slot: Slot) -> list[int]:
-        if not self._bases or self._bases[-1] < slot.segment:
-            self._bases = self._place.segments()
+        """The segments up to the active one: a later one, which a roll is just making, is not in use."""
+        if not self._bases or self._bases[-1] != slot.segment:
+            self._bases = [base for base in self._place.segments() if base <= slot.segment]
         return self._bases
 
     def _backwards(self, start: int, stop: int, types: TypeTest | None) -> Iterator[Batch]:
         slot = self.slot()
-        bases = self._known_bases(slot)
         stop = min(stop, slot.visible_offset)
-        for at in range(len(bases) - 1, -1, -1):
-            segment = self.segment(bases[at], slot)
-            if segment.base >= stop:
-                continue
-            end = self.end_position(segment, slot)
-            if end == HEADER_BYTES:
-                continue
-            batches = segment.map(end)
-            number = batches.batch_of(stop - 1)
-            wanted = wanted_batches(segment.index(), types)
-            while number >= 0:
-                if wanted is None or wanted[number]:
-                    position = int(batches.positions[number])
-                    stop_position = int(batches.positions[number + 1]) if number + 1 < len(batches.positions) else end
-                    batch = segment.window(position, stop_position).batch(position)
+        bases = self._known_bases(slot)
+        for number in range(len(bases) - 1, -1, -1):
+            if stop <= start:
+                return
+            if bases[number] < stop:
+                end = bases[number + 1] if number + 1 < len(bases) else slot.visible_offset
+                for batch in self._segment_backwards(self.segment(bases[number], slot), slot, stop, end, types):
                     if batch.end_offset <= start:
                         return
                     if not batch.flags & LOST:
                         yield batch
-                number -= 1
-            if segment.base <= start:
-                return
+                stop = bases[number]
+
+    def _segment_backwards(
+        self, segment: SegmentFile, slot: Slot, stop: int, end_offset: int, types: TypeTest | None
+    ) -> Iterator[Batch]:
+        """The batches of one segment from the one that holds `stop - 1` back; by the index where there is one."""
+        index = segment.index()
+        if index is None:
+            for batch in segment.backwards(self.end_position(segment, slot), end_offset):
+                if batch.base_offset < stop:
+                    yield batch
+            return
+        wanted = wanted_batches(index, types)
+        ends = np.append(index.positions[1:], index.segment_bytes)
+        for number in range(index.batch_of(stop - 1), -1, -1):
+            if wanted is None or wanted[number]:
+                position = int(index.positions[number])
+                yield segment.window(position, int(ends[number])).batch(position)
 
 
 class Cursor:
@@ -200,7 +236,7 @@ class Cursor:
         stop = min(stop, slot.visible_offset)
         while self.offset < stop:
             segment = self._segment
-            if segment is None or (slot.generation != self._generation and not segment.header.packed):
+            if segment is None or slot.generation != self._generation:
                 segment = self._find(slot)
             end = self._reader.end_position(segment, slot)
             if self._position >= end:
@@ -227,9 +263,7 @@ class Cursor:
         elif self.offset == slot.visible_offset and segment.base == slot.segment and not segment.header.packed:
             self._position, self._batch_offset = slot.visible_position, self.offset
         else:
-            batches = segment.map(self._reader.end_position(segment, slot))
-            number = batches.batch_of(self.offset)
-            self._position, self._batch_offset = int(batches.positions[number]), int(batches.offsets[number])
+            self._position, self._batch_offset = self._reader.locate(segment, slot, self.offset)
         return segment
 
     def _wanted(self, segment: SegmentFile, end: int, stop: int, wanted: np.ndarray) -> Iterator[Batch]:

@@ -12,10 +12,10 @@ import msgspec
 
 from headwater.errors import Corrupt
 from headwater.event import time_of
-from headwater.format import tail as tail_format
 from headwater.format.batch import MAGIC, corrupt
+from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
-from headwater.format.tail import Slot
+from headwater.format.tail import FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile, Window
 from headwater.storage.tail import Tail
@@ -36,6 +36,9 @@ class Report(msgspec.Struct, frozen=True):
     lost_offsets: tuple[int, int]  # events that were visible under "os" durability and are gone; empty if equal
 
 
+_decode_report = msgspec.json.Decoder(Report).decode
+
+
 class Found(msgspec.Struct, frozen=True):
     """Where the valid events of a log end."""
 
@@ -50,11 +53,8 @@ def scan(place: Place, known: Slot | None) -> Found:
     """Find the end of the valid batches, from the last position that is sure. Raises Corrupt; changes nothing."""
     bases = place.segments()
     if not bases:
-        raise Corrupt(
-            f"{place} has no segments",
-            hint="its files were removed; restore them from a backup",
-            path=str(place.path),
-        )
+        hint = "its files were removed; restore them from a backup"
+        raise Corrupt(f"{place} has no segments", hint=hint, path=str(place.path))
     base = bases[-1]
     if known is not None and known.segment > base:
         raise corrupt("the active segment is missing", str(place.segment(known.segment)), 0, HEADER_BYTES)
@@ -65,7 +65,7 @@ def scan(place: Place, known: Slot | None) -> Found:
     if known is not None and known.segment == base:
         if known.boot_id == place.clock.boot_id():
             offset, position, last_ticks = known.visible_offset, known.visible_position, known.last_ticks
-            frozen = known.state == tail_format.FROZEN_BY_WRITE  # what follows was refused: whole or not, it is cut
+            frozen = known.state == FROZEN_BY_WRITE  # what follows was refused: whole or not, it is cut
         else:
             offset, position = known.durable_offset, known.durable_position
     segment = SegmentFile(place, base)
@@ -87,12 +87,16 @@ def scan(place: Place, known: Slot | None) -> Found:
     return Found(base, offset, position, last_ticks, size)
 
 
-def recover(place: Place, tail: Tail) -> Slot:
-    """Cut what is torn, sync what is whole, publish it and return the new state. The caller holds the lock."""
-    known = tail.newest()
-    generation = known.generation + 1 if known is not None else 1
+def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
+    """Cut what is torn, sync what is whole, publish it and return the new state. The caller holds the lock.
+
+    Without `believe`, the positions that the tail tells count for nothing: the last segment was written anew.
+    """
+    newest = tail.newest()
+    counter, generation = (newest.counter + 1, newest.generation + 1) if newest is not None else (1, 1)
+    known = newest if believe else None
     # A reboot empties the cache, and what the tail then says may be older than events that were acknowledged since.
-    frozen = known is not None and known.state == tail_format.FROZEN_BY_SYNC and known.boot_id == place.clock.boot_id()
+    frozen = known is not None and known.state == FROZEN_BY_SYNC and known.boot_id == place.clock.boot_id()
     found = _rewrite(place, known) if known is not None and frozen else scan(place, known)
     kept = ""
     disk = place.disk
@@ -110,7 +114,7 @@ def recover(place: Place, tail: Tail) -> Slot:
         _report(place, found, kept, max(visible, found.offset))
     _sweep(place, found)
     slot = Slot(
-        known.counter + 1 if known is not None else 1,
+        counter,
         place.clock.boot_id(),
         found.segment,
         found.offset,
@@ -119,11 +123,12 @@ def recover(place: Place, tail: Tail) -> Slot:
         found.position,
         found.last_ticks,
         generation,
-        tail_format.OPEN,
+        OPEN,
     )
+    tail.heal()
     tail.publish(slot)
     if not tail.sound():  # the other slot is damaged, and each opening would recover again
-        slot = slot._replace(counter=slot.counter + 1)
+        slot = slot.then(OPEN)
         tail.publish(slot)
     if known is None:
         _sync_first(place)
@@ -134,7 +139,7 @@ def reports(place: Place) -> list[Report]:
     """What recoveries of this log gave up, oldest first."""
     with contextlib.suppress(FileNotFoundError):
         lines = place.disk.read_file(place.path / "recovered.jsonl").splitlines()
-        return [msgspec.json.decode(line, type=Report) for line in lines]
+        return [_decode_report(line) for line in lines]
     return []
 
 
@@ -162,7 +167,7 @@ def _sync(place: Place, tail: Tail, fd: int, found: Found) -> None:
                 *start,
                 found.last_ticks,
                 known.generation + 1 if known is not None else 1,
-                tail_format.FROZEN_BY_SYNC,
+                FROZEN_BY_SYNC,
             )
         )
         raise
@@ -259,7 +264,8 @@ def _sweep(place: Place, found: Found) -> None:
             _remove_unowned(place, name)
     blobs = place.blobs(found.segment)
     for name in disk.names(blobs):
-        if int(name.partition(".")[0]) >= found.offset:
+        offset = offset_of(name, "blob")
+        if offset is not None and offset >= found.offset:
             disk.unlink(blobs / name)
     for name in disk.names(place.spool):
         _remove_unowned(place, f"spool/{name}")
@@ -273,8 +279,8 @@ def _remove_unowned(place: Place, name: str) -> None:
     except FileNotFoundError:
         return
     try:
-        if disk.try_lock(fd):
+        if disk.hold(fd):
             with contextlib.suppress(FileNotFoundError):
                 disk.unlink(place.path / name)
     finally:
-        disk.close(fd)
+        disk.release(fd)

@@ -18,26 +18,13 @@ KINDS = (TYPE, KEY, DATA, META)
 class Rows:
     """Events of one append to one log, and, once committed, where they are.
 
-    Either one event (`data`, `type`, `key`, `meta`) or many (`columns`, by kind). `spooled` is the file of a huge event,
-    whose `data` is then the reference to it. Committed as a whole, within one batch.
+    Either one event (`data`, `type`, `key`, `meta`) or many (`columns`, by kind). `spooled` is the file of a huge
+    event, whose `data` is then the reference to it. Committed as a whole, within one batch.
     """
 
     __slots__ = (
-        "columns",
-        "content",
-        "count",
-        "data",
-        "done",
-        "error",
-        "key",
-        "leads",
-        "meta",
-        "offset",
-        "size",
-        "spooled",
-        "sync",
-        "ticks",
-        "type",
+        *("columns", "content", "count", "data", "key", "meta", "size", "spooled", "sync", "type"),
+        *("done", "error", "leads", "offset", "ticks"),
     )
 
     def __init__(self, content: Content, sync: bool) -> None:
@@ -113,9 +100,6 @@ def encode(group: list[Rows], offset: int, ticks: int, *, zstd: bool) -> bytes:
 
 def mergeable(group: list[Rows], limits: Limits) -> Iterator[list[Rows]]:
     """Split rows, in order, into runs that fit one batch: the same content, no huge event, within the limits."""
-    if len(group) == 1:
-        yield group
-        return
     run: list[Rows] = []
     events = size = 0
     for rows in group:

@@ -17,6 +17,7 @@ from headwater.format import segment as segment_format
 from headwater.format.batch import BLOB, DATA, KEY, LOST, META, TYPE, Batch, encode
 from headwater.format.column import Column, concat, concat_repeated
 from headwater.format.index import Index
+from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
@@ -33,7 +34,7 @@ def seal(place: Place, base: int, pause: Pause = lambda: None) -> bool:
     path = place.segment(base)
     fd = disk.open_read(path)
     try:
-        if not disk.try_lock(fd) or disk.inode(path) != disk.inode(fd):
+        if not disk.hold(fd) or disk.inode(path) != disk.inode(fd):
             return False
         segment = SegmentFile(place, base)
         try:
@@ -48,7 +49,7 @@ def seal(place: Place, base: int, pause: Pause = lambda: None) -> bool:
         finally:
             segment.close()
     finally:
-        disk.close(fd)
+        disk.release(fd)
     return True
 
 
@@ -75,7 +76,7 @@ def build_index(segment: SegmentFile, pause: Pause = lambda: None) -> Index:
         end = batch.end_offset
         if number % 256 == 255:
             pause()
-    numbers = {type: np.array(batches, np.int32) for type, batches in types.items()}
+    numbers = {type: np.array(batches, np.int32) for type, batches in sorted(types.items())}
     return Index(
         segment.header.file_id,
         segment.base,
@@ -130,7 +131,7 @@ def _pack(place: Place, segment: SegmentFile, pause: Pause) -> None:
             disk.unlink(temporary)
         raise
     finally:
-        disk.close(fd)
+        disk.release(fd)
     disk.sync_directory(place.path)
 
 
@@ -172,5 +173,6 @@ def _remove_orphans(place: Place, segment: SegmentFile) -> None:
         window = segment.window(HEADER_BYTES, segment.size())
         named = {batch.base_offset for batch in window.batches(HEADER_BYTES, segment.base) if batch.flags & BLOB}
         for name in names:
-            if int(name.partition(".")[0]) not in named:
+            offset = offset_of(name, "blob")
+            if offset is not None and offset not in named:
                 place.disk.unlink(blobs / name)

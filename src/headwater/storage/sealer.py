@@ -9,7 +9,8 @@ import threading
 
 from headwater.errors import HeadwaterError
 from headwater.storage import seal
-from headwater.storage.place import Place, unavailable
+from headwater.storage.failures import unavailable
+from headwater.storage.place import Place
 
 log = logging.getLogger("headwater")
 

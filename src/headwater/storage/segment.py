@@ -16,12 +16,13 @@ import numpy as np
 
 from headwater.errors import Corrupt, NotFound
 from headwater.format import segment as format
-from headwater.format.batch import Batch, corrupt, decode, peek
+from headwater.format.batch import Batch, corrupt, decode, peek, size_before
 from headwater.format.column import I64
 from headwater.format.index import Index
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.storage.place import Place
 
+BACKWARDS_BYTES = 64 * 1024  # how much to read at once on the way back
 MAP_BYTES_MIN = 256 * 1024  # below this, one read is cheaper than a map and its page faults
 
 
@@ -74,8 +75,11 @@ class Map:
 class SegmentFile:
     """An open segment. `header` is verified."""
 
-    def __init__(self, place: Place, base: int) -> None:
-        """Raises NotFound if it is not there, and Corrupt if its header is not what it should be."""
+    def __init__(self, place: Place, base: int, header: SegmentHeader | None = None) -> None:
+        """Raises NotFound if it is not there, and Corrupt if its header is not what it should be.
+
+        Repair gives the `header` that it will write in place of a damaged one.
+        """
         self.base = base
         self.path = str(place.segment(base))
         self._disk = place.disk
@@ -90,7 +94,7 @@ class SegmentFile:
         self._index: Index | None = None
         self._index_tried = False
         self._place = place
-        self.header = self._read_header(place.uuid)
+        self.header = header or self._read_header(place.uuid)
 
     def _read_header(self, uuid: bytes) -> SegmentHeader:
         try:
@@ -104,12 +108,23 @@ class SegmentFile:
     def size(self) -> int:
         return self._disk.size(self._fd)
 
+    def replaced(self) -> bool:
+        """Whether sealing has put a packed file in the place of this one."""
+        path, inode = self._place.segment(self.base), self._disk.inode
+        return not self.header.packed and inode(path) != inode(self._fd)
+
     def window(self, position: int, end: int) -> Window:
-        """The bytes from `position` to `end`, which is at most what is visible."""
+        """The bytes from `position` to `end`, at most what is visible. Raises Corrupt if they are not there."""
         if end - position < MAP_BYTES_MIN:
-            return Window(memoryview(self._disk.pread(self._fd, end - position, position)), position, self.path)
+            stored = self._disk.pread(self._fd, end - position, position)
+            found = position + len(stored)
+            if found < end:
+                raise corrupt("the segment was cut short", self.path, found, end - found)
+            return Window(memoryview(stored), position, self.path)
         mapped = self._mapped
         if mapped is None or len(mapped) < end:
+            if (size := self.size()) < end:
+                raise corrupt("the segment was cut short", self.path, size, end - size)
             mapped = self._mapped = self._disk.map(self._fd, end)
         return Window(memoryview(mapped)[:end], 0, self.path)
 
@@ -135,6 +150,23 @@ class SegmentFile:
         with self._walking:
             self._walk(end)
             return Map(*(np.array(numbers, np.int64) for numbers in self._walked))
+
+    def backwards(self, end: int, offset: int) -> Iterator[Batch]:
+        """The batches that end at position `end` and before, the last first; `offset` is where the last one ends."""
+        window = self.window(end, end)
+        while end > HEADER_BYTES:
+            if end - 4 < window.start:
+                window = self.window(max(HEADER_BYTES, end - BACKWARDS_BYTES), end)
+            size = size_before(window.buffer, end - window.start)
+            if not HEADER_BYTES <= end - size < end:
+                raise corrupt("no batch ends here", self.path, HEADER_BYTES, end - HEADER_BYTES)
+            if end - size < window.start:
+                window = self.window(end - size, end)
+            batch = window.batch(end - size)
+            if batch.end_offset != offset or batch.size != size:
+                raise corrupt(f"offset {offset - 1} was expected", self.path, batch.position, batch.size)
+            yield batch
+            end, offset = batch.position, batch.base_offset
 
     def _walk(self, end: int) -> None:
         offsets, ticks, positions = self._walked

@@ -6,28 +6,25 @@ wrong checksum, and the other one is then the newest.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-from struct import Struct
 
 from headwater.format import tail as format
 from headwater.format.tail import Slot
 from headwater.storage.place import Place
 
-_WORD = Struct("<I")
-_ONE, _ZERO = _WORD.pack(1), _WORD.pack(0)
+_WAKE, _WAITING, _CONTENDED = format.WAKE_AT // 4, format.WAITING_AT // 4, format.CONTENDED_AT // 4
 _SLOTS = slice(format.SLOTS_AT[0], format.SIZE)
 
 
 class Tail:
-    """One process's map of a tail file."""
+    """One process's map of a tail file. It is unmapped with the last reference: a follower may still sleep on it."""
 
     def __init__(self, place: Place, mapped: mmap.mmap, *, writable: bool) -> None:
         self.writable = writable
         self._disk = place.disk
         self._map = mapped
-        self._seen = b""
-        self._slot: Slot | None = None
+        self._words = memoryview(mapped).cast("I")
+        self._looked: tuple[bytes, Slot | None] = b"", None  # what was seen, and the slot in it; replaced as one
 
     @classmethod
     def open(cls, place: Place) -> Tail | None:
@@ -63,17 +60,17 @@ class Tail:
 
     def newest(self) -> Slot | None:
         """The newest valid slot, by a look at memory."""
-        seen = self._map[_SLOTS]
-        if seen != self._seen:
-            slot = format.newest(self._map[:])
-            while slot is None and any(self._map[_SLOTS]) and (again := self._map[_SLOTS]) != seen:
-                seen, slot = again, format.newest(self._map[:])  # both slots changed under our eyes
-            self._slot, self._seen = slot, seen
-        return self._slot
+        seen, slot = self._looked
+        now = self._map[_SLOTS]
+        while now != seen:
+            seen, slot = now, format.newest(self._map[:])
+            self._looked = seen, slot
+            now = self._map[_SLOTS] if slot is None else seen  # both slots may have changed under our eyes
+        return slot
 
     def changed(self) -> bool:
         """Whether anybody has published since this object last looked or published."""
-        return self._map[_SLOTS] != self._seen
+        return self._map[_SLOTS] != self._looked[0]
 
     def sound(self) -> bool:
         """Whether no slot is damaged. One that is being written looks damaged for a moment."""
@@ -82,7 +79,12 @@ class Tail:
     def publish(self, slot: Slot) -> None:
         """Make a slot the newest. The caller holds the lock, and calls `wake` when it has let go of it."""
         self._disk.store(self._map, format.SLOTS_AT[slot.counter & 1], slot.encode())
-        self._slot, self._seen = slot, self._map[_SLOTS]
+        self._looked = self._map[_SLOTS], slot
+
+    def heal(self) -> None:
+        """Write anew what no publication ever touches. The caller holds the lock."""
+        if self._map[20 : format.SLOTS_AT[0]].strip(b"\0"):
+            self._disk.store(self._map, 20, bytes(format.SLOTS_AT[0] - 20))
 
     def wake(self) -> None:
         """Wake the followers, if there may be any.
@@ -90,29 +92,27 @@ class Tail:
         Called after the lock was released: that system call is the memory barrier between publishing and looking
         at `waiting`, without which a follower could go to sleep unseen.
         """
-        word = (_WORD.unpack_from(self._map, format.WAKE_AT)[0] + 1) & 0xFFFFFFFF
-        _WORD.pack_into(self._map, format.WAKE_AT, word)
-        if self._map[format.WAITING_AT]:
-            self._map[format.WAITING_AT] = 0
+        if not self.writable:
+            return
+        words = self._words
+        words[_WAKE] = (words[_WAKE] + 1) & 0xFFFFFFFF
+        if words[_WAITING]:
+            words[_WAITING] = 0
             self._disk.wake(self._map, format.WAKE_AT)
 
     def expect(self) -> tuple[mmap.mmap, int, int]:
         """What to wait on. Call it, look for news once more, and only then wait."""
         if self.writable:
-            self._map[format.WAITING_AT] = 1
-        return self._map, format.WAKE_AT, _WORD.unpack_from(self._map, format.WAKE_AT)[0]
+            self._words[_WAITING] = 1
+        return self._map, format.WAKE_AT, self._words[_WAKE]
 
     def contend(self) -> None:
         """Say that somebody waits for the lock."""
-        self._map[format.CONTENDED_AT] = 1
+        self._words[_CONTENDED] = 1
 
     def contended(self) -> bool:
         """Whether somebody waits for the lock; asking clears it."""
-        if self._map[format.CONTENDED_AT]:
-            self._map[format.CONTENDED_AT] = 0
+        if self._words[_CONTENDED]:
+            self._words[_CONTENDED] = 0
             return True
         return False
-
-    def close(self) -> None:
-        with contextlib.suppress(BufferError):  # a thread still sleeps on it, and lets go of it when it wakes
-            self._map.close()

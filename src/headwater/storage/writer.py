@@ -10,37 +10,42 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from headwater.errors import HeadwaterError, NotFound, Unavailable
+from msgspec import structs
+
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, ROLLING, Slot
-from headwater.storage import disk as disk_module
-from headwater.storage import recovery
-from headwater.storage.place import Place, unavailable
+from headwater.storage import recovery, repair
+from headwater.storage.disk import wait_for_lock
+from headwater.storage.failures import deleted, frozen, locked, unavailable
+from headwater.storage.place import Place
+from headwater.storage.repair import Action
 from headwater.storage.rows import Rows, encode, mergeable
 from headwater.storage.segment import read_header
 from headwater.storage.tail import Tail
 
 YIELD_S = 0.0002  # how long a writer stands back when another process waits for the lock
-LOCK_POLL_S = 0.00005
-LOCK_POLL_MAX_S = 0.002
 TICKS_PER_MS = 10_000
 
 
 class Writer:
     """The appending side of one log in one process."""
 
-    def __init__(self, place: Place, on_roll: Callable[[], None]) -> None:
+    def __init__(self, place: Place, identity: int | None, on_roll: Callable[[], None]) -> None:
+        """`identity` is of the log's lock: another one there means another log."""
         self._place = place
+        self._identity = identity
         self._disk = place.disk
+        self._pwrite = place.disk.pwrite
         self._clock = place.clock
         self._on_roll = on_roll
         self._boot_id = place.clock.boot_id()
         self._lock_fd = -1
         self._fd = -1
-        self._begun_ticks = 0
+        self._zstd = place.zstd
+        self._segment_bytes = place.limits.segment_bytes
+        self._segment_ends_ticks = 0  # when the active segment is too old to be appended to
         self._tail: Tail | None = None
         self._slot: Slot | None = None
-        self._forks = disk_module.fork_generation
 
     def commit(self, group: list[Rows]) -> None:
         """Append all rows of the group with one write and at most one sync, and tell each where it is."""
@@ -48,33 +53,25 @@ class Writer:
         rolled = False
         try:
             slot = self._absorb(tail)
-            limits = self._place.limits
-            offset, ticks = slot.visible_offset, max(self._clock.ticks(), slot.last_ticks + 1)
-            data = b""
-            sync = False
-            for run in mergeable(group, limits):
-                encoded = encode(run, offset, ticks, zstd=self._place.zstd)
-                data = data + encoded if data else encoded
-                for rows in run:
-                    rows.offset, rows.ticks = offset, ticks
-                    offset += rows.count
-                    ticks += rows.count
-                    sync = sync or rows.sync
-            position = slot.visible_position
-            if position > HEADER_BYTES and (
-                position + len(data) > limits.segment_bytes
-                or ticks - self._begun_ticks > limits.segment_age_ms * TICKS_PER_MS
+            ticks = max(self._clock.ticks(), slot.last_ticks + 1)
+            data, offset, last_ticks = self._encode(group, slot.visible_offset, ticks)
+            if slot.visible_position > HEADER_BYTES and (
+                slot.visible_position + len(data) > self._segment_bytes or ticks > self._segment_ends_ticks
             ):
                 slot = self._roll(tail, slot)
-                position = slot.visible_position
                 rolled = True
+            sync = False
             for rows in group:
+                sync = sync or rows.sync
                 if rows.spooled is not None:
                     self._settle_blob(rows, slot)
-            self._write(tail, slot, data, sync)
-            end = position + len(data)
-            durable = (offset, end) if sync else (slot.durable_offset, slot.durable_position)
-            self._publish(tail, slot, offset, end, *durable, ticks - 1)
+            self._write(tail, slot, data)
+            end = slot.visible_position + len(data)
+            if sync:
+                self._sync(tail, slot)
+                self._publish(tail, slot, offset, end, offset, end, last_ticks)
+            else:
+                self._publish(tail, slot, offset, end, slot.durable_offset, slot.durable_position, last_ticks)
         finally:
             self._unlock()
         tail.wake()
@@ -82,6 +79,21 @@ class Writer:
             self._on_roll()
         if tail.contended():
             self._clock.sleep(YIELD_S)
+
+    def _encode(self, group: list[Rows], offset: int, ticks: int) -> tuple[bytes, int, int]:
+        """The bytes of all rows, the offset behind them and the ticks of the last; rows learn where they will be."""
+        if len(group) == 1:
+            rows = group[0]
+            rows.offset, rows.ticks = offset, ticks
+            return encode(group, offset, ticks, zstd=self._zstd), offset + rows.count, ticks + rows.count - 1
+        encoded: list[bytes] = []
+        for run in mergeable(group, self._place.limits):
+            encoded.append(encode(run, offset, ticks, zstd=self._zstd))
+            for rows in run:
+                rows.offset, rows.ticks = offset, ticks
+                offset += rows.count
+                ticks += rows.count
+        return b"".join(encoded), offset, ticks - 1
 
     def sync(self) -> None:
         """Make all that is visible durable."""
@@ -114,8 +126,18 @@ class Writer:
         finally:
             self._unlock()
         tail.wake()
-        self._on_roll()
         return True
+
+    def repair(self) -> list[Action]:
+        """Cut out damage, keeping it beside the log; then bring the log into order."""
+        tail = self._lock()
+        try:
+            done = repair.apply(self._place)
+            self._slot = self._recover(tail, believe=False)
+        finally:
+            self._unlock()
+        tail.wake()
+        return done
 
     @contextlib.contextmanager
     def deleting(self) -> Iterator[None]:
@@ -124,7 +146,7 @@ class Writer:
         try:
             slot = tail.newest()
             if slot is not None:
-                tail.publish(slot._replace(counter=slot.counter + 1, state=DELETING))
+                tail.publish(slot.then(DELETING))
             yield
         finally:
             self._slot = None
@@ -132,19 +154,15 @@ class Writer:
             tail.wake()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Let go of the files. In a forked child this does not release a lock that the parent holds."""
         for fd in (self._fd, self._lock_fd):
             if fd >= 0:
                 self._disk.close(fd)
         self._fd = self._lock_fd = -1
-        if self._tail is not None:
-            self._tail.close()
         self._tail = self._slot = None
 
     def _lock(self) -> Tail:
         """Take the lock, waiting for other processes up to a limit."""
-        if self._forks != disk_module.fork_generation:
-            self._forget_inherited()
         if self._lock_fd < 0:
             self._open_lock()
         if not self._disk.try_lock(self._lock_fd):
@@ -159,37 +177,25 @@ class Writer:
 
     def _open_lock(self) -> None:
         try:
+            if self._identity is None:  # it was missing where nothing can be made: the error says why
+                self._disk.close(self._disk.create(self._place.lock))
             self._lock_fd = self._disk.open_write(self._place.lock)
         except FileNotFoundError as error:
-            if self._disk.inode(self._place.path) is not None:
-                self._lock_fd = self._disk.create(self._place.lock)
-                return
-            raise _deleted(self._place) from error
+            raise deleted(self._place) from error
         except OSError as error:
             raise unavailable(self._place, "the log cannot be written", error) from error
+        if self._disk.inode(self._lock_fd) != self._identity:
+            self._disk.close(self._lock_fd)
+            self._lock_fd = -1
+            raise deleted(self._place)
 
     def _wait_for_lock(self) -> None:
-        deadline = self._clock.monotonic() + self._place.limits.lock_wait_s
-        pause = LOCK_POLL_S
-        while not self._disk.try_lock(self._lock_fd):
-            if self._tail is not None:
-                self._tail.contend()
-            if self._clock.monotonic() > deadline:
-                raise Unavailable(
-                    f"{self._place} is locked by another process for more than {self._place.limits.lock_wait_s:g} s",
-                    hint=f"is one stopped or stuck? 'fuser {self._place.lock}' names it",
-                    code="locked",
-                )
-            self._clock.sleep(pause)
-            pause = min(pause * 1.2, LOCK_POLL_MAX_S)
+        contend = self._tail.contend if self._tail is not None else None
+        if not wait_for_lock(self._disk.try_lock, self._lock_fd, self._clock, self._place.limits.lock_wait_s, contend):
+            raise locked(self._place)
 
     def _unlock(self) -> None:
         self._disk.unlock(self._lock_fd)
-
-    def _forget_inherited(self) -> None:
-        """In a forked child: drop the parent's descriptors. Closing them does not release the parent's lock."""
-        self.close()
-        self._forks = disk_module.fork_generation
 
     def _absorb(self, tail: Tail) -> Slot:
         """Learn what others did since this writer last held the lock; recover if somebody died holding it."""
@@ -205,9 +211,9 @@ class Writer:
         slot = tail.newest()
         if slot is not None and slot.state == DELETING:
             if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
-                raise _deleted(self._place)
+                raise deleted(self._place)
         elif slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and not opening:
-            raise _frozen(self._place, slot.state)
+            raise frozen(self._place, slot.state)
         # Whoever left it deleting or rolling died in the midst of that.
         if slot is None or slot.boot_id != self._boot_id or slot.state != OPEN or not tail.sound():
             return self._recover(tail)
@@ -216,9 +222,9 @@ class Writer:
             self._open_segment(slot.segment)
         return slot
 
-    def _recover(self, tail: Tail) -> Slot:
+    def _recover(self, tail: Tail, *, believe: bool = True) -> Slot:
         try:
-            slot = recovery.recover(self._place, tail)
+            slot = recovery.recover(self._place, tail, believe=believe)
             self._open_segment(slot.segment)
         except OSError as error:
             self._slot = None  # so that the next append tries again, whatever this one left
@@ -234,20 +240,25 @@ class Writer:
         except OSError as error:
             self._slot = None  # there is no file to go on with: the next append opens it
             raise unavailable(self._place, "the active segment cannot be opened", error) from error
-        self._begun_ticks = read_header(self._place, base).begun_ticks
+        self._begin_segment(read_header(self._place, base).begun_ticks)
+
+    def _begin_segment(self, ticks: int) -> None:
+        self._segment_ends_ticks = ticks + self._place.limits.segment_age_ms * TICKS_PER_MS
 
     def _roll(self, tail: Tail, slot: Slot) -> Slot:
-        """Begin a new segment. The old one is synced first, so that only the last can have a torn tail."""
+        """Begin a new segment. The old one is synced first, so that only the last can have a torn tail.
+
+        The state says so before the new file is there: if this process dies, whoever comes next must not go on in
+        the old one, or the new one would stand for offsets that the old one has.
+        """
         if slot.durable_offset < slot.visible_offset:
             self._sync(tail, slot)
-        # Said before the new file is there: if this process dies with the file made and not published, the next writer
-        # must recover, or it would go on in the old segment and leave the new one empty in the middle of the log.
-        slot = self._slot = slot._replace(counter=slot.counter + 1, state=ROLLING)
+        slot = self._slot = slot.then(ROLLING)
         tail.publish(slot)
         base = slot.visible_offset
-        self._begun_ticks = max(self._clock.ticks(), slot.last_ticks + 1)
+        begun_ticks = max(self._clock.ticks(), slot.last_ticks + 1)
         file_id = int.from_bytes(self._clock.random_bytes(4), "little")
-        header = SegmentHeader(file_id, self._place.uuid, base, slot.last_ticks, self._begun_ticks)
+        header = SegmentHeader(file_id, self._place.uuid, base, slot.last_ticks, begun_ticks)
         try:
             fd = recovery.write_segment(self._place, header)
         except OSError as error:
@@ -255,16 +266,18 @@ class Writer:
             raise unavailable(self._place, "a new segment cannot be made", error) from error
         self._disk.close(self._fd)
         self._fd = fd
-        return self._publish(tail, slot._replace(segment=base), base, HEADER_BYTES, base, HEADER_BYTES, slot.last_ticks)
+        self._begin_segment(begun_ticks)
+        slot = structs.replace(slot, segment=base)
+        return self._publish(tail, slot, base, HEADER_BYTES, base, HEADER_BYTES, slot.last_ticks)
 
-    def _write(self, tail: Tail, slot: Slot, data: bytes, sync: bool) -> None:
+    def _write(self, tail: Tail, slot: Slot, data: bytes) -> None:
         try:
-            self._disk.write(self._fd, data, slot.visible_position)
+            written = self._pwrite(self._fd, data, slot.visible_position)
+            if written < len(data):  # a full disk: try the rest, so that its error shows
+                self._disk.write(self._fd, data[written:], slot.visible_position + written)
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_WRITE)
             raise unavailable(self._place, "a write failed", error) from error
-        if sync:
-            self._sync(tail, slot)
 
     def _sync(self, tail: Tail, slot: Slot) -> None:
         try:
@@ -277,7 +290,7 @@ class Writer:
         """Stop all writers of this log. What was not acknowledged is cut, best effort, so that it cannot come back."""
         with contextlib.suppress(OSError):
             self._disk.truncate(self._fd, slot.visible_position)
-        self._slot = slot._replace(counter=slot.counter + 1, state=state)
+        self._slot = slot.then(state)
         tail.publish(self._slot)
 
     def _settle_blob(self, rows: Rows, slot: Slot) -> None:
@@ -317,16 +330,3 @@ class Writer:
         )
         tail.publish(self._slot)
         return self._slot
-
-
-def _frozen(place: Place, state: int) -> Unavailable:
-    why = "a sync failed" if state == FROZEN_BY_SYNC else "a write failed"
-    return Unavailable(
-        f"{place} is frozen since {why}; nothing acknowledged is lost",
-        hint="see to the disk, then open the log again",
-        code="frozen",
-    )
-
-
-def _deleted(place: Place) -> HeadwaterError:
-    return NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)

@@ -1,0 +1,264 @@
+"""`headwater append`: events from arguments, lines or a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from itertools import chain, groupby
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import Natural, Pair, data_argument, json_option, topic_argument
+from headwater.cli.lines import read_lines
+from headwater.cli.progress import Waiting
+from headwater.errors import HeadwaterError, Invalid
+
+if TYPE_CHECKING:
+    from headwater.engine.engine import Engine
+    from headwater.event import Content, Durability, Ref, Refs
+
+
+@command(
+    examples=[
+        "headwater append data orders --type placed --key o-17 '{\"total\": 12}'",
+        "headwater append data notes 'the first' 'the second'",
+        "journalctl -f -o json | headwater append data journal --quiet",
+        "headwater append data videos --file film.mp4 --meta name=film.mp4",
+    ]
+)
+@data_argument
+@topic_argument
+@click.argument("values", metavar="[VALUE]...", nargs=-1)
+@click.option("--type", "type_", default="", metavar="TYPE", help="The type of the events.")
+@click.option("--key", metavar="KEY", help="The key of the events; it also chooses the partition.")
+@click.option(
+    "--meta", type=Pair(), multiple=True, metavar="NAME=VALUE", help="A note beside the data; may be repeated."
+)
+@click.option("--content", type=click.Choice(["bytes", "text", "json", "bson"]), help="What the data is.")
+@click.option("--file", metavar="PATH", help="One event of any size from a file; - for stdin.")
+@click.option("--lines", is_flag=True, help="One event a line of stdin; the default in a pipe.")
+@click.option(
+    "--durability", type=click.Choice(["fsync", "os"]), default="fsync", help="Wait for the disk, or the system."
+)
+@click.option("--partition", type=Natural(), metavar="N", help="Choose the partition.")
+@json_option("Print references as JSON, one object a line.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no references.")
+def append(
+    data: str,
+    topic: str,
+    values: tuple[str, ...],
+    type_: str,
+    key: str | None,
+    meta: tuple[tuple[str, str], ...],
+    content: Content | None,
+    file: str | None,
+    lines: bool,
+    durability: Durability,
+    partition: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Append events, and print where they are: topic, partition, offset, id.
+
+    Without --content, what parses as a JSON object or array is stored as json, what is UTF-8 as text, the rest as
+    bytes; a file as bytes. With --content, it is checked. For bson, values and lines are given as (Extended) JSON.
+
+    Lines go in batches as they arrive; empty ones are left out. The topic, and the directory, are made if need be.
+    """
+    _check_use(values, file, lines)
+    import headwater
+
+    with headwater.open(data, durability=durability) as hw:
+        if not quiet and topic not in hw.topics():
+            show.note(f"new topic {topic} in {data}")
+        target = Target(hw, topic, type_, key, dict(meta), partition)
+        reads_lines = file is None and not values
+        told = References(as_json=as_json, quiet=quiet, ranges=reads_lines and show.is_terminal(sys.stdout))
+        if reads_lines:
+            _append_lines(target, content, told)
+        elif file is not None:
+            told.print([_append_file(target, file, content)])
+        else:
+            for refs in target.append([os.fsencode(value) for value in values], content):
+                told.print(refs)
+
+
+def _check_use(values: Sequence[str], file: str | None, lines: bool) -> None:
+    if bool(values) + (file is not None) + lines > 1:
+        raise click.UsageError("VALUE, --file and --lines exclude each other")
+    if not values and file is None and not lines and show.is_terminal(sys.stdin):
+        raise click.UsageError("nothing to append: give a VALUE, --file, or lines on stdin")
+
+
+class Target:
+    """Where the events go, and what they have in common."""
+
+    def __init__(
+        self, hw: Engine, topic: str, type: str, key: str | None, meta: dict[str, str], partition: int | None
+    ) -> None:
+        self._hw = hw
+        self.topic = topic
+        self._type = type
+        self._key = key
+        self._meta = meta
+        self._partition = partition
+
+    def append(self, values: Sequence[bytes], content: Content | None) -> Iterator[Refs]:
+        """Append in order, neighbours of the same content together."""
+        encoded = [encode(value, content) for value in values]
+        for found, run in groupby(encoded, key=lambda each: each[0]):
+            data = [value for _, value in run]
+            yield self._hw.append_many(
+                self.topic,
+                data,
+                types=self._type,
+                keys=None if self._key is None else [self._key] * len(data),
+                metas=[self._meta] * len(data) if self._meta else None,
+                content=found,
+                partition=self._partition,
+            )
+
+    def append_one(self, data: bytes | Iterator[bytes], content: Content) -> Ref:
+        return self._hw.append(
+            self.topic,
+            data,
+            type=self._type,
+            key=self._key,
+            meta=self._meta,
+            content=content,
+            partition=self._partition,
+        )
+
+
+class References:
+    """Prints where events went: one by one, or, where lines go and a person watches, only the ranges."""
+
+    def __init__(self, *, as_json: bool, quiet: bool, ranges: bool) -> None:
+        self.count = 0
+        self._out: IO[bytes] = sys.stdout.buffer
+        self._as_json = as_json
+        self._quiet = quiet
+        self._ranges: dict[int, tuple[int, int]] | None = {} if ranges and not as_json else None
+
+    def print(self, refs: Refs | Sequence[Ref]) -> None:
+        self.count += len(refs)
+        if self._quiet:
+            return
+        if self._ranges is not None:
+            for run in cast("Refs", refs).runs:
+                first = self._ranges.get(run.partition, (run.offset, 0))[0]
+                self._ranges[run.partition] = first, run.offset + run.count - 1
+            return
+        from headwater.cli.events import ref_json
+
+        for ref in refs:
+            line = ref_json(ref) if self._as_json else f"{ref.topic} {ref.partition} {ref.offset} {ref.id}".encode()
+            self._out.write(line + b"\n")
+        self._out.flush()
+
+    def finish(self, topic: str, seconds: float) -> None:
+        """Print the ranges."""
+        if self._ranges is not None and not self._quiet:
+            show.done(f"{show.count(self.count, 'event')} in topic {topic}, {seconds:.1f} s")
+            for partition, (first, last) in sorted(self._ranges.items()):
+                click.echo(f"  partition {partition}, offsets {click.style(f'{first:,}..{last:,}', fg='cyan')}")
+
+
+def encode(value: bytes, content: Content | None) -> tuple[Content, bytes]:
+    """What the data is, and its bytes; raises Invalid when it is not what it is said to be."""
+    import msgspec
+
+    try:
+        if content is None:
+            return guess(value), value
+        if content == "text":
+            value.decode()
+        elif content == "json":
+            msgspec.json.decode(value)
+        elif content == "bson":
+            return "bson", _bson(value)
+    except (ValueError, TypeError) as error:
+        raise Invalid(f"{_quoted(value)} is not {content}: {error}", hint="see --content") from error
+    return content, value
+
+
+def guess(value: bytes) -> Content:
+    """`json` for an object or an array, `text` for UTF-8, else `bytes`."""
+    import msgspec
+
+    stripped = value.strip()
+    if stripped[:1] + stripped[-1:] in (b"{}", b"[]"):
+        try:
+            msgspec.json.decode(stripped)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return "json"
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return "bytes"
+    return "text"
+
+
+def _bson(value: bytes) -> bytes:
+    try:
+        import bson
+        from bson import json_util
+    except ImportError as error:
+        raise Invalid("BSON needs its codec", hint="pip install 'headwater[bson]'") from error
+    document = json_util.loads(value.decode())
+    if not isinstance(document, dict):
+        raise TypeError("a document is an object")
+    return bson.encode(document)
+
+
+def _quoted(value: bytes) -> str:
+    text = show.printable(value[:40].decode(errors="replace"))
+    return f"'{text}…'" if len(value) > 40 else f"'{text}'"
+
+
+def _append_file(target: Target, path: str, content: Content | None) -> Ref:
+    """One event; above 1 MiB it is streamed, so that memory stays small, and its content is taken on trust."""
+    from headwater.limits import BLOB_CHUNK_BYTES
+
+    with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+        first = _read_fully(file, BLOB_CHUNK_BYTES + 1)
+        if len(first) <= BLOB_CHUNK_BYTES:
+            if content not in (None, "bson"):
+                encode(first, content)
+            return target.append_one(first, content or "bytes")
+        rest = iter(lambda: file.read(BLOB_CHUNK_BYTES), b"")
+        return target.append_one(chain((first,), rest), content or "bytes")
+
+
+def _read_fully(file: IO[bytes], size: int) -> bytes:
+    """As much as was asked for, also from a pipe; less only at the end."""
+    pieces, missing = [], size
+    while missing and (piece := file.read(missing)):
+        pieces.append(piece)
+        missing -= len(piece)
+    return b"".join(pieces)
+
+
+def _append_lines(target: Target, content: Content | None, told: References) -> None:
+    began = time.monotonic()
+    try:
+        with Waiting("events appended") as waiting:
+            for lines in read_lines(sys.stdin.buffer):
+                for refs in target.append(lines, content):
+                    told.print(refs)
+                    waiting.update(told.count)
+    except HeadwaterError as error:
+        if not told.count:
+            raise
+        message = f"{error.message} (after {show.count(told.count, 'event')}, which are appended)"
+        raise type(error)(message, hint=error.hint, code=error.code, **error.facts) from error
+    told.finish(target.topic, time.monotonic() - began)

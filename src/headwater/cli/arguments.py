@@ -1,0 +1,175 @@
+"""What users type: directories, topics, places in a log, sizes, durations, and the options that commands share."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+import click
+from click.shell_completion import CompletionItem
+
+from headwater.errors import HeadwaterError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
+SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_size(text: str) -> int:
+    """`64MiB`, `10MB` or `4096` as bytes; raises ValueError."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None or (match[2] and not text.strip().upper().endswith("B")):
+        raise ValueError(f"{text!r} is not a size; write 64MiB, 10MB or 4096")
+    unit = (match[2] or "").upper()
+    base = 1024 if unit.endswith("I") else 1000
+    factor: int = base ** POWERS[unit[:1]]
+    return round(float(match[1]) * factor)
+
+
+def parse_duration(text: str) -> timedelta:
+    """`500ms`, `90s`, `15m`, `2h`, `7d` or `1w`; raises ValueError."""
+    match = DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write 500ms, 90s, 15m, 2h, 7d or 1w")
+    try:
+        return timedelta(seconds=float(match[1]) * SECONDS[match[2]])
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than anything") from None
+
+
+def parse_place(text: str, now: datetime) -> int | str | datetime | UUID:
+    """An offset, a time (ISO 8601, or relative to `now` as in `-1h`), an id, or an end of the log; raises ValueError.
+
+    A time without a zone is local.
+    """
+    if text in ("earliest", "latest"):
+        return text
+    if text.isdecimal():
+        return int(text)
+    if text.startswith("-"):
+        with contextlib.suppress(ValueError, OverflowError):
+            return now - parse_duration(text[1:])
+    elif re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", text):
+        return UUID(text)
+    else:
+        with contextlib.suppress(ValueError, OverflowError):
+            return datetime.fromisoformat(text).astimezone()
+    raise ValueError(
+        f"{text!r} is not a place in a log; write an offset, a time (2025-03-01T12:00, -1h), an id or earliest"
+    )
+
+
+if TYPE_CHECKING:
+    Kind = click.ParamType[Any]
+else:
+    Kind = click.ParamType  # not a generic class before click 8.4
+
+
+class Natural(Kind):
+    """A number from 0 on."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if not isinstance(value, int) and not value.isdecimal():
+            self.fail(f"{value!r} is not a number from 0 on", param, ctx)
+        return int(value)
+
+
+class Size(Kind):
+    """A number of bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Duration(Kind):
+    """A length of time."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        try:
+            return value if isinstance(value, timedelta) else parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Place(Kind):
+    """A place in a log."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return parse_place(value, datetime.now(UTC)) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Pair(Kind):
+    """One entry of meta, `name=value`."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = value.partition("=")
+        if not equals or not name:
+            self.fail(f"{value!r} has no name and '='; write name=value", param, ctx)
+        return name, text
+
+
+def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - the signature is click's
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
+    """The topics of the directory that was given; nothing if it is not a log."""
+    import headwater
+
+    with contextlib.suppress(HeadwaterError, OSError), headwater.open(ctx.params["data"], mode="existing") as hw:
+        return [CompletionItem(name) for name in hw.topics() if name.startswith(incomplete)]
+    return []
+
+
+def data_argument(function: F) -> F:
+    return click.argument("data", metavar="DATA", shell_complete=complete_directory)(function)
+
+
+def topic_argument(function: F) -> F:
+    return click.argument("topic", metavar="TOPIC", shell_complete=complete_topic)(function)
+
+
+def optional_topic_argument(function: F) -> F:
+    return click.argument("topic", metavar="[TOPIC]", required=False, shell_complete=complete_topic)(function)
+
+
+def partition_option(function: F) -> F:
+    return click.option("--partition", type=Natural(), metavar="N", help="Only this partition.")(function)
+
+
+def type_pattern_option(function: F) -> F:
+    help = "Only events whose whole type matches this RE2 pattern, as in 'placed|paid'."
+    return click.option("--type", "type_", metavar="PATTERN", help=help)(function)
+
+
+def key_option(function: F) -> F:
+    return click.option("--key", metavar="KEY", help="Only events with this key.")(function)
+
+
+def json_option(help: str) -> Callable[[F], F]:
+    return click.option("--json", "as_json", is_flag=True, help=help)

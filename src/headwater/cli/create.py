@@ -1,0 +1,57 @@
+"""`headwater create`: make a topic."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import Duration, Size, data_argument
+
+
+@command(
+    examples=[
+        "headwater create data orders --partitions 4",
+        "headwater create data videos --data-bytes-max 2GiB --segment-bytes 256MiB",
+    ]
+)
+@data_argument
+@click.argument("topic", metavar="TOPIC")
+@click.option("--partitions", default=1, metavar="N", help="How many; it never changes.  [default: 1]")
+@click.option(
+    "--segment-bytes", type=Size(), metavar="SIZE", help="Begin a new segment at this size.  [default: 64MiB]"
+)
+@click.option("--segment-age", type=Duration(), metavar="AGE", help="Begin a new segment at this age.  [default: 7d]")
+@click.option("--data-bytes-max", type=Size(), metavar="SIZE", help="The largest event's data.  [default: 10MiB]")
+@click.option("--compression", type=click.Choice(["none", "zstd"]), default="none", help="Of the stored data.")
+def create(
+    data: str,
+    topic: str,
+    partitions: int,
+    segment_bytes: int | None,
+    segment_age: timedelta | None,
+    data_bytes_max: int | None,
+    compression: Literal["none", "zstd"],
+) -> None:
+    """Make a topic.
+
+    The first append makes it too, with one partition. Sizes are written 64MiB, 10MB or 4096; ages 90s, 15m, 2h, 7d.
+    """
+    import headwater
+
+    with headwater.open(data) as hw:
+        new = hw.create(
+            topic,
+            partitions=partitions,
+            segment_bytes=segment_bytes or 0,
+            segment_age_ms=int(segment_age / timedelta(milliseconds=1)) if segment_age else 0,
+            data_bytes_max=data_bytes_max or 0,
+            compression=compression,
+        )
+    if new:
+        show.done(f"topic {topic} with {show.count(partitions, 'partition')}")
+    else:
+        show.done(f"topic {topic} is there already, and stays as it is")

@@ -1,0 +1,36 @@
+"""`headwater delete`: take a topic away."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import FAILED, command
+from headwater.cli.arguments import data_argument, topic_argument
+
+
+@command(examples=["headwater delete data orders", "headwater delete data orders --yes"])
+@data_argument
+@topic_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def delete(ctx: click.Context, data: str, topic: str, yes: bool) -> None:
+    """Delete a topic and all its events, for every process.
+
+    Asks first; without a terminal to ask on, it needs --yes. A new topic of that name starts afresh.
+    """
+    import headwater
+
+    with headwater.open(data, mode="existing") as hw:
+        found = hw.describe(topic)
+        what = f"topic {topic} with {show.count(found.events, 'event')} ({show.size(found.bytes)})"
+        if not yes:
+            if not show.is_terminal(sys.stdin):
+                raise click.UsageError("there is no terminal to ask on: give --yes", ctx)
+            if not click.confirm(f"Delete {what}?", err=True):
+                click.echo("nothing was deleted", err=True)
+                ctx.exit(FAILED)
+        hw.delete(topic)
+    show.done(f"deleted {what}")

@@ -1,0 +1,120 @@
+"""`headwater info`: what a log directory and its topics are and hold."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
+from headwater.cli.topics import last_time
+
+if TYPE_CHECKING:
+    from headwater.engine.engine import Engine
+    from headwater.engine.info import PartitionInfo, TopicInfo
+
+COLUMNS = ("topic", "partition", "start", "end", "durable", "segments", "sealed", "bytes", "state")
+NUMBERS = COLUMNS[1:-1]
+
+
+@command(examples=["headwater info data", "headwater info data orders", "headwater info data --json | jq .topics"])
+@data_argument
+@optional_topic_argument
+@json_option("One JSON object.")
+def info(data: str, topic: str | None, as_json: bool) -> None:
+    """Tell what a log holds, partition by partition.
+
+    start is the oldest offset, end the one of the next event, durable how far the disk has it for sure. What
+    recoveries after a crash had to give up is listed too, and where they keep it.
+    """
+    import headwater
+
+    with headwater.open(data, mode="existing") as hw:
+        described = [hw.describe(name) for name in ([topic] if topic is not None else hw.topics())]
+        if as_json:
+            click.echo(show.json_line(_told(hw, described)))
+            return
+        show.facts(_about_topic(described[0]) if topic is not None else _about_directory(hw, described))
+    rows = [_row(each, partition) for each in described for partition in each.partitions]
+    if rows:
+        click.echo()
+        show.table(COLUMNS, rows, right=NUMBERS)
+    _show_recoveries(described)
+
+
+def _about_directory(hw: Engine, described: list[TopicInfo]) -> list[tuple[str, str]]:
+    return [
+        ("directory", str(hw.path.resolve())),
+        ("uuid", hw.uuid),
+        ("topics", show.number(len(described))),
+        ("events", show.number(sum(topic.events for topic in described))),
+        ("bytes", show.size(sum(topic.bytes for topic in described))),
+    ]
+
+
+def _about_topic(topic: TopicInfo) -> list[tuple[str, str]]:
+    last = last_time(topic)
+    facts = [
+        ("topic", topic.name),
+        ("uuid", topic.uuid),
+        ("events", show.number(topic.events)),
+        ("bytes", show.size(topic.bytes)),
+        ("last event", f"{show.local(last)}  ({show.ago(last)})" if last else "none"),
+    ]
+    for name, value in topic.settings.items():
+        text = (
+            show.size(value)
+            if name.endswith(("_bytes", "_bytes_max"))
+            else f"{value} ms"
+            if name.endswith("_ms")
+            else value
+        )
+        facts.append((name.removesuffix("_ms").replace("_", " "), str(text)))
+    return facts
+
+
+def _row(topic: TopicInfo, partition: PartitionInfo) -> list[show.Cell]:
+    behind = partition.durable < partition.end
+    return [
+        (topic.name, "bold"),
+        str(partition.partition),
+        show.number(partition.start),
+        (show.number(partition.end), "cyan"),
+        (show.number(partition.durable), "yellow" if behind else ""),
+        show.number(partition.segments),
+        show.number(partition.sealed),
+        show.size(partition.bytes),
+        (partition.state, "green" if partition.state == "open" else "red"),
+    ]
+
+
+def _show_recoveries(described: list[TopicInfo]) -> None:
+    for topic in described:
+        for partition in topic.partitions:
+            for report in partition.recovered:
+                first, end = report.lost_offsets
+                when = show.local(datetime.fromisoformat(report.time))
+                parts = []
+                if report.cut_bytes:
+                    parts.append(
+                        f"cut {show.size(report.cut_bytes)} at position {report.position}, kept in {report.kept}"
+                    )
+                if end > first:
+                    parts.append(f"lost offsets {first}..{end - 1}, which were never synced")
+                mark = click.style("recovered", fg="yellow")
+                click.echo(f"{mark} {topic.name}/{partition.partition}, {when}: {'; '.join(parts)}")
+
+
+def _told(hw: Engine, described: list[TopicInfo]) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "directory": str(hw.path.resolve()),
+        "uuid": hw.uuid,
+        "events": sum(topic.events for topic in described),
+        "bytes": sum(topic.bytes for topic in described),
+        "topics": [msgspec.to_builtins(topic) for topic in described],
+    }

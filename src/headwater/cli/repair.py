@@ -1,0 +1,61 @@
+"""`headwater repair`: show, then do, what makes a damaged log whole again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import FAILED, command
+from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
+
+if TYPE_CHECKING:
+    from headwater.storage.repair import Action
+
+
+@command(examples=["headwater repair data", "headwater repair data orders --apply"])
+@data_argument
+@optional_topic_argument
+@click.option("--apply", is_flag=True, help="Do it. Without this, nothing is changed.")
+@json_option("One JSON object a line, for each step.")
+@click.pass_context
+def repair(ctx: click.Context, data: str, topic: str | None, apply: bool, as_json: bool) -> None:
+    """Show what a damaged log needs, and do it with --apply.
+
+    Nothing is thrown away: what is cut is kept beside the log, and the command says where. The exit code is 0 when
+    nothing is left to do, else 1.
+    """
+    import headwater
+
+    with headwater.open(data, mode="existing") as hw:
+        actions = hw.repair(topic, apply=apply)
+    for action in actions:
+        if as_json:
+            click.echo(show.json_line(action))
+        else:
+            _show(action)
+    left = sum(not action.done for action in actions)
+    if not as_json:
+        _show_sum(len(actions), left, apply, " ".join(filter(None, (data, topic))))
+    if left:
+        ctx.exit(FAILED)
+
+
+def _show(action: Action) -> None:
+    mark = click.style("✓ done", fg="green") if action.done else click.style("· to do", fg="yellow")
+    click.echo(f"{mark}  {show.log_name(action.topic, action.partition)}: {show.printable(action.what)}")
+    click.echo(f"         {click.style(show.printable(action.path), dim=True)}")
+    if action.kept:
+        click.echo(f"         {'kept' if action.done else 'will be kept'} in {show.printable(action.kept)}")
+
+
+def _show_sum(steps: int, left: int, apply: bool, where: str) -> None:
+    if not steps:
+        show.done("nothing to repair")
+    elif not left:
+        show.done(f"{show.count(steps, 'step')} done — 'headwater check {where}' verifies it")
+    elif apply:
+        click.echo(f"{click.style('✗', fg='red', bold=True)} {left} of {show.count(steps, 'step')} could not be done")
+    else:
+        click.echo(f"Nothing was changed. 'headwater repair {where} --apply' does it.")

@@ -1,0 +1,135 @@
+"""How numbers, sizes, times, tables and errors look. On a terminal for people, elsewhere for programs.
+
+Elsewhere means: no colours and nothing shortened.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Cell = str | tuple[str, str]
+
+WIDE = 240  # columns of a table that goes to a file or a program
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+AGES = ((60, "s", 1), (3600, "min", 60), (86_400, "h", 3600), (float("inf"), "d", 86_400))
+
+# Control characters in events must not steer the terminal of whoever looks at them.
+ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+    ord("\n"): "\\n",
+    ord("\r"): "\\r",
+    ord("\t"): "\\t",
+    0x2028: "\\u2028",
+    0x2029: "\\u2029",
+}
+
+
+def number(value: int) -> str:
+    return f"{value:,}"
+
+
+def size(count: int) -> str:
+    """`1.2 MiB`"""
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{count} B" if unit == 0 else f"{value:.1f} {UNITS[unit]}"
+
+
+def count(many: int, noun: str) -> str:
+    """`1 event`, `2,000 events`, `2 batches`"""
+    plural = noun + ("es" if noun.endswith(("ch", "s")) else "s")
+    return f"{many:,} {noun if many == 1 else plural}"
+
+
+def log_name(topic: str, partition: int) -> str:
+    """`orders/0`; only the topic for what belongs to none of its partitions."""
+    return printable(f"{topic}/{partition}" if partition >= 0 else topic)
+
+
+def ago(time: datetime, now: datetime | None = None) -> str:
+    """`3 min ago`"""
+    seconds = ((now or datetime.now(UTC)) - time).total_seconds()
+    if seconds < 1:
+        return "just now"
+    unit, divisor = next((unit, divisor) for below, unit, divisor in AGES if seconds < below)
+    return f"{seconds / divisor:.0f} {unit} ago"
+
+
+def utc(time: datetime) -> str:
+    """`2025-03-01T12:00:00.000000Z`, for programs."""
+    return time.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+def local(time: datetime) -> str:
+    """`2025-03-01 13:00:00.000`, for people, in their time zone."""
+    return time.astimezone().isoformat(" ", "milliseconds")[:23]
+
+
+def printable(text: str) -> str:
+    """The text in one line, with control characters written out."""
+    return text if text.isprintable() else text.translate(ESCAPES)
+
+
+def is_terminal(stream: IO[Any]) -> bool:
+    return stream.isatty()
+
+
+def console(*, err: bool = False) -> Console:
+    """Where tables and progress go. Off a terminal it is as wide as it needs to be."""
+    from rich.console import Console
+
+    stream = sys.stderr if err else sys.stdout
+    return Console(file=stream, highlight=False, width=None if is_terminal(stream) else WIDE)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> None:
+    """Print a table. A cell is text, or text and its style."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for column in columns:
+        drawn.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        cells = [cell if isinstance(cell, tuple) else (cell, "") for cell in row]
+        drawn.add_row(*(Text(printable(text), style) for text, style in cells))
+    console().print(drawn)
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> None:
+    """Print names and values, aligned."""
+    width = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        click.echo(f"{click.style(f'{name:<{width}}', dim=True)}  {printable(value)}")
+
+
+def note(text: str) -> None:
+    """A remark for a person who watches; nobody else sees it."""
+    if is_terminal(sys.stderr):
+        click.echo(click.style(text, dim=True), err=True)
+
+
+def done(text: str) -> None:
+    """That something was done."""
+    click.echo(f"{click.style('✓', fg='green', bold=True)} {text}")
+
+
+def json_line(told: Any) -> str:
+    """One JSON object in one line."""
+    import msgspec
+
+    return msgspec.json.encode(told).decode()
+
+
+def warn(text: str) -> None:
+    """Something that whoever started the command should know, on stderr."""
+    click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {text}", err=True)

@@ -1,0 +1,86 @@
+"""`headwater topics`: what is in a log directory."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import FAILED, command
+from headwater.cli.arguments import data_argument, json_option
+
+if TYPE_CHECKING:
+    from headwater.engine.info import TopicInfo
+
+
+@command(examples=["headwater topics data", "headwater topics data --json"])
+@data_argument
+@json_option("One JSON object a line.")
+@click.pass_context
+def topics(ctx: click.Context, data: str, as_json: bool) -> None:
+    """List the topics, with their partitions, events and bytes.
+
+    A topic that cannot be read is listed with the reason, and the exit code is 1.
+    """
+    import headwater
+
+    described: list[TopicInfo] = []
+    failed: list[tuple[str, headwater.HeadwaterError]] = []
+    with headwater.open(data, mode="existing") as hw:
+        for name in hw.topics():
+            try:
+                described.append(hw.describe(name))
+            except headwater.HeadwaterError as error:
+                failed.append((name, error))
+    if as_json:
+        for topic in described:
+            click.echo(show.json_line(_told(topic)))
+        for name, reason in failed:
+            click.echo(show.json_line({"topic": name, "error": reason.code, "message": reason.message}))
+    elif described or failed:
+        rows = [_row(topic) for topic in described]
+        rows += [[name, "", "", "", "", (str(reason), "red")] for name, reason in failed]
+        columns = ("topic", "partitions", "events", "bytes", "offsets", "last event")
+        show.table(columns, rows, right=("partitions", "events", "bytes", "offsets"))
+    else:
+        show.note(f"no topics yet — headwater append {data} TOPIC VALUE")
+    if failed:
+        ctx.exit(FAILED)
+
+
+def _row(topic: TopicInfo) -> list[show.Cell]:
+    last = last_time(topic)
+    return [
+        (topic.name, "bold"),
+        str(len(topic.partitions)),
+        show.number(topic.events),
+        show.size(topic.bytes),
+        (offsets(min(p.start for p in topic.partitions), max(p.end for p in topic.partitions)), "cyan"),
+        f"{show.local(last)}  ({show.ago(last)})" if last else "",
+    ]
+
+
+def _told(topic: TopicInfo) -> dict[str, Any]:
+    last = last_time(topic)
+    return {
+        "topic": topic.name,
+        "partitions": len(topic.partitions),
+        "events": topic.events,
+        "bytes": topic.bytes,
+        "start": min(partition.start for partition in topic.partitions),
+        "end": max(partition.end for partition in topic.partitions),
+        "last_time": show.utc(last) if last else None,
+    }
+
+
+def offsets(start: int, end: int) -> str:
+    """The offsets of the oldest and the newest event."""
+    return f"{start:,}..{end - 1:,}" if end > start else "none"
+
+
+def last_time(topic: TopicInfo) -> datetime | None:
+    """When the last event was appended; None if there is none."""
+    times = [datetime.fromisoformat(p.last_time) for p in topic.partitions if p.last_time and p.end > p.start]
+    return max(times, default=None)

@@ -1,0 +1,92 @@
+"""`check` and `repair` over the topics of a log directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from headwater.engine.catalogue import Catalogue
+from headwater.errors import Corrupt
+from headwater.format.settings import Topic
+from headwater.storage import check as log_check
+from headwater.storage import repair as log_repair
+from headwater.storage.check import Counts, Finding
+from headwater.storage.place import Place
+from headwater.storage.repair import Action
+
+Progress = Callable[[int, int], None]
+
+
+class CheckReport(msgspec.Struct):
+    """What a check found, and how much it looked at."""
+
+    findings: list[Finding] = []
+    topics: int = 0
+    partitions: int = 0
+    segments: int = 0
+    batches: int = 0
+    events: int = 0
+    bytes: int = 0
+
+    @property
+    def damaged(self) -> bool:
+        """Whether any stored byte is not what was written."""
+        return any(finding.damage for finding in self.findings)
+
+
+def check(catalogue: Catalogue, name: str | None, progress: Progress | None) -> CheckReport:
+    """Verify one topic, or all."""
+    report = CheckReport()
+    counts = Counts()
+    topics, broken = catalogue.survey(name)
+    report.findings += [_of_settings(error) for error in broken]
+    places = list(_places(catalogue, topics))
+    total = sum(_segment_bytes(place) for place in places)
+    done = 0
+
+    def advance(size: int) -> None:
+        nonlocal done
+        done += size
+        if progress is not None:
+            progress(min(done, total), total)
+
+    for place in places:
+        report.findings += log_check.check(place, counts, advance)
+    report.topics, report.partitions = len(topics), len(places)
+    report.segments, report.batches = counts.segments, counts.batches
+    report.events, report.bytes = counts.events, counts.bytes
+    return report
+
+
+def plan(catalogue: Catalogue, name: str | None) -> list[Action]:
+    """What repair would do."""
+    actions, names = hopeless(catalogue, name)
+    for place in _places(catalogue, [catalogue.find(each) for each in names]):
+        actions += log_repair.plan(place)
+    return actions
+
+
+def hopeless(catalogue: Catalogue, name: str | None) -> tuple[list[Action], list[str]]:
+    """What no repair can mend, and the names of the topics that can be looked at."""
+    topics, broken = catalogue.survey(name)
+    what = "nothing can be done here: restore this file from a backup"
+    actions = [Action(finding.topic, -1, finding.path, what) for finding in map(_of_settings, broken)]
+    return actions, [topic.name for topic in topics]
+
+
+def _places(catalogue: Catalogue, topics: list[Topic]) -> Iterator[Place]:
+    for topic in topics:
+        for partition in range(topic.partitions):
+            yield catalogue.place(topic, partition)
+
+
+def _of_settings(error: Corrupt) -> Finding:
+    path = str(error.path)
+    return Finding(Path(path).parent.name, -1, path, error.position, error.size, error.message)
+
+
+def _segment_bytes(place: Place) -> int:
+    sizes = (place.disk.file_size(place.segment(base)) for base in place.segments())
+    return sum(sizes)

@@ -1,0 +1,244 @@
+"""Verifying every checksum and invariant of a log, without changing anything.
+
+Reads whole segments, and goes on behind damage, so that all of it is found at once. May run while others append: it
+looks at what was visible when it began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from headwater.errors import Corrupt, HeadwaterError, NotFound
+from headwater.format import tail as tail_format
+from headwater.format.batch import BLOB, MAGIC, Batch
+from headwater.format.index import Index
+from headwater.format.names import file_of, offset_of
+from headwater.format.segment import HEADER_BYTES
+from headwater.format.tail import Slot
+from headwater.storage.blobs import StoredBlob
+from headwater.storage.place import Place
+from headwater.storage.seal import build_index
+from headwater.storage.segment import SegmentFile, Window
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that `check` has to say. `damage` is False for what is merely worth knowing."""
+
+    topic: str
+    partition: int
+    path: str
+    position: int
+    size: int
+    problem: str
+    damage: bool = True
+
+
+class Counts(msgspec.Struct):
+    """How much was checked."""
+
+    segments: int = 0
+    batches: int = 0
+    events: int = 0
+    bytes: int = 0
+
+
+class Hole(msgspec.Struct, frozen=True):
+    """A range of a segment that holds no valid batch, and the offsets that are missing there (possibly none)."""
+
+    start: int
+    end: int
+    offsets: tuple[int, int]
+    problem: str
+
+
+class Walk(msgspec.Struct):
+    """What a walk over a segment found: the ranges of sound batches, and the holes between them."""
+
+    sound: list[tuple[int, int]]
+    holes: list[Hole]
+    end_offset: int
+    last_ticks: int
+
+
+def check(place: Place, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
+    """Everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were read."""
+    slot, findings = check_tail(place)
+    yield from findings
+    bases = place.segments()
+    if not bases:
+        yield _finding(place, place.path, 0, 0, "there are no segments")
+    previous_ticks: int | None = None
+    for number, base in enumerate(bases):
+        end = bases[number + 1] if number + 1 < len(bases) else None
+        try:
+            segment = SegmentFile(place, base)
+        except NotFound:
+            continue  # removed meanwhile
+        except HeadwaterError as error:
+            yield _finding(place, place.segment(base), 0, HEADER_BYTES, _reason(error))
+            previous_ticks = None
+            continue
+        try:
+            if previous_ticks is not None and segment.header.previous_ticks < previous_ticks:
+                yield _finding(place, place.segment(base), 40, 8, "ticks do not grow from one segment to the next")
+            stop = readable_end(segment, slot)
+            walked = walk(segment, stop, end if end is not None else _visible(slot, segment), counts, place)
+            for hole in walked.holes:
+                yield _finding(place, place.segment(base), hole.start, hole.end - hole.start, hole.problem)
+            if end is None and segment.size() > stop:
+                yield _finding(
+                    place,
+                    place.segment(base),
+                    stop,
+                    segment.size() - stop,
+                    "a torn tail, cut at the next append",
+                    False,
+                )
+            previous_ticks = walked.last_ticks if not walked.holes else None
+            yield from _check_index(place, segment, sealed=end is not None, sound=not walked.holes)
+            yield from _orphans(place, base, segment, stop)
+            counts.segments += 1
+            progress(segment.size())
+        finally:
+            segment.close()
+    yield from _kept(place)
+
+
+def check_tail(place: Place) -> tuple[Slot | None, list[Finding]]:
+    """The state that the tail tells, if it can be believed on this boot, and what is wrong with it."""
+    stored = b""
+    for _ in range(100):  # a slot that is being written looks damaged for a moment
+        try:
+            stored = place.disk.read_file(place.tail)
+        except FileNotFoundError:
+            return None, [_finding(place, place.tail, 0, 0, "there is no tail; it will be made again", False)]
+        if tail_format.sound(stored):
+            slot = tail_format.newest(stored)
+            return (slot if slot is not None and slot.boot_id == place.clock.boot_id() else None), []
+    return None, [_finding(place, place.tail, 0, len(stored), "the tail is damaged; repair makes it again")]
+
+
+def readable_end(segment: SegmentFile, slot: Slot | None) -> int:
+    """Where the batches of a segment end, as far as that is known."""
+    if slot is not None and segment.base == slot.segment and not segment.header.packed:
+        return min(slot.visible_position, segment.size())
+    return segment.size()
+
+
+def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts, place: Place) -> Walk:
+    """Verify all batches up to position `stop`, going on behind damage. `end_offset`: where they should end."""
+    found = Walk([], [], segment.base, segment.header.previous_ticks)
+    window = segment.window(0, max(stop, HEADER_BYTES))
+    position = HEADER_BYTES
+    while position < stop:
+        try:
+            batch = _verified(window, position, found, place)
+        except HeadwaterError as error:
+            behind, next_offset = _next_sound(window, position, stop, found.end_offset)
+            if next_offset is None:
+                next_offset = max(end_offset if end_offset is not None else found.end_offset, found.end_offset)
+            found.holes.append(Hole(position, behind, (found.end_offset, next_offset), _reason(error)))
+            found.last_ticks += next_offset - found.end_offset  # as the lost batch of a repair will count them
+            found.end_offset = next_offset
+            position = behind
+            continue
+        if found.sound and found.sound[-1][1] == position:
+            found.sound[-1] = (found.sound[-1][0], batch.end_position)
+        else:
+            found.sound.append((position, batch.end_position))
+        position, found.end_offset, found.last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
+        counts.batches += 1
+        counts.events += batch.count
+        counts.bytes += batch.size
+    if end_offset is not None and found.end_offset < end_offset:
+        problem = f"offsets {found.end_offset} to {end_offset - 1} are missing at its end"
+        found.holes.append(Hole(stop, stop, (found.end_offset, end_offset), problem))
+        found.last_ticks += end_offset - found.end_offset
+        found.end_offset = end_offset
+    return found
+
+
+def _verified(window: Window, position: int, found: Walk, place: Place) -> Batch:
+    """The batch at a position, with every column, blob and invariant checked."""
+    batch = next(window.batches(position, found.end_offset))
+    batch.validate()
+    if batch.base_ticks <= found.last_ticks:
+        raise Corrupt(f"the ticks of offset {batch.base_offset} do not grow")
+    if batch.flags & BLOB:
+        path = Path(batch.path).with_suffix(".blobs") / file_of(batch.base_offset, "blob")
+        for _ in StoredBlob(place, path, batch.blob_reference()).chunks():
+            pass
+    return batch
+
+
+def _next_sound(window: Window, position: int, stop: int, offset: int) -> tuple[int, int | None]:
+    """The position of the next sound batch behind damage, and its offset; `stop` and None if there is none."""
+    raw = bytes(window.buffer[position - window.start : stop - window.start])
+    with contextlib.suppress(HeadwaterError):
+        damaged = window.batch(position)  # its header is sound: the next batch begins right behind it
+        if damaged.base_offset == offset:
+            return damaged.end_position, damaged.end_offset
+    at = raw.find(MAGIC, 8)
+    while at >= 0:
+        if at % 8 == 0:
+            with contextlib.suppress(HeadwaterError):
+                batch = window.batch(position + at)
+                batch.validate()
+                if batch.base_offset >= offset:
+                    return position + at, batch.base_offset
+        at = raw.find(MAGIC, at + 1)
+    return stop, None
+
+
+def _visible(slot: Slot | None, segment: SegmentFile) -> int | None:
+    return slot.visible_offset if slot is not None and slot.segment == segment.base else None
+
+
+def _check_index(place: Place, segment: SegmentFile, *, sealed: bool, sound: bool) -> Iterator[Finding]:
+    path = place.index(segment.base)
+    try:
+        index = Index.decode(place.disk.read_file(path))
+    except FileNotFoundError:
+        if sealed:
+            yield _finding(place, path, 0, 0, "there is no index; sealing makes it again", False)
+        return
+    except Corrupt as error:
+        yield _finding(place, path, error.position, error.size, f"{error.message}; repair makes it again")
+        return
+    if index.file_id != segment.header.file_id:
+        yield _finding(place, path, 0, 0, "the index is of another file, and is not used", False)
+    elif sound and index.encode() != build_index(segment).encode():
+        yield _finding(place, path, 0, 0, "the index does not tell what the segment holds; repair makes it again")
+
+
+def _orphans(place: Place, base: int, segment: SegmentFile, stop: int) -> Iterator[Finding]:
+    names = place.disk.names(place.blobs(base))
+    if names:
+        with contextlib.suppress(HeadwaterError):  # damage was found already
+            window = segment.window(HEADER_BYTES, stop)
+            named = {b.base_offset for b in window.batches(HEADER_BYTES, base) if b.flags & BLOB}
+            for name in names:
+                offset = offset_of(name, "blob")
+                if offset is not None and offset not in named:
+                    yield _finding(
+                        place, place.blobs(base) / name, 0, 0, "no event names this blob; sealing removes it", False
+                    )
+
+
+def _kept(place: Place) -> Iterator[Finding]:
+    for name in sorted(place.disk.names(place.path)):
+        if ".cut-" in name:
+            yield _finding(place, place.path / name, 0, 0, "bytes that were cut from the log, and kept", False)
+
+
+def _reason(error: HeadwaterError) -> str:
+    """What is wrong, without the place, which a finding names itself."""
+    return str(error.facts.get("reason") or error.message)
+
+
+def _finding(place: Place, path: Path, position: int, size: int, problem: str, damage: bool = True) -> Finding:
+    return Finding(place.topic, place.partition, str(path), position, size, problem, damage)

@@ -1,0 +1,44 @@
+"""From what the system says to what the caller can do about it."""
+
+from __future__ import annotations
+
+import errno
+
+from headwater.errors import NotFound, Unavailable
+from headwater.format.tail import FROZEN_BY_SYNC
+from headwater.storage.place import Place
+
+
+def unavailable(place: Place, what: str, error: OSError) -> Unavailable:
+    """The disk would not."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint, code = "the disk is full: free some space, then open the log again", "disk_full"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint, code = "it can be read; to append, make it writable for this user", "read_only"
+    else:
+        hint, code = "look at the disk, then open the log again", "disk_failed"
+    return Unavailable(f"{place}: {what}: {error.strerror or error}", hint=hint, code=code, errno=error.errno)
+
+
+def frozen(place: Place, state: int) -> Unavailable:
+    """Somebody's write or sync failed, and nobody has opened the log since."""
+    why = "a sync failed" if state == FROZEN_BY_SYNC else "a write failed"
+    return Unavailable(
+        f"{place} is frozen since {why}; nothing acknowledged is lost",
+        hint="see to the disk, then open the log again",
+        code="frozen",
+    )
+
+
+def locked(place: Place) -> Unavailable:
+    """Another process does not let go of the lock."""
+    return Unavailable(
+        f"{place} is locked by another process for more than {place.limits.lock_wait_s:g} s",
+        hint=f"is one stopped or stuck? 'fuser {place.lock}' names it",
+        code="locked",
+    )
+
+
+def deleted(place: Place) -> NotFound:
+    """The topic is gone."""
+    return NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)

@@ -1,0 +1,180 @@
+"""Repairing a damaged log: what cannot be read is cut out, kept beside the log, and marked as lost.
+
+`plan` only looks. `apply` runs under the log's lock. Offsets never move: where events were lost, a `lost` batch
+stands for their offsets. What is rebuildable (tail, index) is simply made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from headwater.errors import Corrupt
+from headwater.format.batch import encode_lost
+from headwater.format.names import offset_of
+from headwater.format.segment import HEADER_BYTES, SegmentHeader
+from headwater.storage.check import Counts, Finding, Hole, Walk, check, check_tail, readable_end, walk
+from headwater.storage.place import Place
+from headwater.storage.segment import SegmentFile, Window
+
+
+class Action(msgspec.Struct, frozen=True):
+    """One thing that repair would do, or did. `kept` is where the bytes are that it cuts."""
+
+    topic: str
+    partition: int
+    path: str
+    what: str
+    kept: str = ""
+    done: bool = False
+
+
+class Mend(msgspec.Struct, frozen=True):
+    """A segment that must be written anew: its header, and what a walk over its batches found."""
+
+    base: int
+    header: SegmentHeader
+    walk: Walk
+    stop: int
+    header_damaged: bool
+
+
+def plan(place: Place) -> list[Action]:
+    """What repair would do, in order; nothing if the log is sound."""
+    actions = [
+        _action(place, place.segment(mend.base), what, kept)
+        for mend in mends(place)
+        for what, kept in _describe(place, mend)
+    ]
+    rebuildable = [finding.path for finding in check(place, Counts(), lambda _: None) if _rebuildable(finding)]
+    return actions + [_action(place, Path(path), "make it again from the segments") for path in rebuildable]
+
+
+def mends(place: Place) -> list[Mend]:
+    """The segments that hold damage."""
+    slot, _ = check_tail(place)
+    bases = place.segments()
+    found: list[Mend] = []
+    last_ticks = 0
+    for number, base in enumerate(bases):
+        end = bases[number + 1] if number + 1 < len(bases) else None
+        damaged = False
+        try:
+            segment = SegmentFile(place, base)
+        except Corrupt:
+            damaged = True
+            segment = SegmentFile(place, base, header=_new_header(place, base, last_ticks))
+        try:
+            stop = readable_end(segment, slot)
+            expected = end if end is not None else (slot.visible_offset if slot and slot.segment == base else None)
+            walked = walk(segment, stop, expected, Counts(), place)
+            if damaged or walked.holes:
+                found.append(Mend(base, segment.header, walked, stop, damaged))
+            last_ticks = walked.last_ticks
+        finally:
+            segment.close()
+    return found
+
+
+def apply(place: Place) -> list[Action]:
+    """Mend all damaged segments. The caller holds the lock, and publishes a new state afterwards."""
+    done = []
+    for mend in mends(place):
+        kept = _rewrite(place, mend)
+        with contextlib.suppress(FileNotFoundError):
+            place.disk.unlink(place.index(mend.base))
+        done += [
+            msgspec.structs.replace(_action(place, place.segment(mend.base), what, where), done=True)
+            for what, where in zip((what for what, _ in _describe(place, mend)), kept, strict=True)
+        ]
+    for finding in check(place, Counts(), lambda _: None):
+        if _rebuildable(finding):
+            if finding.path != str(place.tail):  # the tail is mapped by others, and healed in place
+                place.disk.unlink(Path(finding.path))
+            done.append(_action(place, Path(finding.path), "made again from the segments", done=True))
+    return done
+
+
+def _rebuildable(finding: Finding) -> bool:
+    return finding.damage and finding.path.endswith((".index", "/tail"))
+
+
+def _rewrite(place: Place, mend: Mend) -> list[str]:
+    """Write a segment anew without its damage; returns where the cut bytes are kept."""
+    segment = SegmentFile(place, mend.base, header=mend.header)
+    kept: list[str] = []
+    try:
+        window = segment.window(0, max(segment.size(), HEADER_BYTES))
+        file_id = int.from_bytes(place.clock.random_bytes(4), "little")
+        parts: list[bytes] = [msgspec.structs.replace(mend.header, file_id=file_id).encode()]
+        if mend.header_damaged:
+            kept.append(_keep(place, mend.base, window, 0, HEADER_BYTES))
+        ranges: list[tuple[int, int, Hole | None]] = [(start, end, None) for start, end in mend.walk.sound]
+        ranges += [(hole.start, hole.end, hole) for hole in mend.walk.holes]
+        last_ticks = mend.header.previous_ticks
+        for start, end, hole in sorted(ranges, key=lambda part: (part[0], part[2] is not None)):
+            if hole is None:
+                parts.append(bytes(window.buffer[start:end]))
+                last_ticks = _last_ticks(window, start, end)
+            else:
+                kept.append(_keep(place, mend.base, window, start, end))
+                count = hole.offsets[1] - hole.offsets[0]
+                if count:
+                    parts.append(encode_lost(hole.offsets[0], last_ticks + 1, count))
+                    last_ticks += count
+                for offset in range(*hole.offsets):
+                    _set_blob_aside(place, mend.base, offset)
+        place.disk.replace(place.segment(mend.base), b"".join(parts))
+    finally:
+        segment.close()
+    return kept
+
+
+def _last_ticks(window: Window, start: int, end: int) -> int:
+    """The ticks of the last event in a range of sound batches."""
+    last_ticks = 0
+    while start < end:
+        batch = window.batch(start)
+        last_ticks, start = batch.last_ticks, batch.end_position
+    return last_ticks
+
+
+def _keep(place: Place, base: int, window: Window, start: int, end: int) -> str:
+    if start == end:
+        return ""
+    path = place.cut(base, start)
+    place.disk.replace(path, bytes(window.buffer[start:end]))
+    return str(path)
+
+
+def _set_blob_aside(place: Place, base: int, offset: int) -> None:
+    for name in place.disk.names(place.blobs(base)):
+        if offset_of(name, "blob") == offset:
+            place.disk.rename(place.blobs(base) / name, place.blobs(base) / f"{name}.cut")
+
+
+def _describe(place: Place, mend: Mend) -> list[tuple[str, str]]:
+    """What is done to a segment, and where the cut bytes go."""
+    steps = []
+    if mend.header_damaged:
+        steps.append(("write its header anew", str(place.cut(mend.base, 0))))
+    for hole in mend.walk.holes:
+        lo, hi = hole.offsets
+        lost = f"mark offsets {lo} to {hi - 1} as lost" if hi > lo else "no offset is lost"
+        steps.append(
+            (
+                f"cut bytes {hole.start} to {hole.end} ({hole.problem}); {lost}",
+                str(place.cut(mend.base, hole.start)) if hole.end > hole.start else "",
+            )
+        )
+    return steps
+
+
+def _new_header(place: Place, base: int, previous_ticks: int) -> SegmentHeader:
+    return SegmentHeader(0, place.uuid, base, previous_ticks, previous_ticks)
+
+
+def _action(place: Place, path: Path, what: str, kept: str = "", done: bool = False) -> Action:
+    return Action(place.topic, place.partition, str(path), what, kept, done)

@@ -1,0 +1,192 @@
+"""A reader of log directories written from docs/FORMAT.md alone: that page must suffice.
+
+It shares no code with headwater. It reads everything at once, checks all that a reader must check, and raises
+ValueError for what is damaged or unknown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+TABLE = []
+for number in range(256):
+    for _ in range(8):
+        number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)  # noqa: PLW2901  (the usual way to make the table)
+    TABLE.append(number)
+
+
+class Event(NamedTuple):
+    partition: int
+    offset: int
+    ticks: int
+    id: UUID
+    type: str
+    key: bytes | None
+    data: bytes
+    content: str
+    meta: bytes | None
+
+
+def crc(data: bytes) -> int:
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = TABLE[(value ^ byte) & 0xFF] ^ value >> 8
+    return value ^ 0xFFFFFFFF
+
+
+def check(right: bool, what: str) -> None:
+    if not right:
+        raise ValueError(what)
+
+
+def read_settings(stored: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(stored)
+    expected = found.pop("crc")
+    plain = json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    check(f"{crc(plain):08x}" == expected, "wrong crc of settings")
+    check(found["format"] == 1, "unknown format")
+    return found
+
+
+def directory_of(topic: str) -> str:
+    safe = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-."
+    name = "".join(chr(byte) if byte in safe else f"%{byte:02X}" for byte in topic.encode())
+    name = "%2E" + name[1:] if name.startswith(".") else name
+    return name if len(name) <= 200 else f"{name[:160]}%-{hashlib.sha256(topic.encode()).hexdigest()[:32]}"
+
+
+def read_topic(data: Path, topic: str) -> list[list[Event]]:
+    """The events of each partition."""
+    read_settings((data / "headwater.json").read_bytes())
+    directory = data / "topics" / directory_of(topic)
+    settings = read_settings((directory / "topic.json").read_bytes())
+    check(settings["name"] == topic, "another topic")
+    uuid = UUID(settings["uuid"]).bytes
+    return [
+        read_partition(directory / str(n), n, hashlib.sha256(uuid + struct.pack("<I", n)).digest()[:16])
+        for n in range(settings["partitions"])
+    ]
+
+
+def read_tail(stored: bytes) -> tuple[int, int]:
+    """The first offset of the active segment, and the visible position in it."""
+    check(stored[:8] == b"HWTAIL01" and len(stored) == 320, "no tail")
+    slots = [stored[at : at + 128] for at in (64, 192)]
+    valid = [slot for slot in slots if any(slot[:8]) and crc(slot[:124]) == struct.unpack("<I", slot[124:])[0]]
+    newest = max(valid, key=lambda slot: int.from_bytes(slot[:8], "little"))
+    segment, _, position = struct.unpack_from("<qqq", newest, 24)
+    return segment, position
+
+
+def read_partition(path: Path, partition: int, uuid: bytes) -> list[Event]:
+    active, visible = read_tail((path / "tail").read_bytes())
+    node = int.from_bytes(uuid[:8], "big") & (1 << 62) - 1
+    events: list[Event] = []
+    expected, last = 0, 0
+    for file in sorted(path.glob("*.log")):
+        stored = file.read_bytes()
+        magic, version, flags, _, log, first, previous = struct.unpack_from("<8sHHI16sqq", stored)
+        check(magic == b"HWSEGMNT" and crc(stored[:60]) == struct.unpack_from("<I", stored, 60)[0], "damaged header")
+        check(version == 1 and not flags & ~1, "unknown version or flag")
+        check(log == uuid and first == expected == int(file.stem) and previous >= last, "another segment")
+        at, end = 64, visible if first == active else len(stored)
+        while at < end:
+            size, lost, rows = read_batch(stored[at:end], expected)
+            for i, (ticks, type, key, data, content, meta, is_blob) in enumerate(rows):
+                blob = file.with_suffix(".blobs") / f"{expected + i:020d}.blob"
+                whole = read_blob(blob.read_bytes(), data) if is_blob else data
+                check(ticks > last, "ticks must grow")
+                id = UUID(int=(ticks >> 12 << 16 | 6 << 12 | ticks & 0xFFF) << 64 | 2 << 62 | node)
+                events.append(Event(partition, expected + i, ticks, id, type.decode(), key, whole, content, meta))
+                last = ticks
+            at, expected = at + size, expected + len(rows) + lost
+    return events
+
+
+def read_batch(stored: bytes, expected: int) -> tuple[int, int, list[tuple[Any, ...]]]:
+    """Size, number of lost events, and the rows of the batch that begins here."""
+    header = struct.unpack_from("<4sIIIqqBBBB", stored)
+    magic, header_crc, size, count, offset, base, version, flags, content, n = header
+    check(magic == b"HWB1" and size % 8 == 0 and 36 + 12 * n <= size <= len(stored), "no batch")
+    at = 36 + 12 * n
+    columns = []
+    for i in range(n):
+        kind, encoding, _, length, column_crc = struct.unpack_from("<BBHII", stored, 36 + 12 * i)
+        at += -at % (8 if kind == 1 else 4)
+        columns.append((kind, encoding, at, at + length, column_crc))
+        at += length
+    starts = [column[2] for column in columns] + [size]
+    check(crc(stored[8 : starts[0]]) == header_crc, "damaged header of a batch")
+    check(version == 1 and not flags & ~3 and content < 4, "unknown version, flag or content")
+    check(offset == expected and count > 0, "offsets are missing")
+    check(struct.unpack_from("<I", stored, size - 4)[0] == size, "damaged end of a batch")
+    values: dict[int, list[Any]] = {1: [base + i for i in range(count)], 2: [b""] * count}
+    for i, (kind, encoding, start, end, column_crc) in enumerate(columns):
+        check(crc(stored[start : starts[i + 1]]) == column_crc, f"damaged column {kind}")
+        values[kind] = read_column(kind, encoding, stored[start:end], count)
+    if flags & 2:
+        return size, count, []
+    check(values[1][0] == base, "ticks begin with the base ticks")
+    contents = [("bytes", "text", "json", "bson")[content]] * count
+    absent = [None] * count
+    rows = zip(
+        values[1],
+        values[2],
+        values.get(3, absent),
+        values[4],
+        contents,
+        values.get(5, absent),
+        [flags & 1] * count,
+        strict=True,
+    )
+    return size, 0, list(rows)
+
+
+def read_column(kind: int, encoding: int, stored: bytes, count: int) -> list[Any]:
+    if encoding & 0x20:
+        import zstandard
+
+        stored = zstandard.ZstdDecompressor().decompress(stored)
+    layout, nulls = encoding & 0xF, encoding & 0x10
+    check(not encoding & 0xC0 and (not nulls or layout == 1), "unknown encoding")
+    if kind == 1:
+        check(encoding in (1, 2), "unknown encoding of ticks")
+        if encoding == 2:
+            k = len(stored) // 12
+            ticks, starts = struct.unpack_from(f"<{k}q", stored), struct.unpack_from(f"<{k}I", stored, 8 * k)
+            ends = [*starts[1:], count]
+            return [t + i for t, a, b in zip(ticks, starts, ends, strict=True) for i in range(b - a)]
+        return list(struct.unpack(f"<{count}q", stored))
+    if layout == 0:
+        return [stored] * count
+    if layout == 2:
+        check(kind == 2, "unknown encoding")
+        (k,) = struct.unpack_from("<I", stored)
+        offsets = struct.unpack_from(f"<{k + 1}i", stored, 4)
+        codes = struct.unpack_from(f"<{count}{'B' if k <= 256 else 'H'}", stored, 8 + 4 * k)
+        data = stored[8 + 4 * k + count * (1 if k <= 256 else 2) :]
+        return [data[offsets[code] : offsets[code + 1]] for code in codes]
+    check(layout == 1, "unknown encoding")
+    at = -(-count // 8) if nulls else 0
+    at += -at % 4
+    offsets = struct.unpack_from(f"<{count + 1}i", stored, at)
+    data = stored[at + 4 * count + 4 :]
+    check(offsets[0] == 0 and offsets[-1] == len(data), "offsets do not fit")
+    valid = [not nulls or stored[i // 8] >> i % 8 & 1 for i in range(count)]
+    return [data[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(count)]
+
+
+def read_blob(stored: bytes, reference: bytes) -> bytes:
+    size, chunk, table_crc = struct.unpack("<QII", reference)
+    table, footer = stored[size:-32], stored[-32:]
+    check(struct.unpack("<I", footer[28:])[0] == crc(footer[:28]), "damaged footer")
+    check(struct.unpack("<8sQII", footer[:24]) == (b"HWBLOB01", size, chunk, table_crc), "another blob")
+    check(crc(table) == table_crc, "damaged table")
+    crcs = [crc(stored[at : min(at + chunk, size)]) for at in range(0, size, chunk)]
+    check(struct.pack(f"<{len(crcs)}I", *crcs) == table, "damaged chunk")
+    return stored[:size]

@@ -1,0 +1,22 @@
+"""Engines whose disk does not wait for the medium: tests of the log's logic lose no power, and need no patience."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headwater.engine.engine import Engine
+from headwater.storage.disk import Disk
+
+
+class UnsyncedDisk(Disk):
+    """As the real one, but a sync returns at once."""
+
+    fdatasync = staticmethod(lambda fd: None)  # noqa: ARG005  (the name is the interface)
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
+def open_unsynced(path: Path, **options: Any) -> Engine:
+    return Engine(path, disk=UnsyncedDisk(), **options)
