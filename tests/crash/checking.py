@@ -146,7 +146,12 @@ def _check_next(engine: Engine, topic: str, partition: int, events: list[tuple[i
 
 
 def _check_kept(before: Tree, after: Tree) -> None:
-    """Bytes that were cut from a segment are beside it."""
+    """Bytes that were cut from a segment are beside it, and in the report."""
+    report = after.get("recovered.jsonl", b"")
+    for name in after:
+        assert (
+            ".cut-" not in name or name.endswith(".tmp") or (isinstance(report, bytes) and name.encode() in report)
+        ), f"{name} was cut without a word"
     for name, child in before.items():
         there = after.get(name)
         if isinstance(child, bytes):

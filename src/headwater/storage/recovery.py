@@ -98,20 +98,21 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
     # A reboot empties the cache, and what the tail then says may be older than events that were acknowledged since.
     frozen = known is not None and known.state == FROZEN_BY_SYNC and known.boot_id == place.clock.boot_id()
     found = _rewrite(place, known) if known is not None and frozen else scan(place, known)
-    kept = ""
+    torn = found.size > found.position
+    visible = known.visible_offset if known is not None else found.offset
     disk = place.disk
     fd = disk.open_write(place.segment(found.segment))
     try:
-        if found.size > found.position:
-            kept = _keep(place, fd, found)
+        kept = _keep(place, fd, found) if torn else ""
+        # Before the cut: a crash between the two must not leave bytes cut and nobody told.
+        if torn or visible > found.offset:
+            _report(place, found, kept, max(visible, found.offset))
+        if torn:
             disk.truncate(fd, found.position)
         _sync(place, tail, fd, found)
     finally:
         disk.close(fd)
     disk.sync_directory(place.path)  # whoever made the segment may have died before its name was durable
-    visible = known.visible_offset if known is not None else found.offset
-    if kept or visible > found.offset:
-        _report(place, found, kept, max(visible, found.offset))
     _sweep(place, found)
     slot = Slot(
         counter,
