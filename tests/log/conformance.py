@@ -32,8 +32,8 @@ from tests import strategies
 from tests.strategies import Row
 
 TINY_SEGMENT = 4096  # the smallest segment that a topic may ask for
-many_examples = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-some_examples = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many_examples = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+some_examples = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Log(Protocol):
