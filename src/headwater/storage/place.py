@@ -48,9 +48,19 @@ class Place(msgspec.Struct, frozen=True):
     def blobs(self, base: int) -> Path:
         return self.path / file_of(base, "blobs")
 
-    def cut(self, base: int, position: int) -> Path:
-        """Where bytes are kept that were cut from a segment."""
-        return self.path / file_of(base, f"cut-{position}")
+    def cut(self, base: int, position: int, number: int = 1) -> Path:
+        """Where bytes are kept that were cut from a segment; `number` counts the cuts at that position."""
+        return self.path / file_of(base, f"cut-{position}" if number == 1 else f"cut-{position}-{number}")
+
+    def keep(self, base: int, position: int, data: bytes) -> Path:
+        """Keep bytes that are about to be cut from a segment, durably, beside those of earlier cuts; returns where."""
+        number = 1
+        while self.disk.inode(self.cut(base, position, number)) is not None:
+            if self.disk.read_file(self.cut(base, position, number)) == data:
+                break  # an earlier recovery came this far
+            number += 1
+        self.disk.replace(self.cut(base, position, number), data)
+        return self.cut(base, position, number)
 
     def segments(self) -> list[int]:
         """The first offsets of all segments, ascending."""

@@ -230,9 +230,8 @@ def _rewrite(place: Place, frozen: Slot) -> Found:
 
 
 def _keep(place: Place, fd: int, found: Found) -> str:
-    path = place.cut(found.segment, found.position)
-    place.disk.replace(path, place.disk.pread(fd, found.size - found.position, found.position))
-    return path.name
+    torn = place.disk.pread(fd, found.size - found.position, found.position)
+    return place.keep(found.segment, found.position, torn).name
 
 
 def _report(place: Place, found: Found, kept: str, visible: int) -> None:

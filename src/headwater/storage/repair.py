@@ -144,9 +144,7 @@ def _last_ticks(window: Window, start: int, end: int) -> int:
 def _keep(place: Place, base: int, window: Window, start: int, end: int) -> str:
     if start == end:
         return ""
-    path = place.cut(base, start)
-    place.disk.replace(path, bytes(window.buffer[start:end]))
-    return str(path)
+    return str(place.keep(base, start, bytes(window.buffer[start:end])))
 
 
 def _set_blob_aside(place: Place, base: int, offset: int) -> None:

@@ -190,9 +190,9 @@ class SegmentFile:
 
     def close(self) -> None:
         """Close the file; windows that were handed out stay valid."""
-        if self._fd >= 0:
-            self._disk.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._disk.close(fd)
             self._mapped = None
 
     def __del__(self) -> None:

@@ -145,7 +145,7 @@ class Writer:
         tail = self._lock()
         try:
             slot = tail.newest()
-            if slot is not None:
+            if slot is not None and slot.state == OPEN:  # a frozen one stays frozen, should the removal fail
                 tail.publish(slot.then(DELETING))
             yield
         finally:
@@ -155,11 +155,17 @@ class Writer:
 
     def close(self) -> None:
         """Let go of the files. In a forked child this does not release a lock that the parent holds."""
-        for fd in (self._fd, self._lock_fd):
-            if fd >= 0:
-                self._disk.close(fd)
-        self._fd = self._lock_fd = -1
+        self._use(-1)
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd >= 0:
+            self._disk.close(fd)
         self._tail = self._slot = None
+
+    def _use(self, fd: int) -> None:
+        """Write to another file from now on. Swapped before it is closed: a fork may come in between."""
+        fd, self._fd = self._fd, fd
+        if fd >= 0:
+            self._disk.close(fd)
 
     def _lock(self) -> Tail:
         """Take the lock, waiting for other processes up to a limit."""
@@ -185,11 +191,12 @@ class Writer:
         except OSError as error:
             raise unavailable(self._place, "the log cannot be written", error) from error
         if self._disk.inode(self._lock_fd) != self._identity:
-            self._disk.close(self._lock_fd)
-            self._lock_fd = -1
+            fd, self._lock_fd = self._lock_fd, -1
+            self._disk.close(fd)
             raise deleted(self._place)
 
     def _wait_for_lock(self) -> None:
+        self._tail = self._tail or Tail.open(self._place)
         contend = self._tail.contend if self._tail is not None else None
         if not wait_for_lock(self._disk.try_lock, self._lock_fd, self._clock, self._place.limits.lock_wait_s, contend):
             raise locked(self._place)
@@ -232,11 +239,8 @@ class Writer:
         return slot
 
     def _open_segment(self, base: int) -> None:
-        if self._fd >= 0:
-            self._disk.close(self._fd)
-            self._fd = -1
         try:
-            self._fd = self._disk.open_write(self._place.segment(base))
+            self._use(self._disk.open_write(self._place.segment(base)))
         except OSError as error:
             self._slot = None  # there is no file to go on with: the next append opens it
             raise unavailable(self._place, "the active segment cannot be opened", error) from error
@@ -264,8 +268,7 @@ class Writer:
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_WRITE)
             raise unavailable(self._place, "a new segment cannot be made", error) from error
-        self._disk.close(self._fd)
-        self._fd = fd
+        self._use(fd)
         self._begin_segment(begun_ticks)
         slot = structs.replace(slot, segment=base)
         return self._publish(tail, slot, base, HEADER_BYTES, base, HEADER_BYTES, slot.last_ticks)
