@@ -74,6 +74,15 @@ class RecordingDisk(Disk):
         os.ftruncate(fd, size)
         self.trace.append(Op("truncate", file=self._open[fd], position=size))
 
+    def write_synced(self, fd: int, data: bytes, position: int) -> None:
+        self.write(fd, data, position)
+        self.fdatasync(fd)
+
+    def reserve(self, fd: int, position: int, end: int) -> None:
+        assert position <= self.size(fd), "a hole would be left"
+        if end > self.size(fd):
+            RecordingDisk.truncate(self, fd, end)
+
     def rename(self, path: Path, target: Path) -> None:  # type: ignore[override]  # fewer options than os has
         os.rename(path, target)
         self.trace.append(Op("rename", self._relative(path), self._relative(target)))

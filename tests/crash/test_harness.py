@@ -74,11 +74,16 @@ def test_the_harness_notices_a_publication_before_the_sync(arena: Path, monkeypa
             put_off.pop()()
         return slot
 
+    def write_now(disk: RecordingDisk, fd: int, data: bytes, position: int) -> None:
+        disk.write(fd, data, position)
+        put_off.append(lambda: disk.fdatasync(fd))
+
     monkeypatch.setattr(Writer, "_sync", sync_later)
     monkeypatch.setattr(Writer, "_publish", publish_first)
+    monkeypatch.setattr(RecordingDisk, "write_synced", write_now)
     trace = record(durabilities, arena / "recorded")
     monkeypatch.undo()
-    with pytest.raises(Violation, match=r"shorter than what was made durable|too early"):
+    with pytest.raises(Violation):
         check_all(powerless(trace, [Loss("random", "kept", seed) for seed in range(3)]), arena)
 
 

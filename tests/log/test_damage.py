@@ -24,7 +24,7 @@ from tests.log.conformance import plain
 from tests.log.unsynced import open_unsynced
 
 LIMITS = Limits(blob_bytes_min=40)  # so that small events become blobs
-VOLATILE = range(8, 20)  # of a tail: hints outside every checksum
+VOLATILE = range(8, 24)  # of a tail: hints outside every checksum
 Files = dict[str, bytes]
 
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 MAGIC = b"HWTAIL01"
 SIZE = 320
-WAKE_AT, WAITING_AT, CONTENDED_AT = 8, 12, 16
+WAKE_AT, WAITING_AT, CONTENDED_AT, BUSY_AT, RESERVED_AT = 8, 12, 16, 20, 24
 SLOTS_AT = (64, 192)
 SLOT_BYTES = 128
 
@@ -74,7 +74,7 @@ def newest(stored: bytes) -> Slot | None:
 
 def sound(stored: bytes) -> bool:
     """Whether magic, reserved bytes and each slot that was ever written are intact."""
-    if len(stored) != SIZE or stored[:8] != MAGIC or any(stored[20:64]):
+    if len(stored) != SIZE or stored[:8] != MAGIC or any(stored[RESERVED_AT : SLOTS_AT[0]]):
         return False
     slots = [stored[at : at + SLOT_BYTES] for at in SLOTS_AT]
     return all(decode_slot(slot) is not None or not any(slot) for slot in slots)

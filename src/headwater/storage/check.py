@@ -85,16 +85,16 @@ def check(place: Place, counts: Counts, progress: Callable[[int], None]) -> Iter
         try:
             if previous_ticks is not None and segment.header.previous_ticks < previous_ticks:
                 yield _finding(place, place.segment(base), 40, 8, "ticks do not grow from one segment to the next")
-            stop = readable_end(segment, slot)
+            stop = readable_end(segment, slot, last=end is None)
             walked = walk(segment, stop, end if end is not None else _visible(slot, segment), counts, place)
             for hole in walked.holes:
                 yield _finding(place, place.segment(base), hole.start, hole.end - hole.start, hole.problem)
-            if end is None and segment.size() > stop:
+            if end is None and segment.data_end(stop) > stop:
                 yield _finding(
                     place,
                     place.segment(base),
                     stop,
-                    segment.size() - stop,
+                    segment.data_end(stop) - stop,
                     "a torn tail, cut at the next append",
                     False,
                 )
@@ -122,11 +122,11 @@ def check_tail(place: Place) -> tuple[Slot | None, list[Finding]]:
     return None, [_finding(place, place.tail, 0, len(stored), "the tail is damaged; repair makes it again")]
 
 
-def readable_end(segment: SegmentFile, slot: Slot | None) -> int:
-    """Where the batches of a segment end, as far as that is known."""
+def readable_end(segment: SegmentFile, slot: Slot | None, *, last: bool) -> int:
+    """Where the batches of a segment end, as far as that is known. Behind those of the last, space may be reserved."""
     if slot is not None and segment.base == slot.segment and not segment.header.packed:
         return min(slot.visible_position, segment.size())
-    return segment.size()
+    return segment.data_end(HEADER_BYTES) if last else segment.size()
 
 
 def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts, place: Place) -> Walk:

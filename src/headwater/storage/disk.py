@@ -121,6 +121,19 @@ class Disk:
         while done < len(data):
             done += self.pwrite(fd, memoryview(data)[done:], position + done)
 
+    def write_synced(self, fd: int, data: bytes, position: int) -> None:
+        """Write all of it, and return when that is durable: in one call where the system has one."""
+        written = os.pwritev(fd, (data,), position, os.RWF_DSYNC) if hasattr(os, "RWF_DSYNC") else 0
+        if written < len(data):
+            self.write(fd, data[written:], position + written)
+            self.fdatasync(fd)
+
+    def reserve(self, fd: int, position: int, end: int) -> None:
+        """Have zeros there, if the system can: a sync is quicker when it need not change the size of the file."""
+        if hasattr(os, "posix_fallocate"):
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(fd, position, end - position)
+
     def read_file(self, path: Path) -> bytes:
         return path.read_bytes()
 

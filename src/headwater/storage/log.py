@@ -153,6 +153,7 @@ class LocalLog:
     def close(self) -> None:
         """Let go of all files, after appends under way."""
         with self._writer() as writer:
+            writer.trim()
             writer.close()
         self._reader.close()
 

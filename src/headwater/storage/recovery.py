@@ -82,6 +82,8 @@ def scan(place: Place, known: Slot | None) -> Found:
         except Corrupt:
             if known is None and _valid_after(window, position, offset):
                 raise
+        if not segment.data_end(position) > position:
+            size = position  # what follows was reserved
     finally:
         segment.close()
     return Found(base, offset, position, last_ticks, size)

@@ -67,7 +67,7 @@ def mends(place: Place) -> list[Mend]:
             damaged = True
             segment = SegmentFile(place, base, header=_new_header(place, base, last_ticks))
         try:
-            stop = readable_end(segment, slot)
+            stop = readable_end(segment, slot, last=end is None)
             expected = end if end is not None else (slot.visible_offset if slot and slot.segment == base else None)
             walked = walk(segment, stop, expected, Counts(), place)
             if damaged or walked.holes:

@@ -114,6 +114,15 @@ class SegmentFile:
         path, inode = self._place.segment(self.base), self._disk.inode
         return not self.header.packed and inode(path) != inode(self._fd)
 
+    def data_end(self, position: int) -> int:
+        """Where bytes other than reserved space, which is zeros, end behind a position; that position if nowhere."""
+        size = self.size()
+        rest = (
+            np.frombuffer(self.window(position, size).buffer, np.uint8)[-(size - position) :] if size > position else ()
+        )
+        there = np.flatnonzero(rest)
+        return position + -(-(int(there[-1]) + 1) // 8) * 8 if len(there) else position
+
     def window(self, position: int, end: int) -> Window:
         """The bytes from `position` to `end`, at most what is visible. Raises Corrupt if they are not there."""
         if end - position < MAP_BYTES_MIN:

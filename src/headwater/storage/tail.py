@@ -12,7 +12,10 @@ from headwater.format import tail as format
 from headwater.format.tail import Slot
 from headwater.storage.place import Place
 
-_WAKE, _WAITING, _CONTENDED = format.WAKE_AT // 4, format.WAITING_AT // 4, format.CONTENDED_AT // 4
+_WAKE, _WAITING, _CONTENDED, _BUSY = (
+    at // 4 for at in (format.WAKE_AT, format.WAITING_AT, format.CONTENDED_AT, format.BUSY_AT)
+)
+_SET, _CLEAR = b"\1\0\0\0", b"\0\0\0\0"
 _SLOTS = slice(format.SLOTS_AT[0], format.SIZE)
 
 
@@ -79,12 +82,23 @@ class Tail:
     def publish(self, slot: Slot) -> None:
         """Make a slot the newest. The caller holds the lock, and calls `wake` when it has let go of it."""
         self._disk.store(self._map, format.SLOTS_AT[slot.counter & 1], slot.encode())
+        if self._words[_BUSY]:
+            self._disk.store(self._map, format.BUSY_AT, _CLEAR)
         self._looked = self._map[_SLOTS], slot
+
+    def begin(self) -> None:
+        """Say that a commit is under way, until the next publication. The caller holds the lock."""
+        self._disk.store(self._map, format.BUSY_AT, _SET)
+
+    def busy(self) -> bool:
+        """Whether somebody died in the midst of a commit. The caller holds the lock."""
+        return self._words[_BUSY] != 0
 
     def heal(self) -> None:
         """Write anew what no publication ever touches. The caller holds the lock."""
-        if self._map[20 : format.SLOTS_AT[0]].strip(b"\0"):
-            self._disk.store(self._map, 20, bytes(format.SLOTS_AT[0] - 20))
+        reserved = slice(format.RESERVED_AT, format.SLOTS_AT[0])
+        if self._map[reserved].strip(b"\0"):
+            self._disk.store(self._map, reserved.start, bytes(reserved.stop - reserved.start))
 
     def wake(self) -> None:
         """Wake the followers, if there may be any.

@@ -8,6 +8,7 @@ log's `lock` file orders them. Nothing is visible before its batch is whole, and
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
 
 from msgspec import structs
@@ -25,6 +26,7 @@ from headwater.storage.tail import Tail
 
 YIELD_S = 0.0002  # how long a writer stands back when another process waits for the lock
 TICKS_PER_MS = 10_000
+RESERVE_BYTES_MIN, RESERVE_BYTES_MAX = 16 * 1024, 4 * 1024 * 1024
 
 
 class Writer:
@@ -41,6 +43,7 @@ class Writer:
         self._boot_id = place.clock.boot_id()
         self._lock_fd = -1
         self._fd = -1
+        self._reserved_to = 0
         self._zstd = place.zstd
         self._segment_bytes = place.limits.segment_bytes
         self._segment_ends_ticks = 0  # when the active segment is too old to be appended to
@@ -60,15 +63,15 @@ class Writer:
             ):
                 slot = self._roll(tail, slot)
                 rolled = True
+            tail.begin()
             sync = False
             for rows in group:
                 sync = sync or rows.sync
                 if rows.spooled is not None:
                     self._settle_blob(rows, slot)
-            self._write(tail, slot, data)
             end = slot.visible_position + len(data)
+            self._write(tail, slot, data, end, sync)
             if sync:
-                self._sync(tail, slot)
                 self._publish(tail, slot, offset, end, offset, end, last_ticks)
             else:
                 self._publish(tail, slot, offset, end, slot.durable_offset, slot.durable_position, last_ticks)
@@ -161,8 +164,21 @@ class Writer:
             self._disk.close(fd)
         self._tail = self._slot = None
 
+    def trim(self) -> None:
+        """Give back reserved space, if nobody else is at the log: before closing. Best effort."""
+        if self._fd < 0 or self._tail is None or self._slot is None or not self._disk.try_lock(self._lock_fd):
+            return
+        try:
+            quiet = not self._tail.changed() and not self._tail.busy() and self._slot.state == OPEN
+            if quiet and self._disk.size(self._fd) > self._slot.visible_position:
+                with contextlib.suppress(OSError):
+                    self._disk.truncate(self._fd, self._slot.visible_position)
+        finally:
+            self._unlock()
+
     def _use(self, fd: int) -> None:
         """Write to another file from now on. Swapped before it is closed: a fork may come in between."""
+        self._reserved_to = 0
         fd, self._fd = self._fd, fd
         if fd >= 0:
             self._disk.close(fd)
@@ -209,7 +225,7 @@ class Writer:
         slot = self._slot
         if slot is None or slot.state != OPEN or tail.changed():
             slot = self._absorb_slot(tail, opening=slot is None)
-        if self._disk.size(self._fd) != slot.visible_position:
+        if tail.busy():
             slot = self._recover(tail)
         self._slot = slot
         return slot
@@ -227,6 +243,9 @@ class Writer:
         mine = self._slot
         if mine is None or slot.generation != mine.generation or slot.segment != mine.segment:
             self._open_segment(slot.segment)
+            position = slot.visible_position
+            if self._disk.size(self._fd) < position or any(self._disk.pread(self._fd, 8, position)):
+                return self._recover(tail)  # cut short, or bytes of nobody where zeros should be
         return slot
 
     def _recover(self, tail: Tail, *, believe: bool = True) -> Slot:
@@ -255,8 +274,7 @@ class Writer:
         The state says so before the new file is there: if this process dies, whoever comes next must not go on in
         the old one, or the new one would stand for offsets that the old one has.
         """
-        if slot.durable_offset < slot.visible_offset:
-            self._sync(tail, slot)
+        self._cut_reserved(tail, slot)
         slot = self._slot = slot.then(ROLLING)
         tail.publish(slot)
         base = slot.visible_offset
@@ -273,14 +291,40 @@ class Writer:
         slot = structs.replace(slot, segment=base)
         return self._publish(tail, slot, base, HEADER_BYTES, base, HEADER_BYTES, slot.last_ticks)
 
-    def _write(self, tail: Tail, slot: Slot, data: bytes) -> None:
+    def _cut_reserved(self, tail: Tail, slot: Slot) -> None:
+        """End the segment's file with its last batch, durably, before another segment follows it."""
         try:
+            reserved = self._disk.size(self._fd) > slot.visible_position
+            if reserved:
+                self._disk.truncate(self._fd, slot.visible_position)
+        except OSError as error:
+            self._freeze(tail, slot, FROZEN_BY_WRITE)
+            raise unavailable(self._place, "a segment cannot be finished", error) from error
+        if reserved or slot.durable_offset < slot.visible_offset:
+            self._sync(tail, slot)
+
+    def _write(self, tail: Tail, slot: Slot, data: bytes, end: int, sync: bool) -> None:
+        if end > self._reserved_to:
+            self._reserve(slot, end)
+        try:
+            if sync and slot.durable_offset == slot.visible_offset:
+                self._disk.write_synced(self._fd, data, slot.visible_position)
+                return
             written = self._pwrite(self._fd, data, slot.visible_position)
             if written < len(data):  # a full disk: try the rest, so that its error shows
                 self._disk.write(self._fd, data[written:], slot.visible_position + written)
         except OSError as error:
-            self._freeze(tail, slot, FROZEN_BY_WRITE)
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            self._freeze(tail, slot, FROZEN_BY_WRITE if full or not sync else FROZEN_BY_SYNC)
             raise unavailable(self._place, "a write failed", error) from error
+        if sync:
+            self._sync(tail, slot)
+
+    def _reserve(self, slot: Slot, end: int) -> None:
+        """Reserve a quarter more than there is, within bounds, so that most syncs find the file's size unchanged."""
+        more = min(max(end // 4, RESERVE_BYTES_MIN), RESERVE_BYTES_MAX)
+        self._reserved_to = max(end, min(end + more, self._segment_bytes))
+        self._disk.reserve(self._fd, slot.visible_position, self._reserved_to)
 
     def _sync(self, tail: Tail, slot: Slot) -> None:
         try:
