@@ -27,7 +27,7 @@ def flipped(stored: bytes, at: int, flip: int) -> bytes:
 
 
 def all_flips(stored: bytes) -> list[bytes]:
-    return [flipped(stored, at, flip) for at in range(len(stored)) for flip in (0x01, 0x20, 0x80, 0xFF)]
+    return [flipped(stored, at, flip) for at in range(len(stored)) for flip in (0x01, 0xA0)]
 
 
 # Segment

@@ -165,7 +165,7 @@ def test_any_damaged_byte_of_a_segment_or_blob_is_corrupt_where_it_is_and_what_i
         assert len(found) >= first_of_segment, where
 
 
-@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.torture)])
 def test_no_damaged_byte_makes_any_read_wrong(small: Small, step: int) -> None:
     """From any place, forwards and backwards, filtered or not: what was written, or Corrupt."""
     events = small.events
@@ -187,7 +187,7 @@ def test_no_damaged_byte_makes_any_read_wrong(small: Small, step: int) -> None:
                     assert found == expected[: len(found)], (where, options)
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.torture)])
 def test_damage_of_what_can_be_rebuilt_changes_nothing(small: Small, step: int) -> None:
     for where in small.flips(".index", "/tail", step=step):
         with small.open() as hw:
@@ -208,7 +208,7 @@ def test_no_damaged_header_leads_astray(tmp_path: Path, way: str) -> None:
     for at in [64 + size * number + byte for number in range(9) for byte in range(8, 36)]:
         file.write_bytes(stored[:at] + bytes([stored[at] ^ 0x41]) + stored[at + 1 :])
         with open_unsynced(tmp_path / "data") as hw:
-            for number in range(9):
+            for number in (0, 3, 4, 8):
                 ways: dict[str, tuple[dict[str, Any], list[int]]] = {
                     "start": ({"start": events[number].id, "end": number + 1}, [number]),
                     "end": ({"end": events[number].id}, list(range(number))),
@@ -229,7 +229,7 @@ def test_any_damaged_byte_of_settings_is_corrupt(small: Small) -> None:
         assert Path(caught.value.path) == small.path / where[0]
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("tail", ["kept", "removed"])
 def test_an_append_to_a_damaged_log_cuts_nothing_in_silence(small: Small, tail: str, step: int) -> None:
     for where in small.flips(".log", ".blob", step=step):
@@ -256,7 +256,7 @@ def test_reading_a_damaged_log_without_a_tail_gives_a_beginning_of_it(small: Sma
         small.check_that_nothing_is_lost(where)
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.torture)])
 def test_check_finds_every_damaged_byte(small: Small, step: int) -> None:
     with small.open() as hw:
         assert not hw.check().damaged
@@ -284,7 +284,7 @@ def test_check_changes_nothing(small: Small) -> None:
         assert small.snapshot() == before, where
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.torture)])
 def test_repair_keeps_all_that_is_sound(small: Small, step: int) -> None:
     for where in small.flips(".log", ".blob", ".index", "/tail", step=step):
         with small.open() as hw:
@@ -509,8 +509,10 @@ def shared() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-@pytest.mark.parametrize("mode", ["create", "existing"])
-@pytest.mark.parametrize("missing", ["nothing", "tail", "lock", "index"])
+@pytest.mark.parametrize(
+    ("missing", "mode"),
+    [("nothing", "create"), ("nothing", "existing"), ("tail", "create"), ("lock", "existing"), ("index", "create")],
+)
 def test_a_read_only_directory_can_be_read(small: Small, shared: Path, missing: str, mode: str) -> None:
     data = shared / "data"
     shutil.copytree(small.path, data)
