@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from crc32c import crc32c
 
@@ -19,6 +20,7 @@ import headwater
 from headwater.engine.engine import Engine
 from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound, Unsupported
 from headwater.event import Event
+from headwater.format.index import Index
 from headwater.limits import Limits
 from tests.log.conformance import plain
 from tests.log.unsynced import open_unsynced
@@ -197,18 +199,21 @@ def test_damage_of_what_can_be_rebuilt_changes_nothing(small: Small, step: int) 
         small.check_that_nothing_is_lost(where)
 
 
+@pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("way", ["start", "end", "offset", "backwards"])
-def test_no_damaged_header_leads_astray(tmp_path: Path, way: str) -> None:
+def test_no_damaged_header_leads_astray(tmp_path: Path, way: str, finished: bool) -> None:
     """A place is searched by the headers of many batches, most of which are not read for it."""
     with open_unsynced(tmp_path / "data") as hw:
         events = [hw.append("t", b"%d" % number) for number in range(9)]
+        if finished:
+            hw._topic("t").logs[0].roll(tell=False)
     file = tmp_path / "data/topics/t/0/00000000000000000000.log"
     stored = file.read_bytes()
     size = (len(stored) - 64) // 9
     for at in [64 + size * number + byte for number in range(9) for byte in range(8, 36)]:
         file.write_bytes(stored[:at] + bytes([stored[at] ^ 0x41]) + stored[at + 1 :])
         with open_unsynced(tmp_path / "data") as hw:
-            for number in (0, 3, 4, 8):
+            for number in range(1, 9, 2):
                 ways: dict[str, tuple[dict[str, Any], list[int]]] = {
                     "start": ({"start": events[number].id, "end": number + 1}, [number]),
                     "end": ({"end": events[number].id}, list(range(number))),
@@ -273,6 +278,24 @@ def test_check_finds_every_damaged_byte(small: Small, step: int) -> None:
                     Path(finding.path) == small.path / name and finding.position <= at < finding.position + finding.size
                     for finding in damage
                 ), (where, damage)
+
+
+def test_check_finds_an_index_that_does_not_tell_the_truth(small: Small) -> None:
+    file = small.log / "00000000000000000000.index"
+    index = Index.decode(file.read_bytes())
+    assert index.types is not None
+    lies = [
+        msgspec.structs.replace(index, positions=index.positions[::-1].copy()),
+        msgspec.structs.replace(index, types={b"a": index.types[b"a"]}),
+        msgspec.structs.replace(index, ticks=index.ticks + 1),
+    ]
+    for lie in lies:
+        file.write_bytes(lie.encode())
+        with small.open() as hw:
+            (finding,) = [finding for finding in hw.check().findings if finding.damage]
+            assert Path(finding.path) == file
+            hw.repair(apply=True)
+        assert file.read_bytes() == small.files["topics/t/0/00000000000000000000.index"]
 
 
 def test_check_changes_nothing(small: Small) -> None:
