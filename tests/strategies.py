@@ -97,7 +97,8 @@ class Batch:
 def batches(draw: st.DrawFn) -> Batch:
     drawn = draw(row_lists)
     base_ticks = draw(st.integers(0, 2**59))
-    steps = draw(st.none() | st.lists(st.integers(1, 1000), min_size=len(drawn) - 1, max_size=len(drawn) - 1))
+    gaps = draw(st.sampled_from([st.integers(1, 1000), st.sampled_from([1, 1, 1, 9])]))  # the latter give runs
+    steps = draw(st.none() | st.lists(gaps, min_size=len(drawn) - 1, max_size=len(drawn) - 1))
     ticks = None if steps is None else np.cumsum([base_ticks, *steps]).tolist()
     zstd = draw(st.booleans())
     if zstd:  # long enough to be compressed

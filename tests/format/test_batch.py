@@ -23,6 +23,7 @@ from headwater.format.batch import (
     KEY,
     LOST,
     META,
+    RUNS,
     TICKS,
     TYPE,
     Batch,
@@ -133,6 +134,16 @@ SAMPLES = {
         {DATA: Column.of([b"x", b"y", b"z"])},
         ticks=np.array([NOW_TICKS, NOW_TICKS + 10, NOW_TICKS + 11], np.int64),
     ),
+    "ticks in runs": encode(
+        3,
+        NOW_TICKS,
+        6,
+        "bytes",
+        {DATA: Column(6, b"d")},
+        ticks=np.array(
+            [NOW_TICKS, NOW_TICKS + 1, NOW_TICKS + 2, NOW_TICKS + 50, NOW_TICKS + 51, NOW_TICKS + 52], np.int64
+        ),
+    ),
     "zstd": encode(3, NOW_TICKS, 2, "bytes", {DATA: Column.of([b"x" * 500, b"y" * 500])}, zstd=True),
     "blob": encode_one(3, NOW_TICKS, "bytes", encode_blob_reference(2**21, 2**20, 1), b"", None, None, BLOB),
     "lost": encode_lost(3, NOW_TICKS, 1000),
@@ -148,6 +159,7 @@ def test_the_samples_use_every_encoding() -> None:
     assert used["nulls"] == {KEY: PLAIN | NULLS, DATA: PLAIN, META: PLAIN | NULLS}
     assert used["dictionary u8"] == used["dictionary u16"] == {TYPE: DICTIONARY, DATA: CONSTANT}
     assert used["ticks"] == {TICKS: PLAIN, DATA: PLAIN}
+    assert used["ticks in runs"] == {TICKS: RUNS, DATA: CONSTANT}
     assert used["zstd"] == {DATA: PLAIN | ZSTD}
     assert used["lost"] == {}
     assert decoded(SAMPLES["blob"]).flags == BLOB
@@ -307,6 +319,14 @@ def test_ticks_that_do_not_grow_are_found_by_validate(second: int) -> None:
         decoded(patched(SAMPLES["ticks"], at, struct.pack("<q", second))).validate()
 
 
+@pytest.mark.parametrize("starts", [(1, 3), (0, 0), (0, 6), (0, 2**32 - 1), (3, 0)])
+def test_runs_of_ticks_that_do_not_fit_are_found_by_validate(starts: tuple[int, int]) -> None:
+    stored = SAMPLES["ticks in runs"]
+    at = stored.index(struct.pack("<II", 0, 3), HEADER_BYTES + 2 * ENTRY_BYTES)
+    with pytest.raises(Corrupt):
+        decoded(patched(stored, at, struct.pack("<II", *starts))).validate()
+
+
 def test_a_type_that_is_not_utf8_is_found_by_validate() -> None:
     with pytest.raises(Corrupt, match="utf-8"):
         decoded(encode_one(0, NOW_TICKS, "bytes", b"", b"\xff", None, None)).validate()
@@ -322,8 +342,18 @@ def test_a_type_that_is_not_utf8_is_found_by_validate() -> None:
         patched(SAMPLES["plain"], HEADER_BYTES, bytes([DATA])),
         patched(SAMPLES["plain"], HEADER_BYTES, bytes([META])),
         encode_one(3, NOW_TICKS, "bytes", b"too short", b"", None, None, BLOB),
+        patched(SAMPLES["plain"], len(SAMPLES["plain"]) - 4, bytes(4)),
     ],
-    ids=["no events", "lost with data", "blob of three", "no data", "data twice", "not ascending", "no reference"],
+    ids=[
+        "no events",
+        "lost with data",
+        "blob of three",
+        "no data",
+        "data twice",
+        "not ascending",
+        "no reference",
+        "no size at its end",
+    ],
 )
 def test_a_batch_that_no_writer_makes_is_found_by_validate(stored: bytes) -> None:
     batch = decoded(stored)

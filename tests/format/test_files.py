@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from headwater.errors import Corrupt, HeadwaterError, Unsupported
@@ -19,6 +20,7 @@ from headwater.format.settings import Store, Topic, TopicSettings
 from headwater.format.tail import Slot
 from tests import strategies
 
+all_bytes_each = settings_of_hypothesis(max_examples=25)  # each damages every byte
 UUID = "6e8bc430-9c3a-41d9-9669-0800200c9a66"
 
 
@@ -27,7 +29,7 @@ def flipped(stored: bytes, at: int, flip: int) -> bytes:
 
 
 def all_flips(stored: bytes) -> list[bytes]:
-    return [flipped(stored, at, flip) for at in range(len(stored)) for flip in (0x01, 0x20, 0x80, 0xFF)]
+    return [flipped(stored, at, flip) for at in range(len(stored)) for flip in (0x01, 0xA0)]
 
 
 # Segment
@@ -39,6 +41,7 @@ def test_a_segment_header_comes_back(header: SegmentHeader) -> None:
     assert segment.decode(header.encode()) == header
 
 
+@all_bytes_each
 @given(strategies.segment_headers)
 def test_any_flipped_byte_of_a_segment_header_is_detected(header: SegmentHeader) -> None:
     for damaged in all_flips(header.encode()):
@@ -69,6 +72,7 @@ def test_a_slot_comes_back(slot: Slot) -> None:
     assert tail.decode_slot(slot.encode()) == slot
 
 
+@all_bytes_each
 @given(strategies.slots)
 def test_any_flipped_byte_of_a_slot_is_detected(slot: Slot) -> None:
     assert [damaged for damaged in all_flips(slot.encode()) if tail.decode_slot(damaged) is not None] == []
@@ -94,6 +98,7 @@ def test_the_newest_slot_is_the_one_with_the_higher_counter(one: Slot, other: Sl
     assert tail.newest(stored[:64] + bytes(256)) is None
 
 
+@all_bytes_each
 @given(strategies.slots, strategies.slots)
 def test_any_flipped_byte_of_a_tail_is_detected_but_for_the_volatile_words(one: Slot, other: Slot) -> None:
     stored = tail.MAGIC + bytes(56) + one.encode() + other.encode()
@@ -122,6 +127,7 @@ def test_the_trailer_of_a_blob_comes_back(data: bytes) -> None:
     assert blob.decode_trailer(trailer, (len(data), CHUNK, blob.table_crc(crcs))).tolist() == crcs.tolist()
 
 
+@all_bytes_each
 @given(blobs)
 def test_any_flipped_byte_of_a_trailer_is_detected(data: bytes) -> None:
     crcs = crcs_of(data)

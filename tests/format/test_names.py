@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import Invalid
@@ -153,6 +153,7 @@ def test_long_names_that_begin_alike_give_different_directories(one: str, other:
     assert (names.directory_of("x" * 160 + one) == names.directory_of("x" * 160 + other)) == (one == other)
 
 
+@settings(max_examples=30)
 @given(strategies.topic_names)
 def test_the_file_system_takes_the_name(topic: str) -> None:
     with tempfile.TemporaryDirectory() as directory:

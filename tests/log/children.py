@@ -34,7 +34,7 @@ class Child:
 
     def __init__(self, work: Callable[[Said], Any]) -> None:
         self._pipe, theirs = _fork.Pipe()
-        self._process = _fork.Process(target=_run, args=(work, theirs, self._pipe), daemon=False)
+        self._process = _fork.Process(target=_run, args=(work, theirs, self._pipe), daemon=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads is what is tested
             self._process.start()

@@ -695,6 +695,10 @@ class LogConformance:
         calls = [{ref.partition for ref in log.append_many("t", [b""] * 5)} for _ in range(3)]
         assert sorted(map(len, calls)) == [1, 1, 1]
         assert set.union(*calls) == {0, 1, 2}
+        mixed = [log.append_many("t", [b""] * 9, keys=[b"key", *[None] * 8]) for _ in range(3)]
+        assert [len({ref.partition for ref in refs[1:]}) for refs in mixed] == [1, 1, 1]
+        assert {ref.partition for refs in mixed for ref in refs[1:]} == {0, 1, 2}
+        assert len({refs[0].partition for refs in mixed}) == 1
 
     @some_examples
     @given(rows=strategies.few_row_lists)
