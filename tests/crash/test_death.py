@@ -48,6 +48,14 @@ class MortalDisk(Disk):
     def fdatasync(self, fd: int) -> None:  # type: ignore[override]  # noqa: ARG002  # fewer options than os has
         self._live()
 
+    def write_synced(self, fd: int, data: bytes, position: int) -> None:
+        self.write(fd, data, position)
+        self.fdatasync(fd)
+
+    def reserve(self, fd: int, position: int, end: int) -> None:
+        self._live()
+        super().reserve(fd, position, end)
+
     def sync_directory(self, path: Path) -> None:  # noqa: ARG002
         self._live()
 

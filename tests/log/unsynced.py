@@ -14,6 +14,10 @@ class UnsyncedDisk(Disk):
 
     fdatasync = staticmethod(lambda fd: None)  # noqa: ARG005  (the name is the interface)
 
+    def write_synced(self, fd: int, data: bytes, position: int) -> None:
+        self.write(fd, data, position)
+        self.fdatasync(fd)
+
     def sync_directory(self, path: Path) -> None:
         pass
 
