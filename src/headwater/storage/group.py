@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
+from headwater.errors import Unavailable
 from headwater.storage.rows import Rows
 from headwater.storage.writer import Writer
 
@@ -28,22 +29,16 @@ class Group:
         self._led = False  # whether a thread leads, and so may use the writer
 
     def append(self, rows: Rows) -> None:
-        """Return when the rows are committed, with their offset and ticks set; raises what the commit raised."""
-        if self._wait_for_turn(rows):
-            group = [rows]
-            if self._queue:
-                self._gather(group)
-            try:
-                self.writer.commit(group)
-            except BaseException as error:
-                for other in group[1:]:
-                    other.error = error
-                raise
-            finally:
-                self._hand_over()
-                if len(group) > 1:
-                    _release(group)
-        elif rows.error is not None:
+        """Return when the rows are committed, with their offset and ticks set; raises what the commit raised.
+
+        A signal that comes while they wait is raised afterwards: rows that a leader may have taken cannot be recalled.
+        """
+        interruption = self._wait_for_turn(rows)
+        if rows.leads:
+            self._lead(rows)
+        if interruption is not None:
+            raise interruption
+        if rows.error is not None:
             raise rows.error
 
     @contextlib.contextmanager
@@ -51,23 +46,47 @@ class Group:
         """The writer for this thread alone, when the appends that came before are committed."""
         turn = Rows("bytes", False)
         turn.count = 0  # which no leader takes along
-        self._wait_for_turn(turn)
+        interruption = self._wait_for_turn(turn)
         try:
+            if interruption is not None:
+                raise interruption
             yield self.writer
         finally:
             self._hand_over()
 
-    def _wait_for_turn(self, rows: Rows) -> bool:
-        """Wait until these rows lead (True), or a leader has committed them (False)."""
+    def _wait_for_turn(self, rows: Rows) -> BaseException | None:
+        """Wait until these rows lead, or a leader has committed them; returns what interrupted that."""
         with self._mutex:
             if not self._led:
-                self._led = True
-                return True
+                self._led = rows.leads = True
+                return None
             rows.done = threading.Lock()
             rows.done.acquire()
             self._queue.append(rows)
-        rows.done.acquire()  # the leader releases it
-        return rows.leads
+        interruption: BaseException | None = None
+        waits = True
+        while waits:
+            try:
+                rows.done.acquire()  # the leader releases it
+                waits = False
+            except BaseException as error:  # noqa: BLE001  # whatever a signal handler raises
+                interruption = error
+        return interruption
+
+    def _lead(self, rows: Rows) -> None:
+        group = [rows]
+        if self._queue:
+            self._gather(group)
+        try:
+            self.writer.commit(group)
+        except BaseException as error:
+            for other in group[1:]:
+                other.error = error if isinstance(error, Exception) else _interrupted()
+            raise
+        finally:
+            self._hand_over()
+            if len(group) > 1:
+                _release(group)
 
     def _gather(self, group: list[Rows]) -> None:
         """Take all who wait, up to a size, and up to one that wants the writer for itself."""
@@ -94,3 +113,11 @@ def _release(group: list[Rows]) -> None:
     for rows in group[1:]:
         assert rows.done is not None
         rows.done.release()
+
+
+def _interrupted() -> Unavailable:
+    return Unavailable(
+        "the thread that committed for several was interrupted",
+        hint="read the end of the log: the event may be there",
+        code="interrupted",
+    )
