@@ -114,7 +114,7 @@ def encode_many(
     for name, values in (("types", types), ("keys", keys), ("metas", metas)):
         if values is not None and not isinstance(values, str) and len(values) != count:
             raise Invalid(f"{count} events, and {len(values)} {name}")
-    encoded, content = _encode_all(data, content)
+    data_column, content = _data_column(data, content)
     encoded_keys = None if keys is None else _encode_keys(keys, limits)
     if isinstance(types, str):
         one = encode_type(types)
@@ -125,7 +125,7 @@ def encode_many(
     columns = {
         TYPE: type_column,
         KEY: None if encoded_keys is None else Column.of_optional(encoded_keys),
-        DATA: Column.of(encoded),
+        DATA: data_column,
         META: None if metas is None else Column.of_optional([encode_meta(meta, limits) for meta in metas]),
     }
     check_columns(columns, limits)
@@ -152,16 +152,21 @@ def check_columns(columns: dict[int, Column | None], limits: Limits) -> None:
         raise _too_large("a batch", total, "batch_bytes_max", limits.batch_bytes_max)
 
 
-def _encode_all(data: Sequence[Data], content: Content | None) -> tuple[Sequence[bytes], Content]:
-    if set(map(type, data)) == {bytes}:
-        return data, content or "bytes"  # type: ignore[return-value]  # all of them are bytes
+def _data_column(data: Sequence[Any], content: Content | None) -> tuple[Column, Content]:
+    if type(data[0]) is bytes:
+        try:
+            column = Column.of(data)  # joins what is bytes, and nothing else
+        except TypeError:
+            column = None
+        if column is not None and column.offsets is not None and column.offsets[-1] == len(column.data):
+            return column, content or "bytes"
     encoded, contents = zip(*(encode_data(each, content) for each in data), strict=True)
     if len(set(contents)) > 1:
         raise Invalid(
             f"the events are of several contents: {', '.join(sorted(set(contents)))}",
             hint="append them apart",
         )
-    return encoded, contents[0]
+    return Column.of(encoded), contents[0]
 
 
 def _encode_keys(keys: Sequence[bytes | str | None], limits: Limits) -> Sequence[bytes | None]:

@@ -89,7 +89,7 @@ class EventBatch:
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The events as an Arrow record batch; keys, data and meta are not copied unless events were picked."""
         schema = arrow.schema(columns or arrow.DEFAULT_COLUMNS)
-        arrays = [chunk for (chunk,) in _chunks([self], schema)]
+        arrays = [_whole(chunks) for chunks in _chunks([self], schema)]
         return arrow.pyarrow().RecordBatch.from_arrays(arrays, schema=schema)  # type: ignore[no-any-return]  # lazy
 
     def _values(self, kind: int) -> Iterator[bytes | None] | list[bytes | None]:
@@ -130,6 +130,11 @@ class EventBatch:
             meta,
             blob,
         )
+
+
+def _whole(chunks: list[Any]) -> Any:
+    """One array; only a batch of more events than usual comes in several."""
+    return chunks[0] if len(chunks) == 1 else arrow.pyarrow().concat_arrays(chunks)
 
 
 def table(batches: Iterable[EventBatch], columns: Sequence[str] | None) -> pa.Table:

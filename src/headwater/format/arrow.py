@@ -113,9 +113,10 @@ class _Chunks:
             return self._types()
         if name == "content":
             runs = groupby(self._pieces, key=lambda piece: piece.batch.content)
-            return [_repeated(content, type, sum(piece.hi - piece.lo for piece in run)) for content, run in runs]
+            counts = ((content, sum(piece.hi - piece.lo for piece in run)) for content, run in runs)
+            return [chunk for content, count in counts for chunk in _repeated(content, type, count)]
         if name in self._constants:
-            return [_repeated(self._constants[name], type, self._total)]
+            return _repeated(self._constants[name], type, self._total)
         if name == "id":
             ids = [str(id_of(ticks, self._node)).encode() for ticks in self._all_ticks().tolist()]
             return [_strings(Column.of(ids))]
@@ -146,10 +147,10 @@ class _Chunks:
                 absent += hi - lo
                 continue
             if absent:
-                found.append(_nulls(absent))
+                found += _nulls(absent)
                 absent = 0
             found.append(_binary(column, lo, hi))
-        return [*found, _nulls(absent)] if absent else found
+        return found + _nulls(absent) if absent else found
 
     def _types(self) -> list[Any]:
         found: list[Any] = []
@@ -157,8 +158,8 @@ class _Chunks:
             if constant is None:
                 found += [_coded_types(piece) for piece in run]
             else:
-                codes = _repeated(0, pyarrow().int32(), sum(piece.hi - piece.lo for piece in run))
-                found.append(pyarrow().DictionaryArray.from_arrays(codes, _type_names(constant), safe=False))
+                for codes in _repeated(0, pyarrow().int32(), sum(piece.hi - piece.lo for piece in run)):
+                    found.append(pyarrow().DictionaryArray.from_arrays(codes, _type_names(constant), safe=False))
         return found
 
 
@@ -197,12 +198,11 @@ def _data_bytes(batch: Batch) -> Any:
     return np.diff(column.offsets).astype(np.int64)
 
 
-def _repeated(value: Any, type: Any, count: int) -> Any:
-    """An array of one value, or of nulls, cut from one that was made before."""
-    if count <= _CHUNK:
-        return _chunk_of(value, type).slice(0, count)
-    pa = pyarrow()
-    return pa.nulls(count, type) if value is None else pa.repeat(pa.scalar(value, type), count)
+def _repeated(value: Any, type: Any, count: int) -> list[Any]:
+    """Arrays of one value, or of nulls, all cut from one that was made before."""
+    chunk = _chunk_of(value, type)
+    whole, rest = divmod(count, _CHUNK)
+    return [chunk] * whole + ([chunk.slice(0, rest)] if rest else [])
 
 
 @lru_cache(maxsize=256)
@@ -211,7 +211,7 @@ def _chunk_of(value: Any, type: Any) -> Any:
     return pa.nulls(_CHUNK, type) if value is None else pa.repeat(pa.scalar(value, type), _CHUNK)
 
 
-def _nulls(count: int) -> Any:
+def _nulls(count: int) -> list[Any]:
     return _repeated(None, pyarrow().binary(), count)
 
 

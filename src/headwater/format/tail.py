@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from struct import Struct
 
 import msgspec
@@ -68,8 +67,13 @@ def decode_slot(stored: bytes) -> Slot | None:
 
 def newest(stored: bytes) -> Slot | None:
     """The valid slot with the higher counter in the bytes of a tail file; None if there is none."""
-    slots = [slot for at in SLOTS_AT if (slot := decode_slot(stored[at : at + SLOT_BYTES])) is not None]
-    return max(slots, key=attrgetter("counter"), default=None)
+    first, second = (stored[at : at + SLOT_BYTES] for at in SLOTS_AT)
+    if int.from_bytes(first[:8], "little") < int.from_bytes(second[:8], "little"):
+        first, second = second, first
+    found = decode_slot(first)
+    if found is not None:
+        return found
+    return decode_slot(second)
 
 
 def sound(stored: bytes) -> bool:
