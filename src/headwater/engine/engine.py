@@ -47,11 +47,12 @@ ARROW_BYTES = 8 * 1024 * 1024  # how much of a table goes into one batch
 class OpenTopic:
     """A topic in use: its settings and one log per partition."""
 
-    __slots__ = ("logs", "rounds", "topic")
+    __slots__ = ("logs", "only", "rounds", "topic")
 
     def __init__(self, topic: Topic, logs: list[LocalLog]) -> None:
         self.topic = topic
         self.logs = logs
+        self.only = logs[0] if len(logs) == 1 else None
         self.rounds = counter()
 
     def chosen(self, partition: int | None) -> list[LocalLog]:
@@ -186,13 +187,16 @@ class Engine:
         encoded_type = appending.encode_type(type) if type else b""
         encoded_key = appending.encode_key(key, self._limits) if key is not None else None
         encoded_meta = appending.encode_meta(meta, self._limits) if meta else None
-        log = self._choose(opened, encoded_key, partition)
+        log = opened.only if partition is None and opened.only else self._choose(opened, encoded_key, partition)
         if data.__class__ is not bytes and appending.is_stream(data):
             log = self._living(opened, log)
             pieces = appending.pieces(data)  # type: ignore[arg-type]  # it is a stream
             rows = log.append_stream(pieces, content or "bytes", encoded_type, encoded_key, encoded_meta, sync=sync)
         else:
-            encoded, content = appending.encode_data(data, content)  # type: ignore[arg-type]  # it is not a stream
+            if data.__class__ is bytes:
+                encoded, content = data, content or "bytes"
+            else:
+                encoded, content = appending.encode_data(data, content)  # type: ignore[arg-type]  # not a stream
             limits = log.place.limits
             if len(encoded) > limits.data_bytes_max:
                 appending.check_size(len(encoded), limits)

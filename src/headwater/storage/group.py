@@ -33,6 +33,12 @@ class Group:
 
         A signal that comes while they wait is raised afterwards: rows that a leader may have taken cannot be recalled.
         """
+        with self._mutex:
+            alone = not self._led
+            self._led = True
+        if alone:
+            self._lead(rows)
+            return
         interruption = self._wait_for_turn(rows)
         if rows.leads:
             self._lead(rows)

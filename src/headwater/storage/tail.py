@@ -75,6 +75,10 @@ class Tail:
         """Whether anybody has published since this object last looked or published."""
         return self._map[_SLOTS] != self._looked[0]
 
+    def disturbed(self) -> bool:
+        """Whether anybody has published since, or died in the midst of a commit. The caller holds the lock."""
+        return self._map[_SLOTS] != self._looked[0] or self._words[_BUSY] != 0
+
     def sound(self) -> bool:
         """Whether no slot is damaged. One that is being written looks damaged for a moment."""
         return any(format.sound(self._map[:]) for _ in range(100))

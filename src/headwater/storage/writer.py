@@ -227,11 +227,11 @@ class Writer:
     def _absorb(self, tail: Tail) -> Slot:
         """Learn what others did since this writer last held the lock; recover if somebody died holding it."""
         slot = self._slot
-        if slot is None or slot.state != OPEN or tail.changed():
+        if slot is None or slot.state != OPEN or tail.disturbed():
             slot = self._absorb_slot(tail, opening=slot is None)
-        if tail.busy():
-            slot = self._recover(tail)
-        self._slot = slot
+            if tail.busy():
+                slot = self._recover(tail)
+            self._slot = slot
         return slot
 
     def _absorb_slot(self, tail: Tail, opening: bool) -> Slot:
