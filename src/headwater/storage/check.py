@@ -14,7 +14,7 @@ import msgspec
 
 from headwater.errors import Corrupt, HeadwaterError, NotFound
 from headwater.format import tail as tail_format
-from headwater.format.batch import BLOB, MAGIC, Batch
+from headwater.format.batch import BLOB, Batch
 from headwater.format.index import Index
 from headwater.format.names import file_of, offset_of
 from headwater.format.segment import HEADER_BYTES
@@ -177,21 +177,12 @@ def _verified(window: Window, position: int, found: Walk, place: Place) -> Batch
 
 def _next_sound(window: Window, position: int, stop: int, offset: int) -> tuple[int, int | None]:
     """The position of the next sound batch behind damage, and its offset; `stop` and None if there is none."""
-    raw = bytes(window.buffer[position - window.start : stop - window.start])
     with contextlib.suppress(HeadwaterError):
         damaged = window.batch(position)  # its header is sound: the next batch begins right behind it
         if damaged.base_offset == offset:
             return damaged.end_position, damaged.end_offset
-    at = raw.find(MAGIC, 8)
-    while at >= 0:
-        if at % 8 == 0:
-            with contextlib.suppress(HeadwaterError):
-                batch = window.batch(position + at)
-                batch.validate()
-                if batch.base_offset >= offset:
-                    return position + at, batch.base_offset
-        at = raw.find(MAGIC, at + 1)
-    return stop, None
+    batch = window.behind(position, offset)
+    return (stop, None) if batch is None else (batch.position, batch.base_offset)
 
 
 def _visible(slot: Slot | None, segment: SegmentFile) -> int | None:

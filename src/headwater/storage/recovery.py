@@ -12,12 +12,12 @@ import msgspec
 
 from headwater.errors import Corrupt
 from headwater.event import time_of
-from headwater.format.batch import MAGIC, corrupt
+from headwater.format.batch import corrupt
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
 from headwater.storage.place import Place
-from headwater.storage.segment import SegmentFile, Window
+from headwater.storage.segment import SegmentFile
 from headwater.storage.tail import Tail
 
 log = logging.getLogger("headwater")
@@ -80,8 +80,8 @@ def scan(place: Place, known: Slot | None) -> Found:
                 batch.validate()
                 position, offset, last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
         except Corrupt:
-            if known is None and _valid_after(window, position, offset):
-                raise
+            if known is None and window.behind(position, offset) is not None:
+                raise  # cutting here would lose what was written
         if not segment.data_end(position) > position:
             size = position  # what follows was reserved
     finally:
@@ -193,21 +193,6 @@ def _ticks_before(segment: SegmentFile, position: int) -> int:
     positions = segment.map(position).positions
     at = int(positions[-1])
     return segment.window(at, position).batch(at).last_ticks
-
-
-def _valid_after(window: Window, position: int, offset: int) -> bool:
-    """Whether a whole batch lies behind a damaged one, so that cutting there would lose what was written."""
-    raw = bytes(window.buffer[position - window.start :])
-    at = raw.find(MAGIC, 8)
-    while at >= 0:
-        if at % 8 == 0:
-            with contextlib.suppress(Corrupt):
-                batch = window.batch(position + at)
-                batch.validate()
-                if batch.base_offset >= offset:
-                    return True
-        at = raw.find(MAGIC, at + 1)
-    return False
 
 
 def _rewrite(place: Place, frozen: Slot) -> Found:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headwater.errors import Corrupt, NotFound
+from headwater.errors import Corrupt, HeadwaterError, NotFound
 from headwater.format import segment as format
-from headwater.format.batch import Batch, corrupt, decode, peek, size_before
+from headwater.format.batch import MAGIC, Batch, corrupt, decode, peek, size_before
 from headwater.format.column import I64
 from headwater.format.index import Index
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
@@ -55,6 +55,20 @@ class Window:
             yield batch
             position += batch.size
             offset += batch.count
+
+    def behind(self, position: int, offset: int) -> Batch | None:
+        """The next sound batch behind a damaged one, with this offset or a later one; None if there is none."""
+        raw = bytes(self.buffer[position - self.start :])
+        at = raw.find(MAGIC, 8)
+        while at >= 0:
+            if at % 8 == 0:
+                with contextlib.suppress(HeadwaterError):
+                    batch = self.batch(position + at)
+                    batch.validate()
+                    if batch.base_offset >= offset:
+                        return batch
+            at = raw.find(MAGIC, at + 1)
+        return None
 
 
 class Map:
