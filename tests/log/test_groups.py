@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.event import Ref
 from headwater.limits import Limits
+from headwater.storage.group import Group
 from tests.log.conformance import datas, wait_for
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 
@@ -230,3 +233,35 @@ def test_closing_waits_for_appends_under_way(tmp_path: Path, disk: GatedDisk) ->
     assert results[0].offset == 0
     with open_unsynced(tmp_path / "data") as again:
         assert datas(again.read("t")) == [b"under way"]
+
+
+def test_an_interrupt_is_raised_when_the_append_it_came_to_is_done(hw: Engine, disk: GatedDisk) -> None:
+    """Rows that wait may be taken, or be handed the lead, at any moment: who left them would leave the log stuck."""
+    disk.gate.clear()
+    disk.arrived.clear()
+    leader = threading.Thread(target=hw.append, args=("t", b"leader"))
+    leader.start()
+    disk.arrived.wait()
+
+    def interrupt(*_: object) -> None:
+        threading.Timer(0.01, disk.gate.set).start()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    group = hw._topic("t").logs[0]._group
+    try:
+        threading.Thread(target=interrupt_when_queued, args=(group,)).start()
+        with pytest.raises(KeyboardInterrupt):
+            hw.append("t", b"interrupted")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        disk.gate.set()
+        leader.join()
+    assert hw.append("t", b"after").offset == 2
+    assert [event.data for event in hw.read("t")] == [b"leader", b"interrupted", b"after"]
+
+
+def interrupt_when_queued(group: Group) -> None:
+    while not group._queue:
+        threading.Event().wait(0.001)
+    os.kill(os.getpid(), signal.SIGUSR1)

@@ -12,7 +12,9 @@ import pytest
 
 import headwater
 from headwater.engine.engine import Engine
+from headwater.errors import Unavailable
 from headwater.limits import DEFAULTS, Limits
+from headwater.storage import seal
 from tests.log.conformance import Log, LogConformance
 from tests.log.unsynced import open_unsynced
 
@@ -131,3 +133,54 @@ def test_deleting_and_closing_let_go_of_all_files(tmp_path: Path) -> None:
     assert not [name for name in open_files() if "deleted" in name]
     hw.close()
     assert open_files() == set()
+
+
+def test_a_huge_event_holds_no_lock_while_it_arrives_and_bounds_memory(hw: Engine, tmp_path: Path) -> None:
+    hw.create("t", data_bytes_max=100 << 20)
+    with headwater.open(tmp_path / "data", limits=Limits(lock_wait_s=0.5)) as other:
+
+        def arrive() -> Iterator[bytes]:
+            for number in range(64):
+                other.append("t", b"meanwhile %d" % number, durability="os")  # as another process would
+                yield bytes([number]) * (1 << 20)
+
+        tracemalloc.start()
+        try:
+            ref = hw.append("t", arrive())
+            (event,) = hw.read("t", start=ref.offset)
+            sizes = [len(chunk) for chunk in event.chunks()]
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert ref.offset == 64
+    assert event.data is None
+    assert sizes == [1 << 20] * 64
+    assert peak < 16 << 20
+
+
+def test_sealing_leaves_the_lock_to_the_writers(hw: Engine, tmp_path: Path) -> None:
+    for number in range(2_000):
+        hw.append("t", b"%d" % number, durability="os")
+    log = hw._topic("t").logs[0]
+    log.roll(tell=False)
+    with headwater.open(tmp_path / "data", limits=Limits(lock_wait_s=0.5)) as other:
+        meanwhile: list[int] = []
+
+        def append_now() -> None:
+            meanwhile.append(other.append("t", b"meanwhile", durability="os").offset)
+
+        assert seal.seal(log.place, 0, pause=append_now)
+    assert meanwhile == list(range(2_000, 2_000 + len(meanwhile)))
+    assert len(meanwhile) > 1
+    assert [event.offset for event in hw.read("t")] == list(range(2_000 + len(meanwhile)))
+
+
+def test_only_so_many_topics_are_open_at_once(tmp_path: Path) -> None:
+    with headwater.open(tmp_path / "data", limits=Limits(open_topics_max=2)) as hw:
+        hw.append("a", b"")
+        hw.append("b", b"")
+        with pytest.raises(Unavailable, match="2 topics are open") as raised:
+            hw.append("c", b"")
+        assert raised.value.code == "too_many_open_topics"
+        hw.delete("a")
+        assert hw.append("c", b"").offset == 0
