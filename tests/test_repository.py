@@ -65,7 +65,7 @@ def test_no_tracked_file_names_a_package_index() -> None:
         "--index-" + "url https://example.org/packages",
         "PIP_FIND_" + "LINKS=/srv/wheels",
         "trusted-" + "host = example.org",
-        "https:" + "//files.pythonhosted.org/packages/a.whl",
+        "https:" + "//pypi.example.org/packages/a.whl",
         "https:" + "//example.org/simple/",
     ],
 )

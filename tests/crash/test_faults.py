@@ -86,7 +86,7 @@ def go_on(driver: Driver, where: str) -> bool:
         if frozen:
             for engine in driver.engines:
                 if engine._topic("a").logs[0]._group.writer._slot is None:
-                    continue  # it never appended: a first append opens the log
+                    continue  # it has only just opened this log, after it froze
                 with pytest.raises(Unavailable, match="frozen"):
                     engine.append("a", b"refused")
                 expected.check(events_of(engine, "a", 0), expected.events())

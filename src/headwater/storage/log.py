@@ -39,7 +39,7 @@ def create(place: Place) -> None:
 
 
 class LocalLog:
-    """An open log. Nothing is read or locked before it is first used."""
+    """An open log. Before it is first used, only its tail is looked at."""
 
     def __init__(self, place: Place, on_roll: Callable[[Place], None]) -> None:
         self.place = place

@@ -48,8 +48,11 @@ class Writer:
         self._zstd = place.zstd
         self._segment_bytes = place.limits.segment_bytes
         self._segment_ends_ticks = 0  # when the active segment is too old to be appended to
-        self._tail: Tail | None = None
+        self._tail = Tail.open(place)
         self._slot: Slot | None = None
+        # Only who opens the log after it was frozen may bring it back: the counter tells what came later.
+        known = self._tail.newest() if self._tail is not None else None
+        self._opened_at = known.counter if known is not None else 0
 
     def commit(self, group: list[Rows]) -> None:
         """Append all rows of the group with one write and at most one sync, and tell each where it is."""
@@ -228,18 +231,18 @@ class Writer:
         """Learn what others did since this writer last held the lock; recover if somebody died holding it."""
         slot = self._slot
         if slot is None or slot.state != OPEN or tail.disturbed():
-            slot = self._absorb_slot(tail, opening=slot is None)
+            slot = self._absorb_slot(tail)
             if tail.busy():
                 slot = self._recover(tail)
             self._slot = slot
         return slot
 
-    def _absorb_slot(self, tail: Tail, opening: bool) -> Slot:
+    def _absorb_slot(self, tail: Tail) -> Slot:
         slot = tail.newest()
         if slot is not None and slot.state == DELETING:
             if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
                 raise deleted(self._place)
-        elif slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and not opening:
+        elif slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and slot.counter > self._opened_at:
             raise frozen(self._place, slot.state)
         # Whoever left it deleting or rolling died in the midst of that.
         if slot is None or slot.boot_id != self._boot_id or slot.state != OPEN or not tail.sound():
