@@ -270,8 +270,9 @@ def interrupt_when_queued(group: Group) -> None:
 def test_who_had_the_log_open_when_it_froze_does_not_thaw_it_by_a_first_append(
     hw: Engine, disk: GatedDisk, tmp_path: Path
 ) -> None:
+    hw.append("t", b"there")
     with open_unsynced(tmp_path / "data") as other:
-        assert datas(other.read("t")) == []  # it has read, and never appended
+        assert datas(other.read("t")) == [b"there"]  # it has read, and never appended
         disk.failure = OSError(errno.EIO, "failed")
         with pytest.raises(Unavailable):
             hw.append("t", b"refused")
@@ -280,5 +281,5 @@ def test_who_had_the_log_open_when_it_froze_does_not_thaw_it_by_a_first_append(
             with pytest.raises(Unavailable, match="frozen"):
                 engine.append("t", b"refused")
         with open_unsynced(tmp_path / "data") as new:
-            assert new.append("t", b"thawed").offset == 0
-        assert [engine.append("t", b"on").offset for engine in (other, hw)] == [1, 2]
+            assert new.append("t", b"thawed").offset == 1
+        assert [engine.append("t", b"on").offset for engine in (other, hw)] == [2, 3]
