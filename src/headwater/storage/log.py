@@ -103,6 +103,13 @@ class LocalLog:
         """Batches that hold the offsets from `start` to `stop`, whole, without those that cannot hold a wanted type."""
         return self._reader.batches(start, stop, backwards=backwards, types=types)
 
+    def version(self, key: bytes, slot: Slot | None = None) -> int | None:
+        """The offset of the key's last event; None if there is none.
+
+        A writer that holds the log's lock gives the `slot` it will follow: then no lock is taken here.
+        """
+        return self._reader.version(key, slot or self._reader.slot())
+
     def cursor(self, offset: int) -> Cursor:
         """A place that moves forward through the log."""
         return Cursor(self._reader, offset)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from headwater.errors import NotFound
-from headwater.format.batch import LOST, Batch, corrupt
+from headwater.format.batch import KEY, LOST, Batch, corrupt
 from headwater.format.index import Index
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, Slot
@@ -70,8 +70,20 @@ class Reader:
     ) -> Iterator[Batch]:
         """The batches that hold the offsets from `start` to `stop`, whole, without those that lack a wanted type."""
         if backwards:
-            return self._backwards(start, stop, types)
+            return self._backwards(start, stop, types, self.slot())
         return Cursor(self, start).batches(stop, types)
+
+    def version(self, key: bytes, slot: Slot) -> int | None:
+        """The offset of the key's last event among those that `slot` makes visible; None if there is none.
+
+        Takes no lock of the log, so that a writer may ask while it holds that.
+        """
+        for batch in self._backwards(0, slot.visible_offset, None, slot):
+            column = batch.column(KEY)
+            rows = np.flatnonzero(column.equals(key)) if column is not None else ()
+            if len(rows):
+                return batch.base_offset + int(rows[-1])
+        return None
 
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""
@@ -186,8 +198,7 @@ class Reader:
             self._bases = [base for base in self._place.segments() if base <= slot.segment]
         return self._bases
 
-    def _backwards(self, start: int, stop: int, types: TypeTest | None) -> Iterator[Batch]:
-        slot = self.slot()
+    def _backwards(self, start: int, stop: int, types: TypeTest | None, slot: Slot) -> Iterator[Batch]:
         stop = min(stop, slot.visible_offset)
         bases = self._known_bases(slot)
         for number in range(len(bases) - 1, -1, -1):
