@@ -30,10 +30,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     open_topics_max: int = 1024  # each open partition holds three file descriptors and a map
     commit_bytes_max: int = 4 * MIB  # how much the leader of a group takes in one commit, to bound latency
 
+    transaction_bytes_max: int = 64 * MIB  # it is held in memory, and written to the journal as a whole
+    transaction_events_max: int = 100_000
+
     segment_bytes: int = 64 * MIB  # the unit of sealing, retention and archiving
     segment_age_ms: int = 7 * 24 * 3600 * 1000  # so that a quiet log is sealed and archived at some time
     pack_bytes: int = MIB  # sealing packs batches up to this: large enough to vectorise, small to skip
     pack_events: int = 65_536  # and up to this many events
+
+    producers_max: int = 10_000  # producers that a partition remembers; the one that was silent longest is forgotten
+    producer_answers_max: int = 5  # answers kept for each: a producer has one request in flight, and a retry or two
+    producer_age_ms: int = 7 * 24 * 3600 * 1000  # a producer that was silent for this long does not retry any more
+    producer_id_bytes_max: int = 255
 
     lock_wait_s: float = 30.0  # a writer that waits longer than this for the lock gives up: Unavailable
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater.storage import recovery
@@ -68,8 +69,8 @@ def test_the_harness_notices_a_publication_before_the_sync(arena: Path, monkeypa
     def sync_later(writer: Writer, *args: Any) -> None:
         put_off.append(lambda: sync(writer, *args))
 
-    def publish_first(writer: Writer, *args: Any) -> Any:
-        slot = publish(writer, *args)
+    def publish_first(writer: Writer, *args: Any, **options: Any) -> Any:
+        slot = publish(writer, *args, **options)
         while put_off:
             put_off.pop()()
         return slot
@@ -98,7 +99,7 @@ def test_the_harness_notices_a_recovery_that_keeps_what_is_torn(arena: Path, mon
 
     def scan_all(*args: Any) -> recovery.Found:
         found = scan(*args)
-        return recovery.Found(found.segment, found.offset, found.size, found.last_ticks, found.size)
+        return msgspec.structs.replace(found, position=found.size)
 
     trace = record(durabilities, arena / "recorded")
     monkeypatch.setattr(recovery, "scan", scan_all)

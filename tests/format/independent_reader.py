@@ -92,7 +92,7 @@ def read_partition(path: Path, partition: int, uuid: bytes) -> list[Event]:
         stored = file.read_bytes()
         magic, version, flags, _, log, first, previous = struct.unpack_from("<8sHHI16sqq", stored)
         check(magic == b"HWSEGMNT" and crc(stored[:60]) == struct.unpack_from("<I", stored, 60)[0], "damaged header")
-        check(version == 1 and not flags & ~1, "unknown version or flag")
+        check(version == 1 and not flags & ~3, "unknown version or flag")
         check(log == uuid and first == expected == int(file.stem) and previous >= last, "another segment")
         at, end = 64, visible if first == active else len(stored)
         while at < end:
@@ -179,6 +179,40 @@ def read_column(kind: int, encoding: int, stored: bytes, count: int) -> list[Any
     check(offsets[0] == 0 and offsets[-1] == len(data), "offsets do not fit")
     valid = [not nulls or stored[i // 8] >> i % 8 & 1 for i in range(count)]
     return [data[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(count)]
+
+
+def read_producers(stored: bytes) -> dict[str, tuple[int, list[tuple[int, ...]]]]:
+    """Epoch and answers of each producer."""
+    magic, expected, count, _, _ = struct.unpack_from("<8sII16sq", stored)
+    check(magic == b"HWPRODUC" and crc(stored[12:]) == expected, "damaged snapshot")
+    at, found = 40, {}
+    for _ in range(count):
+        length, answers, epoch = struct.unpack_from("<HHI", stored, at)
+        id = stored[at + 8 : at + 8 + length].decode()
+        at += 8 + length
+        found[id] = epoch, [struct.unpack_from("<QqqI", stored, at + 28 * n) for n in range(answers)]
+        at += 28 * answers
+    check(at == len(stored), "damaged snapshot")
+    return found
+
+
+def read_journal(stored: bytes) -> list[tuple[int, dict[str, Any], list[bytes]]]:
+    """Number, table and bytes of each entry that is whole and follows the one before."""
+    at = 0
+    found: list[tuple[int, dict[str, Any], list[bytes]]] = []
+    while stored[at : at + 8] == b"HWJOURN1":
+        expected, table, size, number = struct.unpack_from("<IIQQ", stored, at + 8)
+        end = at + 32 + table + size
+        if crc(stored[at + 12 : end]) != expected or (found and number != found[-1][0] + 1):
+            break
+        meaning = json.loads(stored[at + 32 : at + 32 + table])
+        at += 32 + table
+        datas = []
+        for share in meaning["shares"]:
+            datas.append(stored[at : at + share["size"]])
+            at += share["size"]
+        found.append((number, meaning, datas))
+    return found
 
 
 def read_blob(stored: bytes, reference: bytes) -> bytes:

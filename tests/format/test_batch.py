@@ -266,7 +266,7 @@ def test_an_unknown_content_is_unsupported() -> None:
 
 def test_an_unknown_kind_of_column_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="upgrade"):
-        decoded(patched(SAMPLES["plain"], HEADER_BYTES + ENTRY_BYTES, b"\x06"))
+        decoded(patched(SAMPLES["plain"], HEADER_BYTES + ENTRY_BYTES, b"\x07"))
 
 
 @pytest.mark.parametrize("encoding", [3, 15, 0x40, 0x80, CONSTANT | NULLS, DICTIONARY | NULLS])

@@ -55,7 +55,7 @@ def test_a_cut_segment_header_is_detected(header: SegmentHeader, size: int) -> N
         segment.decode(header.encode()[:size])
 
 
-@pytest.mark.parametrize(("at", "new"), [(8, b"\x02\0"), (8, b"\0\0"), (10, b"\x02\0"), (10, b"\0\x80")])
+@pytest.mark.parametrize(("at", "new"), [(8, b"\x02\0"), (8, b"\0\0"), (10, b"\x04\0"), (10, b"\0\x80")])
 def test_an_unknown_version_or_flag_of_a_segment_is_unsupported(at: int, new: bytes) -> None:
     head = SegmentHeader(1, bytes(16), 0, 0, 0).encode()[:60]
     head = head[:at] + new + head[at + 2 :]

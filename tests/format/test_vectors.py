@@ -12,7 +12,7 @@ import pytest
 import headwater
 from headwater.errors import HeadwaterError
 from headwater.event import Event
-from headwater.format import batch, blob, segment, settings, tail
+from headwater.format import batch, blob, journal, producers, segment, settings, tail
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.index import Index
 from headwater.limits import Limits
@@ -117,6 +117,32 @@ def test_the_golden_index_is_read() -> None:
     for name in ("offsets", "ticks", "positions"):
         assert getattr(found, name).tolist() == meaning[name]
     assert {type.decode(): numbers.tolist() for type, numbers in (found.types or {}).items()} == meaning["types"]
+
+
+def test_the_golden_producers_are_read() -> None:
+    stored, meaning = golden("batch-producer")
+    stamp = batch.decode(memoryview(stored), 0, len(stored)).producer
+    assert stamp is not None
+    assert msgspec.to_builtins(producers.read_stamp(stamp)) == meaning["producer"]
+    stored, meaning = golden("producers")
+    known = producers.decode(stored, make.LOG_UUID, 1000)
+    assert list(known) == ["silent", "busy-é"]
+    assert {id: msgspec.to_builtins(each) for id, each in known.items()} == {id: meaning[id] for id in known}
+    assert independent_reader.read_producers(stored) == {
+        id: (meaning[id]["epoch"], [tuple(answer.values()) for answer in meaning[id]["answers"]]) for id in known
+    }
+
+
+def test_the_golden_journal_is_read() -> None:
+    stored, meaning = golden("journal")
+    del meaning["what"]
+    [(first, datas), (second, nothing)] = journal.decode(stored)
+    assert (msgspec.to_builtins(first), datas) == (meaning, [b"12345678", b"abc" * 8])
+    assert (second.shares, second.moves, nothing) == ([], [], [])
+    assert independent_reader.read_journal(stored) == [
+        (7, meaning, [b"12345678", b"abc" * 8]),
+        (8, {"shares": [], "moves": []}, []),
+    ]
 
 
 def test_the_golden_settings_are_read() -> None:

@@ -15,10 +15,12 @@ import numpy as np
 from crc32c import crc32c
 
 from headwater.event import Content
-from headwater.format import batch, blob, settings, tail
-from headwater.format.batch import DATA, KEY, META, TYPE
+from headwater.format import batch, blob, journal, producers, settings, tail
+from headwater.format.batch import DATA, KEY, META, PRODUCER, TYPE
 from headwater.format.column import Column
 from headwater.format.index import Index
+from headwater.format.journal import Entry, Move, Share
+from headwater.format.producers import Answer, Known, Producer
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import Store, Topic, TopicSettings
 from headwater.format.tail import Slot
@@ -101,6 +103,7 @@ def _batches() -> dict[str, Vector]:
             [("t", b"key" * 100, bytes([letter]) * 300, None) for letter in b"xyz"],
             zstd=True,
         ),
+        "batch-producer": _producer_batch(),
         "batch-blob": _blob_batch(),
         "batch-lost": (
             batch.encode_lost(1000, TICKS, 250),
@@ -113,6 +116,16 @@ def _one(content: Content, type: str, key: bytes | None, data: bytes, meta: byte
     what = "One event: every column is constant."
     stored = batch.encode_one(1000, TICKS, content, data, type.encode(), key, meta)
     return stored, _meaning(what, 1000, TICKS, content, [], [(TICKS, type, key, data, meta)], 1)
+
+
+def _producer_batch() -> Vector:
+    rows: Rows = [("", None, b"a", None), ("", None, b"b", None)]
+    stamp = Producer("importer-é", 3, 17).stamp()
+    columns = {DATA: Column.of([row[2] for row in rows]), PRODUCER: Column(2, stamp)}
+    stored = batch.encode(1000, TICKS, 2, "bytes", columns)
+    events = [(TICKS + i, *row) for i, row in enumerate(rows)]
+    meaning = _meaning("The 17th request of a producer.", 1000, TICKS, "bytes", [], events, 2)
+    return stored, meaning | {"producer": {"id": "importer-é", "epoch": 3, "seq": 17}}
 
 
 def _many(
@@ -188,8 +201,10 @@ def _meaning(
 
 def _files() -> dict[str, Vector]:
     slots = {
-        "slot 0": Slot(6, BOOT_ID, 81_920, 82_000, 8_064, 81_990, 7_064, TICKS, 3, tail.OPEN),
-        "slot 1": Slot(7, BOOT_ID, 81_920, 82_001, 8_164, 82_001, 8_164, TICKS + 1, 3, tail.FROZEN_BY_SYNC),
+        "slot 0": Slot(6, BOOT_ID, 81_920, 82_000, 8_064, 81_990, 7_064, TICKS, 3, tail.OPEN, 81_995, 4_096),
+        "slot 1": Slot(
+            7, BOOT_ID, 81_920, 82_001, 8_164, 82_001, 8_164, TICKS + 1, 3, tail.FROZEN_BY_SYNC, 82_001, 8_164
+        ),
     }
     offsets, ticks, positions = (
         np.array(numbers, np.int64)
@@ -210,6 +225,17 @@ def _files() -> dict[str, Vector]:
         "topic": Topic(name="orders", uuid=UUID, partitions=1),
         "topic-settings": Topic(name='Größe/"x"\t\u2028', uuid=UUID, partitions=7, settings=chosen),
     }
+    remembered = {
+        "silent": Known(1, [Answer(5, 900, TICKS, 2)]),
+        "busy-é": Known(2, [Answer(1, 901, TICKS + 9, 1), Answer(4, 910, TICKS + 20, 7)]),
+    }
+    entry = Entry(
+        [
+            Share("orders", 0, LOG_UUID.hex(), 1000, 0xDEADBEEF, 64, 1000, 1001, TICKS, 8),
+            Share("stock", 3, LOG_UUID.hex(), 0, 1, 4096, 50, 52, TICKS + 1, 24),
+        ],
+        [Move("billing", "orders", UUID, 0, "00ff")],
+    )
     crcs = _blob_crcs()
     return {
         "segment": _segment("The header of a segment that is appended to.", packed=False),
@@ -242,6 +268,15 @@ def _files() -> dict[str, Vector]:
                 "positions": positions.tolist(),
                 "types": {"placed": [0, 2], "": [1]},
             },
+        ),
+        "producers": (
+            producers.encode(LOG_UUID, 1000, remembered),
+            {"what": "A snapshot of two producers.", "first_offset": 1000}
+            | {id: msgspec.to_builtins(known) for id, known in remembered.items()},
+        ),
+        "journal": (
+            journal.encode(7, entry, [b"12345678", b"abc" * 8]) + journal.encode(8, Entry([], []), []),
+            {"what": "Two transactions, numbers 7 and 8; the second brings nothing."} | msgspec.to_builtins(entry),
         ),
         "headwater-json": (settings.encode(Store(uuid=UUID)), {"what": "headwater.json", "format": 1, "uuid": UUID}),
     } | {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import msgspec
 import numpy as np
@@ -13,10 +13,17 @@ from headwater.event import CONTENTS, Content
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.names import utf8
+from headwater.format.producers import Producer
 from headwater.limits import BLOB_CHUNK_BYTES, TYPE_BYTES_MAX, Limits
+from headwater.storage.rows import NO_VERSION
 
 Data = bytes | bytearray | memoryview | str | dict[str, Any] | list[Any]
 Meta = Mapping[str, str]
+Version = int | Literal["none"]
+"""The offset of a key's last event, or that it has none."""
+
+_PRODUCER = tuple[str, int, int]
+msgspec.convert(("", 0, 0), _PRODUCER)  # msgspec learns a type at its first use, which threads must not do at once
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -82,6 +89,43 @@ def check_content(content: str | None) -> None:
 def check_size(size: int, limits: Limits) -> None:
     if size > limits.data_bytes_max:
         raise _too_large("data", size, "data_bytes_max", limits.data_bytes_max)
+
+
+def check_version(expected: Version | None, key: bytes | None) -> int | None:
+    """What rows must find of their key; None if that does not matter."""
+    if expected is None:
+        return None
+    if key is None:
+        raise Invalid("a version is expected of an event without a key", hint="give key=")
+    if expected == "none":
+        return NO_VERSION
+    if type(expected) is not int or expected < 0:
+        raise Invalid(f"{expected!r} is not a version", hint="give the offset of the key's last event, or 'none'")
+    return expected
+
+
+def check_producer(producer: Producer | tuple[str, int, int] | None, limits: Limits) -> Producer | None:
+    """The producer of a request, checked."""
+    if producer is None:
+        return None
+    try:
+        checked = producer if isinstance(producer, Producer) else msgspec.convert(producer, _PRODUCER)
+        id, epoch, seq = (checked.id, checked.epoch, checked.seq) if isinstance(checked, Producer) else checked
+        sound = bool(id) and 0 <= epoch < 1 << 32 and 0 <= seq < 1 << 63
+    except (TypeError, msgspec.ValidationError) as error:
+        raise _not_a_producer(producer) from error
+    if not sound:
+        raise _not_a_producer(producer)
+    size = len(utf8(id, "a producer's id"))
+    if size > limits.producer_id_bytes_max:
+        raise _too_large("a producer's id", size, "producer_id_bytes_max", limits.producer_id_bytes_max)
+    return Producer(id, epoch, seq)
+
+
+def _not_a_producer(producer: object) -> Invalid:
+    return Invalid(
+        f"{producer!r} is not a producer", hint="give its id, epoch and seq: a str and two numbers, not negative"
+    )
 
 
 def is_stream(data: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 
 from headwater.engine import appending, batches, checking, reading
-from headwater.engine.appending import Data, Meta
+from headwater.engine.appending import Data, Meta, Version
 from headwater.engine.batches import EventBatch
 from headwater.engine.catalogue import Catalogue
 from headwater.engine.checking import CheckReport, Progress
@@ -23,13 +24,17 @@ from headwater.engine.follow import Follow
 from headwater.engine.info import TopicInfo, partition_info
 from headwater.engine.reading import At
 from headwater.engine.selection import Selection
+from headwater.engine.transaction import Transaction
 from headwater.errors import Closed, Invalid, NotFound, Unavailable
 from headwater.event import Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow
+from headwater.format.journal import Entry
 from headwater.format.names import partition_of, partitions_of
+from headwater.format.producers import Producer
 from headwater.format.settings import Topic, TopicSettings
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.disk import Clock, Disk
+from headwater.storage.journal import Journal
 from headwater.storage.log import LocalLog
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
@@ -93,7 +98,9 @@ class Engine:
         self._mutex = threading.Lock()  # protects `_open`
         self._open: dict[str, OpenTopic] = {}
         self._closed = False
+        self._journal = Journal(path / "journal", self._disk, self._checkpoint)
         _engines.add(self)
+        self._journal.finish_abandoned()
 
     @property
     def path(self) -> Path:
@@ -174,8 +181,13 @@ class Engine:
         content: Content | None = None,
         durability: Durability | None = None,
         partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
     ) -> Ref:
         """Append one event; returns where it is once it is durable. Makes the topic if it is not there.
+
+        `expected_version` is the offset of the key's last event, or "none": Conflict tells the `version` if another one
+        is found. `producer` is (id, epoch, seq): the same seq again returns the first answer; see docs/TRANSACTIONS.md.
 
         `data` may be bytes, text (str), JSON (dict or list), or, for huge events, an open binary file or an iterator of
         bytes, which is streamed with bounded memory. Appends of several threads that wait together share one sync.
@@ -188,10 +200,17 @@ class Engine:
         encoded_key = appending.encode_key(key, self._limits) if key is not None else None
         encoded_meta = appending.encode_meta(meta, self._limits) if meta else None
         log = opened.only if partition is None and opened.only else self._choose(opened, encoded_key, partition)
+        guard = None
+        if expected_version is not None or producer is not None:
+            guard = (
+                appending.check_version(expected_version, encoded_key),
+                appending.check_producer(producer, self._limits),
+            )
         if data.__class__ is not bytes and appending.is_stream(data):
             log = self._living(opened, log)
             pieces = appending.pieces(data)  # type: ignore[arg-type]  # it is a stream
-            rows = log.append_stream(pieces, content or "bytes", encoded_type, encoded_key, encoded_meta, sync=sync)
+            values = encoded_type, encoded_key, encoded_meta
+            rows = log.append_stream(pieces, content or "bytes", *values, sync=sync, guard=guard)
         else:
             if data.__class__ is bytes:
                 encoded, content = data, content or "bytes"
@@ -203,9 +222,12 @@ class Engine:
             if len(encoded) > limits.blob_bytes_min:
                 whole = iter((encoded,))
                 log = self._living(opened, log)
-                rows = log.append_stream(whole, content, encoded_type, encoded_key, encoded_meta, sync=sync)
+                values = encoded_type, encoded_key, encoded_meta
+                rows = log.append_stream(whole, content, *values, sync=sync, guard=guard)
             else:
                 rows = Rows.one(content, sync, encoded, encoded_type, encoded_key, encoded_meta)
+                if guard is not None:
+                    rows.guard(*guard)
                 log = self._commit(opened, log, rows)
         return Ref(topic, log.place.partition, rows.offset, rows.ticks, log.node, "fsync" if sync else "os")
 
@@ -220,10 +242,13 @@ class Engine:
         content: Content | None = None,
         durability: Durability | None = None,
         partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
     ) -> Refs:
         """Append many events: all or nothing in each partition. Above a limit: TooLarge, and nothing is appended.
 
         Without keys, all go to one partition. The references are in the order of `data`; none if that is empty.
+        `expected_version` is for events that share one key. `producer` is as in `append`, in each partition.
         """
         opened = self._open.get(topic) or self._topic_for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
@@ -233,15 +258,21 @@ class Engine:
             return Refs(topic, reached, ())
         limits = opened.logs[0].place.limits
         content, columns, encoded_keys = appending.encode_many(data, content, types, keys, metas, limits)
+        key = _only_key(encoded_keys) if expected_version is not None else None
+        guard = appending.check_version(expected_version, key), appending.check_producer(producer, limits)
         if len(opened.logs) == 1 or partition is not None or encoded_keys is None:
             log = self._choose(opened, None, partition)
             rows = Rows.many(content, sync, columns, len(data))
+            rows.key = key
+            rows.guard(*guard)
             log = self._commit(opened, log, rows)
             return Refs(topic, reached, [Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count)])
         runs, places = [], []
         for chosen, where in self._spread(opened, encoded_keys):
             some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
             rows = Rows.many(content, sync, some, len(where))
+            rows.key = key
+            rows.guard(*guard)
             log = self._commit(opened, chosen, rows)
             runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
             places.append(where.tolist())
@@ -281,6 +312,21 @@ class Engine:
             for number in sorted(logs):
                 logs[number].sync()
         return Refs(topic, "fsync" if sync else "os", runs)
+
+    def transaction(self, *, durability: Durability | None = None) -> Transaction:
+        """Appends to any topics, and acks, all or nothing: `with hw.transaction() as tx: tx.append(…)`.
+
+        Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
+        """
+        self._check_open()
+        return Transaction(self, self._journal, sync=self._sync if durability is None else _wants_sync(durability))
+
+    def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
+        """The offset of a key's last event, in the partition of the key; None if it has none."""
+        encoded = appending.encode_key(key, self._limits)
+        assert encoded is not None
+        opened = self._live(topic)
+        return self._choose(opened, encoded, partition).version(encoded)
 
     def sync(self, topic: str) -> None:
         """Make all events of a topic durable that were appended with durability `os`."""
@@ -377,9 +423,20 @@ class Engine:
         done, names = checking.hopeless(self._catalogue, topic)
         return done + [action for name in names for log in self._topic(name).logs for action in log.repair()]
 
+    @property
+    def limits(self) -> Limits:
+        """What it accepts."""
+        return self._limits
+
+    def log_for(self, topic: str, key: bytes | None, partition: int | None) -> LocalLog:
+        """The log that an event with this key goes to; makes the topic if it is not there."""
+        opened = self._open.get(topic) or self._topic_for_append(topic)
+        return self._choose(opened, key, partition)
+
     def after_fork(self) -> None:
         """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""
         self._mutex = threading.Lock()
+        self._journal.after_fork()
         self._sealer = Sealer()
         for opened in self._open.values():
             for log in opened.logs:
@@ -391,9 +448,11 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
+        self._sealer.close()
+        self._journal.close()
+        with self._mutex:
             opened = list(self._open.values())
             self._open.clear()
-        self._sealer.close()
         for topic in opened:
             for log in topic.logs:
                 log.stop_followers()
@@ -405,6 +464,14 @@ class Engine:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _checkpoint(self, entries: list[Entry]) -> None:
+        """Make durable in their own places what transactions have brought. What is deleted needs no more."""
+        for topic, partition, uuid in sorted({(s.topic, s.partition, s.uuid) for e in entries for s in e.shares}):
+            with contextlib.suppress(NotFound):
+                opened = self._known(topic)
+                if partition < len(opened.logs) and opened.logs[partition].place.uuid.hex() == uuid:
+                    opened.logs[partition].sync()
+
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"{self.path} was closed")
@@ -413,6 +480,13 @@ class Engine:
         opened = self._open.get(name)
         if opened is None:
             self._check_open()
+            opened = self._known(name)
+        return opened
+
+    def _known(self, name: str) -> OpenTopic:
+        """A topic, opened if it is not; also while the engine is closing."""
+        opened = self._open.get(name)
+        if opened is None:
             topic = self._catalogue.find(name)
             with self._mutex:
                 opened = self._open.get(name)
@@ -438,6 +512,8 @@ class Engine:
         except NotFound:
             self._forget(opened)
             opened = self._topic(name)
+        for log in opened.logs:
+            log.settle()
         return opened
 
     def _topic_for_append(self, name: str) -> OpenTopic:
@@ -515,6 +591,16 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _only_key(keys: Sequence[bytes | None] | None) -> bytes | None:
+    """The key that all events share."""
+    distinct = set(keys or ())
+    if len(distinct) > 1:
+        raise Invalid(
+            "a version is expected of events with several keys", hint="append them apart, or in a transaction"
+        )
+    return distinct.pop() if distinct else None
 
 
 def _wants_sync(durability: str) -> bool:

@@ -21,8 +21,9 @@ from headwater.format.column import ZSTD as COLUMN_ZSTD
 MAGIC = b"HWB1"
 VERSION = 1
 BLOB, LOST = 1, 2  # flags; must stay
-TICKS, TYPE, KEY, DATA, META = 1, 2, 3, 4, 5  # kinds of columns; must stay
+TICKS, TYPE, KEY, DATA, META, PRODUCER = 1, 2, 3, 4, 5, 6  # kinds of columns; must stay
 RUNS = 2  # an encoding of ticks; must stay
+STAMP_BYTES = 16  # of a producer, before its id
 COMPRESS_BYTES_MIN = 512  # below this, a zstd frame saves nothing worth its time
 
 _HEADER = Struct("<4sIIIqqBBBB")
@@ -30,8 +31,8 @@ _ENTRY = Struct("<BBHII")
 _BLOB_REFERENCE = Struct("<QII")
 HEADER_BYTES = _HEADER.size
 ENTRY_BYTES = _ENTRY.size
-# The header and table of a batch of one with 1 to 4 columns, so that one call packs it.
-_AFTER_CRC = tuple(Struct("<IIqqBBBB" + "BBHII" * n) for n in range(5))
+# The header and table of a batch of one with 1 to 5 columns, so that one call packs it.
+_AFTER_CRC = tuple(Struct("<IIqqBBBB" + "BBHII" * n) for n in range(6))
 _ONE = _AFTER_CRC[1]
 _U32 = Struct("<I")
 _PADDING = tuple(bytes(n) for n in range(8))
@@ -47,9 +48,10 @@ def encode_one(
     key: bytes | None,
     meta: bytes | None,
     flags: int = 0,
+    producer: bytes | None = None,
 ) -> bytes:
     """The bytes of a batch of one event, fast: every column is constant."""
-    n = 1 + bool(type) + (key is not None) + (meta is not None)
+    n = 1 + bool(type) + (key is not None) + (meta is not None) + (producer is not None)
     at = HEADER_BYTES + ENTRY_BYTES * n
     code = _CONTENT_CODE[content]
     if n == 1:
@@ -63,7 +65,7 @@ def encode_one(
         return MAGIC + _U32.pack(crc32c(head)) + head + stored
     table: list[int] = []
     parts: list[bytes] = []
-    for kind, value in ((TYPE, type or None), (KEY, key), (DATA, data), (META, meta)):
+    for kind, value in ((TYPE, type or None), (KEY, key), (DATA, data), (META, meta), (PRODUCER, producer)):
         if value is not None:
             at += len(value)
             last = len(parts) == n - 1
@@ -94,7 +96,7 @@ def encode(
     for kind, column in columns.items():
         if column is not None:
             encoding, buffers, size = column.encode()
-            if zstd and size >= COMPRESS_BYTES_MIN:
+            if zstd and size >= COMPRESS_BYTES_MIN and kind != PRODUCER:
                 buffers = [compress(buffers)]
                 encoding, size = encoding | COLUMN_ZSTD, len(buffers[0])
             stored.append((kind, encoding, buffers, size))
@@ -237,6 +239,15 @@ class Batch:
             return int(self.ticks()[-1])
         return self.base_ticks + self.count - 1
 
+    @property
+    def producer(self) -> bytes | None:
+        """Who appended it, if they said so: the bytes of a producer's stamp (see `format.producers`)."""
+        if not self._table or self._table[-1][0] != PRODUCER:
+            return None
+        column = self.column(PRODUCER)
+        assert column is not None
+        return bytes(column.data)
+
     def blob_reference(self) -> tuple[int, int, int]:
         """Size, chunk bytes and CRC of the table of the blob that holds the data."""
         data = self.column(DATA)
@@ -271,6 +282,8 @@ class Batch:
     def _validate_column(self, kind: int) -> None:
         column = self.column(kind)
         assert column is not None
+        if kind == PRODUCER and (column.offsets is not None or len(column.data) <= STAMP_BYTES):
+            raise self._damaged("a producer is not one stamp")
         try:
             column.validate()
             if kind == TYPE:
@@ -336,7 +349,7 @@ def decode(buffer: memoryview, position: int, end: int, path: str = "", shift: i
             hint="upgrade headwater to read this log",
         )
     for entry in table:
-        if not TICKS <= entry[0] <= META:
+        if not TICKS <= entry[0] <= PRODUCER:
             raise Unsupported(f"a batch has a column of kind {entry[0]}", hint="upgrade headwater to read this log")
     rows: Any = table  # lists of six integers
     return Batch(buffer, position, size, count, base_offset, base_ticks, flags, CONTENTS[content], rows, path, shift)

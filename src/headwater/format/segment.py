@@ -11,7 +11,7 @@ from headwater.errors import Corrupt, Unsupported
 
 MAGIC = b"HWSEGMNT"
 VERSION = 1
-PACKED = 1
+PACKED, PRODUCERS = 1, 2  # flags; must stay
 
 _HEADER = Struct("<8sHHI16sqqqI")
 HEADER_BYTES = 64
@@ -26,9 +26,10 @@ class SegmentHeader(msgspec.Struct, frozen=True, gc=False):
     previous_ticks: int
     begun_ticks: int
     packed: bool = False
+    producers: bool = False  # a snapshot of the producers, as of its first offset, is beside it
 
     def encode(self) -> bytes:
-        flags = PACKED if self.packed else 0
+        flags = (PACKED if self.packed else 0) | (PRODUCERS if self.producers else 0)
         head = _HEADER.pack(
             MAGIC,
             VERSION,
@@ -50,8 +51,8 @@ def decode(stored: bytes | memoryview) -> SegmentHeader:
     magic, version, flags, file_id, uuid, base, previous, begun, _ = _HEADER.unpack(head)
     if magic != MAGIC or crc32c(head) != int.from_bytes(stored[HEADER_BYTES - 4 : HEADER_BYTES], "little"):
         raise Corrupt("the header of a segment is damaged", position=0, size=HEADER_BYTES)
-    if version != VERSION or flags & ~PACKED:
+    if version != VERSION or flags & ~(PACKED | PRODUCERS):
         raise Unsupported(
             f"a segment has version {version} and flags {flags:#x}", hint="upgrade headwater to read this log"
         )
-    return SegmentHeader(file_id, uuid, base, previous, begun, bool(flags & PACKED))
+    return SegmentHeader(file_id, uuid, base, previous, begun, bool(flags & PACKED), bool(flags & PRODUCERS))

@@ -16,9 +16,9 @@ SLOT_BYTES = 128
 
 OPEN, FROZEN_BY_SYNC, FROZEN_BY_WRITE, DELETING, ROLLING = 0, 1, 2, 3, 4  # states; must stay
 
-_SLOT = Struct("<Q16sqqqqqqQI40s")
+_SLOT = Struct("<Q16sqqqqqqQIqq24s")
 _CRC = Struct("<I")
-_RESERVED = bytes(40)
+_RESERVED = bytes(24)
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
@@ -34,6 +34,8 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     last_ticks: int
     generation: int
     state: int
+    safe_offset: int = 0  # what is below is durable here or in a journal; below `durable_offset` it says nothing
+    producers_position: int = 0  # where the last batch with a producer ends in the active segment; 0 if none has one
 
     def encode(self) -> bytes:
         packed = _SLOT.pack(
@@ -47,6 +49,8 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
             self.last_ticks,
             self.generation,
             self.state,
+            self.safe_offset,
+            self.producers_position,
             _RESERVED,
         )
         return packed + _CRC.pack(crc32c(packed))

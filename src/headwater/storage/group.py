@@ -28,11 +28,17 @@ class Group:
         self._mutex = threading.Lock()  # protects `_led` and the moment of queueing; never held during I/O
         self._led = False  # whether a thread leads, and so may use the writer
 
+    @property
+    def led(self) -> bool:
+        """Whether a thread of this process is at the writer."""
+        return self._led
+
     def append(self, rows: Rows) -> None:
         """Return when the rows are committed, with their offset and ticks set; raises what the commit raised.
 
         A signal that comes while they wait is raised afterwards: rows that a leader may have taken cannot be recalled.
         """
+        rows.error = None  # it may be tried again, on another log
         with self._mutex:
             alone = not self._led
             self._led = True
@@ -83,16 +89,22 @@ class Group:
         group = [rows]
         if self._queue:
             self._gather(group)
+        pending = group
         try:
-            self.writer.commit(group)
+            while pending:
+                pending = self.writer.commit(pending)
         except BaseException as error:
-            for other in group[1:]:
-                other.error = error if isinstance(error, Exception) else _interrupted()
-            raise
+            for other in pending:
+                if other.error is None and not other.answered:
+                    other.error = error if isinstance(error, Exception) else _interrupted()
+            if not isinstance(error, Exception):
+                raise
         finally:
             self._hand_over()
             if len(group) > 1:
                 _release(group)
+        if rows.error is not None:
+            raise rows.error
 
     def _gather(self, group: list[Rows]) -> None:
         """Take all who wait, up to a size, and up to one that wants the writer for itself."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
 from headwater.format.names import file_of
+from headwater.format.producers import Producer
 from headwater.format.segment import SegmentHeader
 from headwater.format.tail import Slot
 from headwater.storage import recovery
@@ -62,6 +63,7 @@ class LocalLog:
         meta: bytes | None,
         *,
         sync: bool,
+        guard: tuple[int | None, Producer | None] | None = None,
     ) -> Rows:
         """Append one event from pieces that arrive in their own time: bounded memory, and no lock held meanwhile."""
         chunks = iter(chunks)
@@ -71,6 +73,7 @@ class LocalLog:
             chunk = next(chunks, None)
             if chunk is None:  # it was small after all
                 rows = Rows.one(content, sync, b"".join(begun), type, key, meta)
+                rows.guard(*(guard or (None, None)))
                 self.append(rows)
                 return rows
             begun.append(chunk)
@@ -80,6 +83,7 @@ class LocalLog:
             spool.fill(chain(begun, chunks), self.place.limits.data_bytes_max)
             rows = Rows.one(content, sync, spool.reference, type, key, meta)
             rows.spooled = spool.path
+            rows.guard(*(guard or (None, None)))
             self.append(rows)
         finally:
             spool.close()
@@ -131,6 +135,18 @@ class LocalLog:
         """Wake whoever sleeps on this log, so that it looks around."""
         self._reader.wake()
 
+    def settle(self) -> None:
+        """Finish what a process that died in the midst of a commit has left, so that it can be read."""
+        tail = self._reader.wait_on()
+        if tail is not None and tail.busy() and not self._group.led:
+            with self._writer() as writer:
+                if writer.abandoned():
+                    writer.recover()
+
+    def transacting(self) -> contextlib.AbstractContextManager[Writer]:
+        """The writer, for a transaction of the caller's thread over several logs, which it takes in one order."""
+        return self._group.exclusive()
+
     def sync(self) -> None:
         """Make all that is visible durable."""
         with self._writer() as writer:
@@ -171,7 +187,7 @@ class LocalLog:
         self._begin()
 
     def _begin(self) -> None:
-        writer = Writer(self.place, self._identity, lambda: self._on_roll(self.place))
+        writer = Writer(self.place, self._identity, lambda: self._on_roll(self.place), self._reader.version)
         self._group = Group(writer, self.place.limits.commit_bytes_max)
 
     @contextlib.contextmanager

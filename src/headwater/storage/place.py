@@ -36,6 +36,11 @@ class Place(msgspec.Struct, frozen=True):
         return self.path / "tail"
 
     @property
+    def journal(self) -> Path:
+        """Where transactions over several logs of this directory are written down."""
+        return self.path.parent.parent.parent / "journal"
+
+    @property
     def spool(self) -> Path:
         return self.path / "spool"
 
@@ -44,6 +49,9 @@ class Place(msgspec.Struct, frozen=True):
 
     def index(self, base: int) -> Path:
         return self.path / file_of(base, "index")
+
+    def producers(self, base: int) -> Path:
+        return self.path / file_of(base, "producers")
 
     def blobs(self, base: int) -> Path:
         return self.path / file_of(base, "blobs")

@@ -80,7 +80,7 @@ class Reader:
         """
         for batch in self._backwards(0, slot.visible_offset, None, slot):
             column = batch.column(KEY)
-            rows = np.flatnonzero(column.equals(key)) if column is not None else ()
+            rows = np.flatnonzero(column.equals(key)) if column is not None else np.zeros(0, np.int64)
             if len(rows):
                 return batch.base_offset + int(rows[-1])
         return None

@@ -16,6 +16,7 @@ from headwater.format.batch import corrupt
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
+from headwater.storage import journal
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 from headwater.storage.tail import Tail
@@ -46,6 +47,7 @@ class Found(msgspec.Struct, frozen=True):
     offset: int
     position: int
     last_ticks: int
+    producers_position: int  # where the last batch with a producer ends in the segment; 0 if none has one
     size: int  # of the segment's file; more than `position` if there is a torn tail
 
 
@@ -60,9 +62,10 @@ def scan(place: Place, known: Slot | None) -> Found:
         raise corrupt("the active segment is missing", str(place.segment(known.segment)), 0, HEADER_BYTES)
     # An older segment was synced as a whole before the next was made, and may have been packed since: what the tail of
     # a roll that was cut short, or one that the disk kept from earlier, says of it is of no use.
-    offset, position, last_ticks = base, HEADER_BYTES, 0
+    offset, position, last_ticks, producers = base, HEADER_BYTES, 0, 0
     frozen = False
     if known is not None and known.segment == base:
+        producers = known.producers_position
         if known.boot_id == place.clock.boot_id():
             offset, position, last_ticks = known.visible_offset, known.visible_position, known.last_ticks
             frozen = known.state == FROZEN_BY_WRITE  # what follows was refused: whole or not, it is cut
@@ -79,6 +82,7 @@ def scan(place: Place, known: Slot | None) -> Found:
             for batch in window.batches(position, offset):
                 batch.validate()
                 position, offset, last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
+                producers = position if batch.producer is not None else producers
         except Corrupt:
             if known is None and window.behind(position, offset) is not None:
                 raise  # cutting here would lose what was written
@@ -86,7 +90,7 @@ def scan(place: Place, known: Slot | None) -> Found:
             size = position  # what follows was reserved
     finally:
         segment.close()
-    return Found(base, offset, position, last_ticks, size)
+    return Found(base, offset, position, last_ticks, min(producers, position), size)
 
 
 def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
@@ -96,7 +100,7 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
     """
     newest = tail.newest()
     counter, generation = (newest.counter + 1, newest.generation + 1) if newest is not None else (1, 1)
-    known = newest if believe else None
+    known = journal.redo(place, newest) if believe else None
     # A reboot empties the cache, and what the tail then says may be older than events that were acknowledged since.
     frozen = known is not None and known.state == FROZEN_BY_SYNC and known.boot_id == place.clock.boot_id()
     found = _rewrite(place, known) if known is not None and frozen else scan(place, known)
@@ -127,6 +131,8 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
         found.last_ticks,
         generation,
         OPEN,
+        found.offset,
+        found.producers_position,
     )
     tail.heal()
     tail.publish(slot)
@@ -171,6 +177,8 @@ def _sync(place: Place, tail: Tail, fd: int, found: Found) -> None:
                 found.last_ticks,
                 known.generation + 1 if known is not None else 1,
                 FROZEN_BY_SYNC,
+                0,
+                found.producers_position,
             )
         )
         raise
@@ -202,18 +210,19 @@ def _rewrite(place: Place, frozen: Slot) -> Found:
     try:
         window = segment.window(0, frozen.visible_position)
         position, offset = HEADER_BYTES, segment.base
-        last_ticks = segment.header.previous_ticks
+        last_ticks, producers = segment.header.previous_ticks, 0
         try:
             for batch in window.batches(position, offset):
                 batch.validate()
                 position, offset, last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
+                producers = position if batch.producer is not None else producers
         except Corrupt:
             if position < frozen.durable_position:
                 raise
         disk.replace(place.segment(segment.base), bytes(window.buffer[:position]))
     finally:
         segment.close()
-    return Found(segment.base, offset, position, last_ticks, position)
+    return Found(segment.base, offset, position, last_ticks, producers, position)
 
 
 def _keep(place: Place, fd: int, found: Found) -> str:
@@ -249,6 +258,8 @@ def _sweep(place: Place, found: Found) -> None:
     for name in disk.names(place.path):
         if name.endswith(".tmp"):
             _remove_unowned(place, name)
+        if name.endswith(".producers") and offset_of(name, "producers") != found.segment:
+            disk.unlink(place.path / name)
     blobs = place.blobs(found.segment)
     for name in disk.names(blobs):
         offset = offset_of(name, "blob")

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from headwater.event import Content
 from headwater.format import batch as format
-from headwater.format.batch import DATA, KEY, META, TYPE
+from headwater.format.batch import DATA, KEY, META, PRODUCER, TYPE
 from headwater.format.column import Column, concat, concat_repeated
+from headwater.format.producers import Producer
 from headwater.limits import Limits
 
 KINDS = (TYPE, KEY, DATA, META)
+NO_VERSION = -1  # expected of a key that must have no events
 
 
 class Rows:
@@ -20,11 +22,14 @@ class Rows:
 
     Either one event (`data`, `type`, `key`, `meta`) or many (`columns`, by kind). `spooled` is the file of a huge
     event, whose `data` is then the reference to it. Committed as a whole, within one batch.
+
+    `guard` adds conditions: the version that is `expected` of `key`, which all events then share, and the `producer`.
     """
 
     __slots__ = (
         *("columns", "content", "count", "data", "key", "meta", "size", "spooled", "sync", "type"),
         *("done", "error", "leads", "offset", "ticks"),
+        *("answered", "expected", "guarded", "producer"),
     )
 
     def __init__(self, content: Content, sync: bool) -> None:
@@ -43,6 +48,10 @@ class Rows:
         self.error: BaseException | None = None
         self.done: threading.Lock | None = None  # held while the append waits for its leader
         self.leads = False
+        self.guarded = False
+        self.answered = False  # it is a retry, and `offset` and `ticks` are of the first time
+        self.expected: int | None = None
+        self.producer: Producer | None = None
 
     @classmethod
     def one(
@@ -66,6 +75,25 @@ class Rows:
         rows.size = sum(column.bytes_of() for column in columns.values() if column is not None)
         return rows
 
+    def guard(self, expected: int | None, producer: Producer | None) -> None:
+        """Commit only if the key's version is as expected, and only once for this request of the producer."""
+        self.expected, self.producer = expected, producer
+        self.guarded = expected is not None or producer is not None
+
+    def depends_on(self, other: Rows) -> bool:
+        """Whether it must wait for the other rows to be committed: of the same producer, or of the expected key."""
+        if self.producer is not None and other.producer is not None and self.producer.id == other.producer.id:
+            return True
+        if self.expected is None:
+            return False
+        keys = None if other.columns is None else other.columns.get(KEY)
+        return self.key == other.key if keys is None else bool(keys.equals(self.key or b"").any())
+
+    @property
+    def alone(self) -> bool:
+        """Whether it must be a batch of its own: a huge event, or the request of a producer."""
+        return self.spooled is not None or self.producer is not None
+
     def column(self, kind: int) -> Column | None:
         if self.columns is not None:
             return self.columns.get(kind)
@@ -79,8 +107,13 @@ def encode(group: list[Rows], offset: int, ticks: int, *, zstd: bool) -> bytes:
     if len(group) == 1:
         if first.columns is None:
             flags = format.BLOB if first.spooled is not None else 0
-            return format.encode_one(offset, ticks, first.content, first.data, first.type, first.key, first.meta, flags)
-        return format.encode(offset, ticks, first.count, first.content, first.columns, zstd=zstd)
+            stamp = None if first.producer is None else first.producer.stamp()
+            values = first.data, first.type, first.key, first.meta
+            return format.encode_one(offset, ticks, first.content, *values, flags, stamp)
+        stamped = first.columns
+        if first.producer is not None:
+            stamped = {**stamped, PRODUCER: Column(first.count, first.producer.stamp())}
+        return format.encode(offset, ticks, first.count, first.content, stamped, zstd=zstd)
     counts = [rows.count for rows in group]
     columns: dict[int, Column | None]
     if all(rows.columns is None for rows in group):
@@ -98,13 +131,19 @@ def encode(group: list[Rows], offset: int, ticks: int, *, zstd: bool) -> bytes:
     return format.encode(offset, ticks, sum(counts), first.content, columns, zstd=zstd)
 
 
+def one_batch(group: list[Rows], limits: Limits) -> bool:
+    """Whether all rows fit one batch, and so are there together or not at all."""
+    runs = mergeable(group, limits)
+    return next(runs, None) is not None and next(runs, None) is None
+
+
 def mergeable(group: list[Rows], limits: Limits) -> Iterator[list[Rows]]:
-    """Split rows, in order, into runs that fit one batch: the same content, no huge event, within the limits."""
+    """Split rows, in order, into runs that fit one batch: the same content, within the limits; some stay alone."""
     run: list[Rows] = []
     events = size = 0
     for rows in group:
         fits = events + rows.count <= limits.batch_events_max and size + rows.size <= limits.batch_bytes_max
-        if run and not (fits and rows.content == run[0].content and rows.spooled is None and run[0].spooled is None):
+        if run and not (fits and rows.content == run[0].content and not rows.alone and not run[0].alone):
             yield run
             run, events, size = [], 0, 0
         run.append(rows)

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from msgspec import structs
 
 from headwater.format.batch import encode_one
+from headwater.format.journal import Share
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, ROLLING, Slot
-from headwater.storage import recovery, repair
+from headwater.storage import journal, recovery, repair
+from headwater.storage.admission import Admission, VersionOf
 from headwater.storage.disk import wait_for_lock
 from headwater.storage.failures import deleted, frozen, locked, unavailable
 from headwater.storage.place import Place
@@ -30,11 +32,25 @@ TICKS_PER_MS = 10_000
 RESERVE_BYTES_MIN, RESERVE_BYTES_MAX = 16 * 1024, 4 * 1024 * 1024
 
 
+class Prepared:
+    """One log's part of a transaction: encoded, with its offsets, and the log locked until it is applied or dropped."""
+
+    __slots__ = ("data", "end_offset", "group", "last_ticks", "rolled", "slot", "tail")
+
+    def __init__(self, tail: Tail, slot: Slot, group: list[Rows], *, rolled: bool) -> None:
+        self.tail = tail
+        self.slot = slot
+        self.group = group
+        self.rolled = rolled
+        self.data = b""
+        self.end_offset = self.last_ticks = 0
+
+
 class Writer:
     """The appending side of one log in one process."""
 
-    def __init__(self, place: Place, identity: int | None, on_roll: Callable[[], None]) -> None:
-        """`identity` is of the log's lock: another one there means another log."""
+    def __init__(self, place: Place, identity: int | None, on_roll: Callable[[], None], version_of: VersionOf) -> None:
+        """`identity` is of the log's lock: another one there means another log. `version_of` tells a key's version."""
         self._place = place
         self._identity = identity
         self._disk = place.disk
@@ -47,38 +63,51 @@ class Writer:
         self._reserved_to = 0
         self._zstd = place.zstd
         self._segment_bytes = place.limits.segment_bytes
+        self._header = SegmentHeader(0, place.uuid, 0, 0, 0)  # of the active segment, once it is open
         self._segment_ends_ticks = 0  # when the active segment is too old to be appended to
         self._tail = Tail.open(place)
         self._slot: Slot | None = None
+        self._admission = Admission(place, version_of)
         # Only who opens the log after it was frozen may bring it back: the counter tells what came later.
         known = self._tail.newest() if self._tail is not None else None
         self._opened_at = known.counter if known is not None else 0
 
-    def commit(self, group: list[Rows]) -> None:
-        """Append all rows of the group with one write and at most one sync, and tell each where it is."""
+    def commit(self, group: list[Rows]) -> list[Rows]:
+        """Append all rows of the group with one write and at most one sync, and tell each where it is.
+
+        Rows whose conditions do not hold get an `error` instead. Returns those that must wait for others in the group:
+        they are to be committed next.
+        """
         tail = self._lock()
         rolled = False
+        rest: list[Rows] = []
         try:
             slot = self._absorb(tail)
-            ticks = max(self._clock.ticks(), slot.last_ticks + 1)
-            data, offset, last_ticks = self._encode(group, slot.visible_offset, ticks)
-            if slot.visible_position > HEADER_BYTES and (
-                slot.visible_position + len(data) > self._segment_bytes or ticks > self._segment_ends_ticks
-            ):
-                slot = self._roll(tail, slot)
-                rolled = True
-            tail.begin()
-            sync = False
             for rows in group:
-                sync = sync or rows.sync
-                if rows.spooled is not None:
-                    self._settle_blob(rows, slot)
-            end = slot.visible_position + len(data)
-            self._write(tail, slot, data, end, sync)
-            if sync:
-                self._publish(tail, slot, offset, end, offset, end, last_ticks)
-            else:
-                self._publish(tail, slot, offset, end, slot.durable_offset, slot.durable_position, last_ticks)
+                if rows.guarded:
+                    group, rest = self._sift(tail, slot, group)
+                    slot = self._slot or slot
+                    break
+            if group:
+                ticks = max(self._clock.ticks(), slot.last_ticks + 1)
+                data, offset, last_ticks = self._encode(group, slot.visible_offset, ticks)
+                if self._must_roll(slot, len(data), ticks):
+                    slot = self._roll(tail, slot)
+                    rolled = True
+                tail.begin()
+                sync = stamped = False
+                for rows in group:
+                    sync = sync or rows.sync
+                    stamped = stamped or rows.producer is not None
+                    if rows.spooled is not None:
+                        self._settle_blob(rows, slot)
+                end = slot.visible_position + len(data)
+                self._write(tail, slot, data, end, sync)
+                durable = (offset, end) if sync else (slot.durable_offset, slot.durable_position)
+                producers = end if stamped else slot.producers_position
+                slot = self._publish(tail, slot, offset, end, *durable, last_ticks, producers=producers)
+                if stamped or self._admission.watching:
+                    self._admission.committed(group, slot)
         finally:
             self._unlock()
         tail.wake()
@@ -86,13 +115,102 @@ class Writer:
             self._on_roll()
         if tail.contended():
             self._clock.sleep(YIELD_S)
+        return rest
+
+    def prepare(self, group: list[Rows]) -> Prepared:
+        """Take the lock for a transaction, and make ready what it brings to this log. Raises if it may not go in."""
+        tail = self._lock()
+        try:
+            slot = self._absorb(tail)
+            for rows in group:
+                if rows.guarded:
+                    self._admission.answered(rows, slot)
+            ticks = max(self._clock.ticks(), slot.last_ticks + 1)
+            prepared = Prepared(tail, slot, group, rolled=False)
+            prepared.data, prepared.end_offset, prepared.last_ticks = self._encode(group, slot.visible_offset, ticks)
+            if self._must_roll(slot, len(prepared.data), ticks):
+                prepared.slot = self._roll(tail, slot)
+                prepared.rolled = True
+            elif slot.safe_offset < slot.visible_offset and slot.durable_offset < slot.visible_offset:
+                # A journal can bring back only what follows events that are safe.
+                prepared.slot = self._sync_visible(tail, slot)
+            tail.begin()
+            for rows in group:
+                if rows.spooled is not None:
+                    self._settle_blob(rows, prepared.slot)
+        except BaseException:
+            self._unlock()
+            raise
+        return prepared
+
+    def share(self, prepared: Prepared) -> Share:
+        """What the journal tells of this log's part."""
+        slot, place = prepared.slot, self._place
+        return Share(
+            place.topic,
+            place.partition,
+            place.uuid.hex(),
+            slot.segment,
+            self._header.file_id,
+            slot.visible_position,
+            slot.visible_offset,
+            prepared.end_offset,
+            prepared.last_ticks,
+            len(prepared.data),
+        )
+
+    def apply(self, prepared: Prepared, *, journaled: bool) -> None:
+        """Write a transaction's part and make it visible. Without a journal it is synced here."""
+        tail, slot, offset = prepared.tail, prepared.slot, prepared.end_offset
+        try:
+            end = slot.visible_position + len(prepared.data)
+            sync = not journaled and any(rows.sync for rows in prepared.group)
+            self._write(tail, slot, prepared.data, end, sync)
+            durable = (offset, end) if sync else (slot.durable_offset, slot.durable_position)
+            safe = offset if journaled else None
+            slot = self._publish(tail, slot, offset, end, *durable, prepared.last_ticks, safe=safe)
+            self._admission.committed(prepared.group, slot)
+        finally:
+            self._unlock()
+        tail.wake()
+        if prepared.rolled:
+            self._on_roll()
+
+    def drop(self, prepared: Prepared, *, freeze: bool = False) -> None:
+        """Let go of a transaction that is not to be. `freeze` if a later recovery may yet find that it is."""
+        try:
+            if freeze:
+                self._freeze(prepared.tail, prepared.slot, FROZEN_BY_SYNC)
+            else:
+                self._slot = prepared.slot.then(OPEN)
+                prepared.tail.publish(self._slot)
+        finally:
+            self._unlock()
+
+    def leave(self) -> None:
+        """Let go of the lock in the midst of a committed transaction: whoever takes it next finishes that."""
+        self._unlock()
+
+    def _must_roll(self, slot: Slot, size: int, ticks: int) -> bool:
+        return slot.visible_position > HEADER_BYTES and (
+            slot.visible_position + size > self._segment_bytes or ticks > self._segment_ends_ticks
+        )
+
+    def _sift(self, tail: Tail, slot: Slot, group: list[Rows]) -> tuple[list[Rows], list[Rows]]:
+        """Those of a group that may be committed now, and those that wait for them."""
+        admitted, rest = self._admission.sift(group, slot)
+        if any(rows.answered and rows.sync and rows.offset + rows.count > slot.durable_offset for rows in group):
+            self._sync_visible(tail, slot)  # the first answer may have been for less
+        return admitted, rest
 
     def _encode(self, group: list[Rows], offset: int, ticks: int) -> tuple[bytes, int, int]:
         """The bytes of all rows, the offset behind them and the ticks of the last; rows learn where they will be."""
         if len(group) == 1:
             rows = group[0]
             rows.offset, rows.ticks = offset, ticks
-            if rows.columns is None and rows.spooled is None:  # by far the most frequent: save a call
+            if (
+                rows.columns is None and rows.spooled is None and rows.producer is None
+            ):  # by far the most frequent: save a call
                 args = rows.content, rows.data, rows.type, rows.key, rows.meta
                 return encode_one(offset, ticks, *args), offset + 1, ticks
             return encode(group, offset, ticks, zstd=self._zstd), offset + rows.count, ticks + rows.count - 1
@@ -111,11 +229,26 @@ class Writer:
         try:
             slot = self._absorb(tail)
             if slot.durable_offset < slot.visible_offset:
-                self._sync(tail, slot)
-                visible = slot.visible_offset, slot.visible_position
-                self._publish(tail, slot, *visible, *visible, slot.last_ticks)
+                self._sync_visible(tail, slot)
         finally:
             self._unlock()
+
+    def _sync_visible(self, tail: Tail, slot: Slot) -> Slot:
+        self._sync(tail, slot)
+        visible = slot.visible_offset, slot.visible_position
+        return self._publish(tail, slot, *visible, *visible, slot.last_ticks)
+
+    def abandoned(self) -> bool:
+        """Whether somebody died in the midst of a commit: nobody holds the lock, and it is not finished."""
+        tail = self._tail
+        if tail is None or not tail.busy():
+            return False
+        if self._lock_fd < 0:
+            self._open_lock()
+        if not self._disk.try_lock(self._lock_fd):
+            return False
+        self._unlock()
+        return tail.busy()
 
     def recover(self) -> Slot:
         """Take the lock and bring the log into order, whatever state it is in; returns that state."""
@@ -142,6 +275,7 @@ class Writer:
         """Cut out damage, keeping it beside the log; then bring the log into order."""
         tail = self._lock()
         try:
+            journal.redo(self._place, None)
             done = repair.apply(self._place)
             self._slot = self._recover(tail, believe=False)
         finally:
@@ -270,10 +404,11 @@ class Writer:
         except OSError as error:
             self._slot = None  # there is no file to go on with: the next append opens it
             raise unavailable(self._place, "the active segment cannot be opened", error) from error
-        self._begin_segment(read_header(self._place, base).begun_ticks)
+        self._begin_segment(read_header(self._place, base))
 
-    def _begin_segment(self, ticks: int) -> None:
-        self._segment_ends_ticks = ticks + self._place.limits.segment_age_ms * TICKS_PER_MS
+    def _begin_segment(self, header: SegmentHeader) -> None:
+        self._header = header
+        self._segment_ends_ticks = header.begun_ticks + self._place.limits.segment_age_ms * TICKS_PER_MS
 
     def _roll(self, tail: Tail, slot: Slot) -> Slot:
         """Begin a new segment. The old one is synced first, so that only the last can have a torn tail.
@@ -287,16 +422,29 @@ class Writer:
         base = slot.visible_offset
         begun_ticks = max(self._clock.ticks(), slot.last_ticks + 1)
         file_id = int.from_bytes(self._clock.random_bytes(4), "little")
-        header = SegmentHeader(file_id, self._place.uuid, base, slot.last_ticks, begun_ticks)
+        producers = self._header.producers or slot.producers_position > 0
         try:
+            snapshot = self._admission.producers.snapshot(slot, base) if producers else None
+            if snapshot is not None:
+                self._disk.replace(self._place.producers(base), snapshot)
+            header = SegmentHeader(
+                file_id, self._place.uuid, base, slot.last_ticks, begun_ticks, producers=snapshot is not None
+            )
             fd = recovery.write_segment(self._place, header)
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_WRITE)
             raise unavailable(self._place, "a new segment cannot be made", error) from error
+        old = self._header
         self._use(fd)
-        self._begin_segment(begun_ticks)
+        self._begin_segment(header)
         slot = structs.replace(slot, segment=base)
-        return self._publish(tail, slot, base, HEADER_BYTES, base, HEADER_BYTES, slot.last_ticks)
+        slot = self._publish(tail, slot, base, HEADER_BYTES, base, HEADER_BYTES, slot.last_ticks, producers=0)
+        if snapshot is not None:
+            self._admission.producers.rolled(slot)
+        if old.producers:
+            with contextlib.suppress(OSError):  # recovery sweeps it
+                self._disk.unlink(self._place.producers(old.base_offset))
+        return slot
 
     def _cut_reserved(self, tail: Tail, slot: Slot) -> None:
         """End the segment's file with its last batch, durably, before another segment follows it."""
@@ -369,7 +517,12 @@ class Writer:
         durable: int,
         durable_position: int,
         last_ticks: int,
+        *,
+        safe: int | None = None,
+        producers: int | None = None,
     ) -> Slot:
+        if safe is None:
+            safe = durable if durable == visible else slot.safe_offset
         self._slot = Slot(
             slot.counter + 1,
             self._boot_id,
@@ -381,6 +534,8 @@ class Writer:
             last_ticks,
             slot.generation,
             OPEN,
+            safe,
+            slot.producers_position if producers is None else producers,
         )
         tail.publish(self._slot)
         return self._slot

@@ -1,0 +1,92 @@
+"""Producers as bytes: the stamp on a batch, and the snapshot of what a log remembers (docs/FORMAT.md, "Producers")."""
+
+from __future__ import annotations
+
+import struct
+from struct import Struct
+from typing import Any
+
+import msgspec
+from crc32c import crc32c
+
+from headwater.errors import Corrupt
+from headwater.format.batch import STAMP_BYTES
+
+MAGIC = b"HWPRODUC"
+
+_STAMP = Struct("<IIQ")
+_HEADER = Struct("<8sII16sq")
+_KNOWN = Struct("<HHI")
+_ANSWER = Struct("<QqqI")
+HEADER_BYTES = _HEADER.size
+
+assert _STAMP.size == STAMP_BYTES
+
+
+class Producer(msgspec.Struct, frozen=True, gc=False):
+    """Who appends, so that a retry is told from a new request: `seq` grows; a newer `epoch` shuts out older ones."""
+
+    id: str
+    epoch: int
+    seq: int
+
+    def stamp(self) -> bytes:
+        """The value of a batch's producer column."""
+        return _STAMP.pack(self.epoch, 0, self.seq) + self.id.encode()
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """What a request was told: where its events are."""
+
+    seq: int
+    offset: int
+    ticks: int
+    count: int
+
+
+class Known(msgspec.Struct, gc=False):
+    """What a log remembers of one producer: its newest epoch, and the answers to its last requests, oldest first."""
+
+    epoch: int
+    answers: list[Answer]
+
+
+def read_stamp(stamp: bytes) -> Producer:
+    epoch, _, seq = _STAMP.unpack_from(stamp)
+    return Producer(stamp[STAMP_BYTES:].decode(), epoch, seq)
+
+
+def encode(log_uuid: bytes, base_offset: int, known: dict[str, Known]) -> bytes:
+    """The bytes of a snapshot: the producers in the order of their last requests, oldest first."""
+    parts = []
+    for id, producer in known.items():
+        name = id.encode()
+        parts.append(_KNOWN.pack(len(name), len(producer.answers), producer.epoch))
+        parts.append(name)
+        parts += [_ANSWER.pack(each.seq, each.offset, each.ticks, each.count) for each in producer.answers]
+    head = _HEADER.pack(MAGIC, 0, len(known), log_uuid, base_offset)
+    body = b"".join((head[12:], *parts))
+    return MAGIC + crc32c(body).to_bytes(4, "little") + body
+
+
+def decode(stored: bytes, log_uuid: bytes, base_offset: int) -> dict[str, Known]:
+    """Raises Corrupt when it is damaged, or of another log or offset."""
+    try:
+        magic, crc, count, uuid, base = _HEADER.unpack_from(stored)
+        if magic != MAGIC or crc32c(stored[12:]) != crc or uuid != log_uuid or base != base_offset:
+            raise Corrupt("a snapshot of producers is damaged", position=0, size=len(stored))
+        known: dict[str, Known] = {}
+        at = HEADER_BYTES
+        for _ in range(count):
+            length, answers, epoch = _KNOWN.unpack_from(stored, at)
+            at += _KNOWN.size
+            id = stored[at : at + length].decode()
+            at += length
+            fields: Any = [_ANSWER.unpack_from(stored, at + n * _ANSWER.size) for n in range(answers)]
+            at += answers * _ANSWER.size
+            known[id] = Known(epoch, [Answer(*each) for each in fields])
+    except (struct.error, UnicodeDecodeError) as error:
+        raise Corrupt(f"a snapshot of producers does not parse: {error}", position=0, size=len(stored)) from error
+    if at != len(stored):
+        raise Corrupt("a snapshot of producers has bytes behind its end", position=at, size=len(stored) - at)
+    return known

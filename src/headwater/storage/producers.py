@@ -1,0 +1,119 @@
+"""What a log remembers of its producers, so that a retry gets the first answer (docs/FORMAT.md, "Producers").
+
+The truth is in the batches of the active segment and in the snapshot that was made when it was begun. For whoever
+holds the log's lock.
+"""
+
+from __future__ import annotations
+
+from headwater.errors import Conflict, Corrupt, Fenced
+from headwater.format import producers as format
+from headwater.format.batch import corrupt
+from headwater.format.producers import Answer, Known, Producer, read_stamp
+from headwater.format.segment import HEADER_BYTES
+from headwater.format.tail import Slot
+from headwater.storage.place import Place
+from headwater.storage.segment import SegmentFile
+
+TICKS_PER_MS = 10_000
+
+
+class Producers:
+    """The producers of one log, as far as this process has read it."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._known: dict[str, Known] = {}  # in the order of their last requests, oldest first
+        self._segment = -1
+        self._generation = -1
+        self._position = HEADER_BYTES  # up to where the active segment is read
+
+    def answer(self, producer: Producer, slot: Slot) -> Answer | None:
+        """What this request was told before; None if it is new.
+
+        Raises Fenced for an old epoch, and Conflict for an old request whose answer is forgotten.
+        """
+        self._absorb(slot)
+        known = self._known.get(producer.id)
+        if known is None:
+            return None
+        if producer.epoch < known.epoch:
+            raise Fenced(
+                f"producer {producer.id!r} has epoch {producer.epoch}, and a newer one has {known.epoch}",
+                hint="another instance has taken over; stop, or begin again with a higher epoch",
+                code="old_epoch",
+                epoch=known.epoch,
+            )
+        for answer in known.answers:
+            if answer.seq == producer.seq:
+                return answer
+        last = known.answers[-1].seq
+        if producer.seq < last:
+            raise Conflict(
+                f"producer {producer.id!r} is at seq {last}, and the answer to {producer.seq} is forgotten",
+                hint="if it was answered, go on; if not, read the log to see whether it is there",
+                code="seq_forgotten",
+                last_seq=last,
+            )
+        return None
+
+    def note(self, producer: Producer, offset: int, ticks: int, count: int) -> None:
+        """Remember a request that was just committed."""
+        limits = self._place.limits
+        known = self._known.pop(producer.id, None) or Known(producer.epoch, [])
+        known.epoch = producer.epoch
+        known.answers.append(Answer(producer.seq, offset, ticks, count))
+        del known.answers[: -limits.producer_answers_max]
+        self._known[producer.id] = known
+        while len(self._known) > limits.producers_max:
+            del self._known[next(iter(self._known))]
+
+    def read_to(self, slot: Slot) -> None:
+        """All up to a slot was noted: by this process, or because it brought no producers."""
+        if slot.segment == self._segment and slot.generation == self._generation:
+            self._position = max(self._position, slot.producers_position)
+
+    def snapshot(self, slot: Slot, base: int) -> bytes | None:
+        """What to keep beside a new segment that begins at `base`; None if there are no producers to remember."""
+        self._absorb(slot)
+        oldest = self._place.clock.ticks() - self._place.limits.producer_age_ms * TICKS_PER_MS
+        for id in [id for id, known in self._known.items() if known.answers[-1].ticks < oldest]:
+            del self._known[id]
+        return format.encode(self._place.uuid, base, self._known) if self._known else None
+
+    def rolled(self, slot: Slot) -> None:
+        """A new segment was begun with this process's snapshot."""
+        self._segment, self._generation, self._position = slot.segment, slot.generation, HEADER_BYTES
+
+    def _absorb(self, slot: Slot) -> None:
+        """Read what others have appended since this process last looked."""
+        if slot.segment == self._segment and slot.generation == self._generation:
+            if self._position >= slot.producers_position:
+                return
+            segment = SegmentFile(self._place, slot.segment)
+        else:
+            segment = SegmentFile(self._place, slot.segment)
+            self._known = read_snapshot(self._place, slot.segment) if segment.header.producers else {}
+            self._segment, self._generation, self._position = slot.segment, slot.generation, HEADER_BYTES
+        try:
+            if self._position < slot.producers_position:
+                window = segment.window(self._position, slot.producers_position)
+                while self._position < slot.producers_position:
+                    batch = window.batch(self._position)
+                    stamp = batch.producer
+                    if stamp is not None:
+                        self.note(read_stamp(stamp), batch.base_offset, batch.base_ticks, batch.count)
+                    self._position = batch.end_position
+        finally:
+            segment.close()
+
+
+def read_snapshot(place: Place, base: int) -> dict[str, Known]:
+    """The producers as of the first offset of a segment; raises Corrupt if that is not to be had."""
+    path = place.producers(base)
+    try:
+        return format.decode(place.disk.read_file(path), place.uuid, base)
+    except FileNotFoundError:
+        raise corrupt("the snapshot of producers is missing", str(path), 0, 0) from None
+    except Corrupt as error:
+        raise corrupt(error.message, str(path), error.position, error.size) from None
