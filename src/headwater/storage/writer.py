@@ -33,14 +33,21 @@ RESERVE_BYTES_MIN, RESERVE_BYTES_MAX = 16 * 1024, 4 * 1024 * 1024
 class Writer:
     """The appending side of one log in one process."""
 
-    def __init__(self, place: Place, identity: int | None, on_roll: Callable[[], None]) -> None:
-        """`identity` is of the log's lock: another one there means another log."""
+    def __init__(
+        self,
+        place: Place,
+        identity: int | None,
+        on_roll: Callable[[], None],
+        may_roll: Callable[[Slot], None] = lambda _: None,
+    ) -> None:
+        """`identity` is of the log's lock: another one there means another log. `may_roll` raises if it may not."""
         self._place = place
         self._identity = identity
         self._disk = place.disk
         self._pwrite = place.disk.pwrite
         self._clock = place.clock
         self._on_roll = on_roll
+        self._may_roll = may_roll
         self._boot_id = place.clock.boot_id()
         self._lock_fd = -1
         self._fd = -1
@@ -65,6 +72,7 @@ class Writer:
             if slot.visible_position > HEADER_BYTES and (
                 slot.visible_position + len(data) > self._segment_bytes or ticks > self._segment_ends_ticks
             ):
+                self._may_roll(slot)
                 slot = self._roll(tail, slot)
                 rolled = True
             tail.begin()
