@@ -18,7 +18,7 @@ import msgspec
 
 from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
 from headwater.format import names, settings
-from headwater.format.settings import Store, Topic, TopicSettings
+from headwater.format.settings import Retention, Store, Topic, TopicSettings
 from headwater.limits import DATA_BYTES_CEILING, PARTITIONS_MAX, Limits
 from headwater.storage import log
 from headwater.storage.disk import Clock, Disk, wait_for_lock
@@ -119,6 +119,23 @@ class Catalogue:
                 code="disk_full" if error.errno == errno.ENOSPC else "read_only",
             ) from error
         return True
+
+    def change(self, name: str, changes: Retention) -> Topic:
+        """Change the retention of a topic, durably; returns what it is then. Raises NotFound, and Invalid."""
+        directory = self._topics / names.directory_of(self._checked_name(name))
+        try:
+            with self._locked():
+                topic = self.find(name)
+                topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
+                self._check(name, topic.partitions, topic.settings)
+                for left in self._disk.names(directory):
+                    if left.endswith(".tmp"):  # of whoever died at this: the lock is ours
+                        self._disk.unlink(directory / left)
+                self._disk.replace(directory / TOPIC_FILE, settings.encode(topic))
+        except OSError as error:
+            self.find(name)  # raises, if it was deleted meanwhile
+            raise Unavailable(f"topic {name!r} cannot be changed: {error.strerror}", code="read_only") from error
+        return topic
 
     def find(self, name: str) -> Topic:
         """The topic; raises NotFound."""
@@ -254,10 +271,15 @@ class Catalogue:
                 limit="data_bytes_ceiling",
                 maximum=DATA_BYTES_CEILING,
             )
-        if min(chosen.segment_age_ms, chosen.data_bytes_max) < 0:
+        numbers = (chosen.segment_age_ms, chosen.data_bytes_max, chosen.retention_bytes, chosen.retention_segments)
+        if min(*numbers, chosen.retention_age_ms, chosen.retention_bytes_hard) < 0:
             raise Invalid("a setting of a topic is negative", hint="0 means the default")
         if chosen.compression not in ("none", "zstd"):
             raise Invalid(f"compression {chosen.compression!r} is unknown", hint="it is 'none' or 'zstd'")
+        if chosen.overflow not in ("delete", "refuse"):
+            raise Invalid(f"overflow {chosen.overflow!r} is unknown", hint="it is 'delete' or 'refuse'")
+        if chosen.overflow == "refuse" and not chosen.retention_bytes_hard:
+            raise Invalid("overflow 'refuse' needs a bound", hint="give retention_bytes_hard")
         if chosen.segment_bytes and chosen.segment_bytes < SEGMENT_BYTES_MIN:
             raise Invalid(f"segment_bytes is {chosen.segment_bytes}, and must be at least {SEGMENT_BYTES_MIN}")
 
@@ -275,6 +297,14 @@ class Catalogue:
 
     def _random_uuid(self) -> UUID:
         return UUID(bytes=self._clock.random_bytes(16), version=4)
+
+
+def with_retention(chosen: TopicSettings, changes: Retention) -> TopicSettings:
+    """Settings with another retention; raises TypeError for anything that is not a part of that."""
+    strange = sorted(changes.keys() - Retention.__annotations__.keys())
+    if strange:
+        raise TypeError(f"{strange[0]!r} is not a setting of retention")
+    return msgspec.structs.replace(chosen, **changes)
 
 
 def _at(error: E, path: Path) -> E:

@@ -7,9 +7,10 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from itertools import count as counter
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, Self
+from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack
 from weakref import WeakSet
 
 import msgspec
@@ -18,11 +19,12 @@ import numpy as np
 from headwater.engine import appending, batches, checking, reading
 from headwater.engine.appending import Data, Meta, Version
 from headwater.engine.batches import EventBatch
-from headwater.engine.catalogue import Catalogue
+from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.follow import Follow
 from headwater.engine.info import TopicInfo, partition_info
 from headwater.engine.reading import At
+from headwater.engine.retaining import Keeper
 from headwater.engine.selection import Selection
 from headwater.engine.transaction import Transaction
 from headwater.errors import Closed, Invalid, NotFound, Unavailable
@@ -31,13 +33,14 @@ from headwater.format import arrow
 from headwater.format.journal import Entry
 from headwater.format.names import partition_of, partitions_of
 from headwater.format.producers import Producer
-from headwater.format.settings import Topic, TopicSettings
+from headwater.format.settings import Retention, Topic, TopicSettings
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.journal import Journal
 from headwater.storage.log import LocalLog
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
+from headwater.storage.retention import Deleted
 from headwater.storage.rows import Rows
 from headwater.storage.sealer import Sealer, seal_all
 
@@ -94,7 +97,8 @@ class Engine:
         if create:
             self._catalogue.init()
         self._store = self._catalogue.open()
-        self._sealer = Sealer()
+        self._keeper = Keeper(self._catalogue)
+        self._sealer = Sealer(self._keeper.rolled)
         self._mutex = threading.Lock()  # protects `_open`
         self._open: dict[str, OpenTopic] = {}
         self._closed = False
@@ -123,10 +127,11 @@ class Engine:
         segment_age_ms: int = 0,
         data_bytes_max: int = 0,
         compression: Literal["none", "zstd"] = "none",
+        **retention: Unpack[Retention],
     ) -> bool:
         """Make a topic, durably. True if it is new, False if it is there; Invalid if it has other partitions.
 
-        Settings that are 0 follow the limits of whoever opens the log.
+        Settings that are 0 follow the limits of whoever opens the log. What each partition keeps: see `retain`.
         """
         self._check_open()
         chosen = TopicSettings(
@@ -135,7 +140,7 @@ class Engine:
             data_bytes_max=data_bytes_max,
             compression=compression,
         )
-        return self._catalogue.create(topic, partitions, chosen)
+        return self._catalogue.create(topic, partitions, with_retention(chosen, retention))
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted; empty if there are none."""
@@ -145,7 +150,7 @@ class Engine:
     def describe(self, topic: str) -> TopicInfo:
         """What a topic is and holds; raises NotFound."""
         opened = self._live(topic)
-        described = opened.topic
+        described = self._catalogue.find(topic)  # another process may have changed what it keeps
         partitions = [partition_info(log) for log in opened.logs]
         return TopicInfo(
             name=described.name,
@@ -407,6 +412,25 @@ class Engine:
             log.roll(tell=False)
         return sum(seal_all(log.place) for log in logs)
 
+    def retain(
+        self,
+        topic: str,
+        *,
+        before: int | datetime | None = None,
+        partition: int | None = None,
+        dry_run: bool = False,
+        **changes: Unpack[Retention],
+    ) -> list[Deleted]:
+        """Delete the oldest segments that need not be kept; returns them. `dry_run` only tells which.
+
+        `changes` change what the topic keeps, durably and for every process from its next roll on; each bound is for
+        one partition, and 0 takes it away. `before` also deletes what ends before an offset or a time, once. The active
+        segment stays, unless all its events are older than `retention_age_ms`. Without `dry_run`, what is returned is
+        gone durably: a read of it raises NotFound with the code `offset_gone` and the `oldest` offset.
+        """
+        logs = self._live(topic).chosen(partition)
+        return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
+
     def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
         """Verify every checksum and invariant of a topic, or of all; changes nothing.
 
@@ -437,7 +461,7 @@ class Engine:
         """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""
         self._mutex = threading.Lock()
         self._journal.after_fork()
-        self._sealer = Sealer()
+        self._sealer = Sealer(self._keeper.rolled)
         for opened in self._open.values():
             for log in opened.logs:
                 log.after_fork()
@@ -497,7 +521,8 @@ class Engine:
                             hint="raise open_topics_max, or open the log again",
                             code="too_many_open_topics",
                         )
-                    logs = [LocalLog(self._catalogue.place(topic, n), self._rolled) for n in range(topic.partitions)]
+                    places = [self._catalogue.place(topic, number) for number in range(topic.partitions)]
+                    logs = [LocalLog(place, self._rolled, self._keeper.may_roll) for place in places]
                     opened = self._open[name] = OpenTopic(topic, logs)
         return opened
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import msgspec
 from crc32c import crc32c
@@ -19,13 +19,33 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str
 
 
+class Retention(TypedDict, total=False):
+    """The settings that say what each partition of a topic keeps. 0 and False: no bound."""
+
+    retention_bytes: int
+    retention_segments: int
+    retention_age_ms: int
+    retention_consumers: bool
+    retention_bytes_hard: int
+    overflow: Literal["delete", "refuse"]
+
+
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a topic was made with. 0 means: as the limits of whoever opened the log say."""
+    """What a topic was made with, and its retention, which may change.
+
+    0 means: as the limits of whoever opened the log say; for retention, no bound.
+    """
 
     segment_bytes: int = 0
     segment_age_ms: int = 0
     data_bytes_max: int = 0
     compression: Literal["none", "zstd"] = "none"
+    retention_bytes: int = 0
+    retention_segments: int = 0
+    retention_age_ms: int = 0
+    retention_consumers: bool = False
+    retention_bytes_hard: int = 0
+    overflow: Literal["delete", "refuse"] = "delete"
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,9 @@ from crc32c import crc32c
 from headwater.errors import Corrupt, TooLarge
 from headwater.format import blob as format
 from headwater.format.batch import corrupt, encode_blob_reference
+from headwater.format.names import offset_of
 from headwater.limits import BLOB_CHUNK_BYTES
-from headwater.storage.failures import deleted, unavailable
+from headwater.storage.failures import deleted, offset_gone, unavailable
 from headwater.storage.place import Place
 
 
@@ -78,16 +79,24 @@ class StoredBlob:
 
     def __init__(self, place: Place, path: Path, reference: tuple[int, int, int]) -> None:
         self.size = reference[0]
+        self._place = place
         self._disk = place.disk
         self._path = path
         self._reference = reference
 
     def chunks(self) -> Iterator[bytes]:
-        """The data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt."""
+        """The data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt.
+
+        Raises NotFound if retention has deleted it.
+        """
         size, chunk_bytes, _ = self._reference
         try:
             fd = self._disk.open_read(self._path)
         except FileNotFoundError as error:
+            if self._disk.inode(self._path.parent.with_suffix(".log")) is None:
+                bases = self._place.segments()
+                offset = offset_of(self._path.name, "blob") or 0
+                raise (offset_gone(self._place, offset, bases[0]) if bases else deleted(self._place)) from error
             raise corrupt("the data of a huge event is missing", str(self._path), 0, size) from error
         try:
             trailer = self._disk.pread(fd, self._disk.size(fd) - size, size) if self._disk.size(fd) > size else b""

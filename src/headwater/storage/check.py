@@ -21,6 +21,7 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
 from headwater.storage.blobs import StoredBlob
 from headwater.storage.place import Place
+from headwater.storage.retention import orphans
 from headwater.storage.seal import build_index
 from headwater.storage.segment import SegmentFile, Window
 
@@ -83,29 +84,35 @@ def check(place: Place, counts: Counts, progress: Callable[[int], None]) -> Iter
             previous_ticks = None
             continue
         try:
-            if previous_ticks is not None and segment.header.previous_ticks < previous_ticks:
-                yield _finding(place, place.segment(base), 40, 8, "ticks do not grow from one segment to the next")
             stop = readable_end(segment, slot, last=end is None)
             walked = walk(segment, stop, end if end is not None else _visible(slot, segment), counts, place)
-            for hole in walked.holes:
-                yield _finding(place, place.segment(base), hole.start, hole.end - hole.start, hole.problem)
-            if end is None and segment.data_end(stop) > stop:
-                yield _finding(
-                    place,
-                    place.segment(base),
-                    stop,
-                    segment.data_end(stop) - stop,
-                    "a torn tail, cut at the next append",
-                    False,
-                )
+            found = list(_check_segment(place, segment, walked, stop, previous_ticks, sealed=end is not None))
+            if place.disk.inode(place.segment(base)) is None:
+                continue  # retention deleted it meanwhile, and what is beside it
+            yield from found
             previous_ticks = walked.last_ticks if not walked.holes else None
-            yield from _check_index(place, segment, sealed=end is not None, sound=not walked.holes)
-            yield from _orphans(place, base, segment, stop)
             counts.segments += 1
             progress(segment.size())
         finally:
             segment.close()
     yield from _kept(place)
+    yield from _left(place, bases)
+
+
+def _check_segment(
+    place: Place, segment: SegmentFile, walked: Walk, stop: int, previous_ticks: int | None, *, sealed: bool
+) -> Iterator[Finding]:
+    """What is wrong with one segment, its index and its blobs. `previous_ticks` are of the segment before it."""
+    path = place.segment(segment.base)
+    if previous_ticks is not None and segment.header.previous_ticks < previous_ticks:
+        yield _finding(place, path, 40, 8, "ticks do not grow from one segment to the next")
+    for hole in walked.holes:
+        yield _finding(place, path, hole.start, hole.end - hole.start, hole.problem)
+    if not sealed and segment.data_end(stop) > stop:
+        torn = segment.data_end(stop) - stop
+        yield _finding(place, path, stop, torn, "a torn tail, cut at the next append", False)
+    yield from _check_index(place, segment, sealed=sealed, sound=not walked.holes)
+    yield from _orphans(place, segment.base, segment, stop)
 
 
 def check_tail(place: Place) -> tuple[Slot | None, list[Finding]]:
@@ -224,6 +231,15 @@ def _kept(place: Place) -> Iterator[Finding]:
     for name in sorted(place.disk.names(place.path)):
         if ".cut-" in name:
             yield _finding(place, place.path / name, 0, 0, "bytes that were cut from the log, and kept", False)
+
+
+def _left(place: Place, bases: list[int]) -> Iterator[Finding]:
+    for names in orphans(place, bases[0]).values() if bases else ():
+        for name in names:
+            if ".cut-" not in name:
+                yield _finding(
+                    place, place.path / name, 0, 0, "left of a deleted segment; the next roll removes it", False
+                )
 
 
 def _reason(error: HeadwaterError) -> str:

@@ -42,3 +42,13 @@ def locked(place: Place) -> Unavailable:
 def deleted(place: Place) -> NotFound:
     """The topic is gone."""
     return NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)
+
+
+def offset_gone(place: Place, offset: int, oldest: int) -> NotFound:
+    """Retention has deleted the event."""
+    return NotFound(
+        f"{place}: offset {offset} is gone, the oldest is {oldest}",
+        hint="read from start='earliest'",
+        code="offset_gone",
+        oldest=oldest,
+    )

@@ -42,10 +42,16 @@ def create(place: Place) -> None:
 class LocalLog:
     """An open log. Before it is first used, only its tail is looked at."""
 
-    def __init__(self, place: Place, on_roll: Callable[[Place], None]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        on_roll: Callable[[Place], None],
+        may_roll: Callable[[Place, Slot], None] = lambda _place, _slot: None,
+    ) -> None:
         self.place = place
         self.node = place.node
         self._on_roll = on_roll
+        self._may_roll = may_roll
         self._identity = _identity(place)
         self._reader = Reader(place, self._identity, self._recover)
         self._begin()
@@ -138,7 +144,7 @@ class LocalLog:
     def settle(self) -> None:
         """Finish what a process that died in the midst of a commit has left, so that it can be read."""
         tail = self._reader.wait_on()
-        if tail is not None and tail.busy() and not self._group.led:
+        if tail is not None and tail.writable and tail.busy() and not self._group.led:
             with self._writer() as writer:
                 if writer.abandoned():
                     writer.recover()
@@ -187,7 +193,13 @@ class LocalLog:
         self._begin()
 
     def _begin(self) -> None:
-        writer = Writer(self.place, self._identity, lambda: self._on_roll(self.place), self._reader.version)
+        writer = Writer(
+            self.place,
+            self._identity,
+            lambda: self._on_roll(self.place),
+            self._reader.version,
+            lambda slot: self._may_roll(self.place, slot),
+        )
         self._group = Group(writer, self.place.limits.commit_bytes_max)
 
     @contextlib.contextmanager

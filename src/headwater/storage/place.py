@@ -71,8 +71,13 @@ class Place(msgspec.Struct, frozen=True):
         return self.cut(base, position, number)
 
     def segments(self) -> list[int]:
-        """The first offsets of all segments, ascending."""
-        return sorted(base for name in self.disk.names(self.path) if (base := offset_of(name, "log")) is not None)
+        """The first offsets of all segments, ascending.
+
+        The directory is read twice: on some file systems a large one that is read while a packed segment takes the
+        place of the old may show neither of them, and each segment is packed only once.
+        """
+        names = {*self.disk.names(self.path), *self.disk.names(self.path)}
+        return sorted(base for name in names if (base := offset_of(name, "log")) is not None)
 
     def __str__(self) -> str:
         return f"topic {self.topic!r}, partition {self.partition}"

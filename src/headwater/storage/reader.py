@@ -18,7 +18,7 @@ from headwater.format.index import Index
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, Slot
 from headwater.storage import recovery
-from headwater.storage.failures import deleted
+from headwater.storage.failures import deleted, offset_gone
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 from headwater.storage.tail import Tail
@@ -53,7 +53,11 @@ class Reader:
 
     def start(self) -> int:
         """The oldest readable offset."""
-        return self._known_bases(self.slot())[0]
+        slot = self.slot()
+        bases = self._known_bases(slot)
+        if bases and (bases[0] == slot.segment or self._place.disk.inode(self._place.segment(bases[0])) is not None):
+            return bases[0]
+        return self._oldest()  # retention, of any process, has deleted what was the oldest
 
     def wait_on(self) -> Tail | None:
         """The tail to sleep on; None if the log cannot change."""
@@ -87,8 +91,18 @@ class Reader:
 
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""
+        while True:
+            try:
+                return self._offset_at(ticks)
+            except NotFound as error:
+                if error.code != "offset_gone":  # else retention came in between: look again in what is left
+                    raise
+
+    def _offset_at(self, ticks: int) -> int:
         slot = self.slot()
         bases = self._known_bases(slot)
+        if not bases:
+            raise self.gone(0)
         at = bisect_right(bases, ticks, key=lambda base: self.segment(base, slot).header.previous_ticks + 1) - 1
         if at < 0:
             return bases[0]
@@ -128,10 +142,23 @@ class Reader:
         return int(batches.positions[number]), int(batches.offsets[number])
 
     def segment(self, base: int, slot: Slot) -> SegmentFile:
-        """An open segment; raises NotFound if it is gone."""
+        """An open segment; raises NotFound, with the oldest offset, if it was deleted."""
+        try:
+            return self._open(base, slot)
+        except NotFound as error:
+            gone = self.gone(base)
+            raise (gone if base < gone.oldest else error) from None
+
+    def _open(self, base: int, slot: Slot) -> SegmentFile:
+        there = base == slot.segment or self._place.disk.inode(self._place.segment(base)) is not None
         with self._opening:
             found = self._segments.get(base)
-            if found is None or found[1] != slot.generation or (base != slot.segment and found[0].replaced()):
+            if (
+                found is None
+                or found[1] != slot.generation
+                or not there
+                or (base != slot.segment and found[0].replaced())
+            ):
                 found = self._segments[base] = SegmentFile(self._place, base), slot.generation
             self._segments.move_to_end(base)
             while len(self._segments) > OPEN_SEGMENTS_MAX:
@@ -149,13 +176,12 @@ class Reader:
         bases = self._known_bases(slot)
         at = bisect_right(bases, offset) - 1
         if at < 0:
-            raise NotFound(
-                f"{self._place}: offset {offset} is gone, the oldest is {bases[0]}",
-                hint="read from start='earliest'",
-                code="offset_gone",
-                oldest=bases[0],
-            )
+            raise self.gone(offset)
         return bases[at]
+
+    def gone(self, offset: int) -> NotFound:
+        """That retention has deleted an offset."""
+        return offset_gone(self._place, offset, self._oldest())
 
     def close(self) -> None:
         """Let go of the files; batches that were handed out stay valid."""
@@ -193,10 +219,31 @@ class Reader:
         return self._still
 
     def _known_bases(self, slot: Slot) -> list[int]:
-        """The segments up to the active one: a later one, which a roll is just making, is not in use."""
-        if not self._bases or self._bases[-1] != slot.segment:
-            self._bases = [base for base in self._place.segments() if base <= slot.segment]
-        return self._bases
+        """The segments up to the active one: a later one, which a roll is just making, is not in use.
+
+        Those at the beginning may have been deleted since. None at all if the slot is that old.
+        """
+        bases = self._bases
+        if not bases or bases[-1] != slot.segment:
+            bases = self._bases = [base for base in self._place.segments() if base <= slot.segment]
+            self._let_go(bases[0] if bases else slot.segment)
+        return bases
+
+    def _oldest(self) -> int:
+        """The first offset of the oldest segment that is there now."""
+        while True:
+            slot, self._bases = self.slot(), []
+            bases = self._known_bases(slot)
+            if bases:
+                return bases[0]
+            if self.slot() == slot:  # nobody rolled meanwhile: the active one must have been there
+                raise corrupt("the active segment is missing", str(self._place.segment(slot.segment)), 0, HEADER_BYTES)
+
+    def _let_go(self, oldest: int) -> None:
+        """Close what was deleted, so that its space is given back; whoever reads it keeps it."""
+        with self._opening:
+            for base in [base for base in self._segments if base < oldest]:
+                del self._segments[base]
 
     def _backwards(self, start: int, stop: int, types: TypeTest | None, slot: Slot) -> Iterator[Batch]:
         stop = min(stop, slot.visible_offset)
@@ -212,6 +259,8 @@ class Reader:
                     if not batch.flags & LOST:
                         yield batch
                 stop = bases[number]
+        if start < stop:  # all that is there was read, and more was asked for
+            raise self.gone(start)
 
     def _segment_backwards(
         self, segment: SegmentFile, slot: Slot, stop: int, end_offset: int, types: TypeTest | None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from headwater.errors import Corrupt
+from headwater.errors import Corrupt, NotFound
 from headwater.format.batch import encode_lost
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
@@ -63,6 +63,8 @@ def mends(place: Place) -> list[Mend]:
         damaged = False
         try:
             segment = SegmentFile(place, base)
+        except NotFound:
+            continue  # retention deleted it meanwhile: only `plan`, which holds no lock, comes here
         except Corrupt:
             damaged = True
             segment = SegmentFile(place, base, header=_new_header(place, base, last_ticks))

@@ -2,7 +2,8 @@
 
 Outside the writers' lock: the finished segment never changes, readers that hold it keep the old file, and the new one
 takes its name in one rename. Offsets, times and ids stay. A lock on the segment's own file keeps two processes from
-sealing it at once. Damage is never packed over: it raises, and the segment stays as it is.
+sealing it at once, and retention from deleting it meanwhile. Damage is never packed over: it raises, and the segment
+stays as it is.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def seal(place: Place, base: int, pause: Pause = lambda: None) -> bool:
         try:
             if segment.index() is None:
                 if not segment.header.packed and _worth_packing(place, segment):
-                    _pack(place, segment, pause)
+                    packed = _pack(place, segment, pause)
+                    disk.release(fd)
+                    fd = packed
                     segment.close()
                     segment = SegmentFile(place, base)
                 index = build_index(segment, pause)
@@ -109,7 +112,8 @@ def _worth_packing(place: Place, segment: SegmentFile) -> bool:
     return batches > 2 * max(1, segment.size() // place.limits.pack_bytes)
 
 
-def _pack(place: Place, segment: SegmentFile, pause: Pause) -> None:
+def _pack(place: Place, segment: SegmentFile, pause: Pause) -> int:
+    """Put a packed file in the place of the segment; returns it, locked, so that it stays until it is indexed."""
     disk = place.disk
     path = place.segment(segment.base)
     file_id = int.from_bytes(place.clock.random_bytes(4), "little")
@@ -126,13 +130,13 @@ def _pack(place: Place, segment: SegmentFile, pause: Pause) -> None:
             pause()
         disk.fdatasync(fd)
         disk.rename(temporary, path)
+        disk.sync_directory(place.path)
     except BaseException:
         with contextlib.suppress(OSError):
             disk.unlink(temporary)
-        raise
-    finally:
         disk.release(fd)
-    disk.sync_directory(place.path)
+        raise
+    return fd
 
 
 def _runs(batches: Iterator[Batch], place: Place, pause: Pause) -> Iterator[list[Batch]]:

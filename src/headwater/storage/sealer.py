@@ -1,4 +1,4 @@
-"""The thread that seals finished segments in the background, leaving most of the processor to the appends."""
+"""The thread that deletes and seals finished segments in the background, leaving the processor to the appends."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import logging
 import queue
 import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, NotFound
 from headwater.storage import seal
 from headwater.storage.failures import unavailable
 from headwater.storage.place import Place
@@ -19,9 +21,13 @@ REST = 1.0  # rest per work: half of one core at most
 
 
 class Sealer:
-    """Seals what it is told of, one segment at a time. Lazy: no thread before there is work."""
+    """Sees to logs that rolled, one segment at a time: deletes what is old, then seals. No thread before there is work.
 
-    def __init__(self) -> None:
+    `retain` applies the retention of a log. It is called for all that rolled before another segment is sealed.
+    """
+
+    def __init__(self, retain: Callable[[Place], None] = lambda _: None) -> None:
+        self._retain = retain
         self._work: queue.SimpleQueue[Place | None] = queue.SimpleQueue()
         self._mutex = threading.Lock()  # protects `_thread`
         self._thread: threading.Thread | None = None
@@ -46,13 +52,33 @@ class Sealer:
             thread.join()
 
     def _run(self) -> None:
-        while (place := self._work.get()) is not None:
+        waiting: deque[tuple[Place, Iterator[int]]] = deque()
+        while self._take(waiting):
+            if waiting and not self._stopping:
+                place, sealing = waiting[0]
+                try:
+                    if next(sealing, None) is None:
+                        waiting.popleft()
+                except _Stop:
+                    waiting.clear()
+                except HeadwaterError as error:
+                    waiting.popleft()
+                    log.warning("%s could not be sealed, and stays as it is: %s", place, error)
+
+    def _take(self, waiting: deque[tuple[Place, Iterator[int]]]) -> bool:
+        """Apply the retention of all logs that rolled, and have them wait to be sealed; False at the end."""
+        while self._stopping or not waiting or not self._work.empty():
+            place = self._work.get()
+            if place is None:
+                return False
             try:
-                seal_all(place, _Pacer(place, self).pause)
-            except _Stop:
-                return
+                self._retain(place)
+            except NotFound:
+                continue  # the topic was deleted
             except HeadwaterError as error:
-                log.warning("%s could not be sealed, and stays as it is: %s", place, error)
+                log.warning("%s could not delete what is old, and keeps it: %s", place, error)
+            waiting.append((place, seal_each(place, _Pacer(place, self).pause)))
+        return True
 
     @property
     def stopping(self) -> bool:
@@ -61,15 +87,20 @@ class Sealer:
 
 def seal_all(place: Place, pause: seal.Pause = lambda: None) -> int:
     """Seal every finished segment of a log that is not sealed; returns how many."""
+    return sum(seal_each(place, pause))
+
+
+def seal_each(place: Place, pause: seal.Pause) -> Iterator[int]:
+    """The same, one at a time: 1 for each segment that was sealed, 0 if another process is at it or it is gone."""
     bases = place.segments()
-    done = 0
     for base in seal.unsealed(place, bases[-1]) if bases else ():
+        done = 0
         try:
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                done += seal.seal(place, base, pause)
+                done = int(seal.seal(place, base, pause))
         except OSError as error:
             raise unavailable(place, "a segment cannot be sealed, and stays as it is", error) from error
-    return done
+        yield done
 
 
 class _Stop(Exception):  # it is a signal, not an error

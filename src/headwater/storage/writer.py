@@ -49,14 +49,25 @@ class Prepared:
 class Writer:
     """The appending side of one log in one process."""
 
-    def __init__(self, place: Place, identity: int | None, on_roll: Callable[[], None], version_of: VersionOf) -> None:
-        """`identity` is of the log's lock: another one there means another log. `version_of` tells a key's version."""
+    def __init__(
+        self,
+        place: Place,
+        identity: int | None,
+        on_roll: Callable[[], None],
+        version_of: VersionOf,
+        may_roll: Callable[[Slot], None] = lambda _: None,
+    ) -> None:
+        """`identity` is of the log's lock: another one there means another log. `version_of` tells a key's version.
+
+        `may_roll` raises if a new segment must not be begun.
+        """
         self._place = place
         self._identity = identity
         self._disk = place.disk
         self._pwrite = place.disk.pwrite
         self._clock = place.clock
         self._on_roll = on_roll
+        self._may_roll = may_roll
         self._boot_id = place.clock.boot_id()
         self._lock_fd = -1
         self._fd = -1
@@ -92,6 +103,7 @@ class Writer:
                 ticks = max(self._clock.ticks(), slot.last_ticks + 1)
                 data, offset, last_ticks = self._encode(group, slot.visible_offset, ticks)
                 if self._must_roll(slot, len(data), ticks):
+                    self._may_roll(slot)
                     slot = self._roll(tail, slot)
                     rolled = True
                 tail.begin()
@@ -129,6 +141,7 @@ class Writer:
             prepared = Prepared(tail, slot, group, rolled=False)
             prepared.data, prepared.end_offset, prepared.last_ticks = self._encode(group, slot.visible_offset, ticks)
             if self._must_roll(slot, len(prepared.data), ticks):
+                self._may_roll(slot)
                 prepared.slot = self._roll(tail, slot)
                 prepared.rolled = True
             elif slot.safe_offset < slot.visible_offset and slot.durable_offset < slot.visible_offset:

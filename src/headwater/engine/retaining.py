@@ -1,0 +1,130 @@
+"""Retention over the topics of a log directory: after each roll, before one, and by command.
+
+What a topic keeps is read from its settings each time, so that a change by any process counts from the next roll on.
+Safe from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from headwater.engine.catalogue import Catalogue, with_retention
+from headwater.engine.reading import resolve
+from headwater.errors import HeadwaterError, Invalid
+from headwater.event import ticks_of
+from headwater.format.names import log_uuid
+from headwater.format.settings import Retention, Topic
+from headwater.format.tail import OPEN, Slot
+from headwater.storage import retention
+from headwater.storage.failures import deleted, unavailable
+from headwater.storage.log import LocalLog
+from headwater.storage.place import Place
+from headwater.storage.retention import Deleted, Rules, Segment
+from headwater.storage.tail import Tail
+
+Slowest = Callable[[Topic, int], int | None]
+"""The lowest cursor of all consumers of a topic in a partition; None if it has none."""
+
+
+def no_consumers(_topic: Topic, _partition: int) -> int | None:
+    return None
+
+
+class Keeper:
+    """Keeps the logs of one directory within the bounds of their topics."""
+
+    def __init__(self, catalogue: Catalogue, slowest: Slowest = no_consumers) -> None:
+        self.slowest = slowest
+        self._catalogue = catalogue
+
+    def rolled(self, place: Place) -> None:
+        """Delete what a log that rolled need not keep; what cannot be deleted now is left for the next roll."""
+        try:
+            tail = Tail.open(place)
+            slot = tail.newest() if tail is not None else None
+            if slot is None or slot.boot_id != place.clock.boot_id():
+                return  # somebody must recover it first
+            rules = self._rules(place)
+            if rules.bounded:
+                segments = retention.survey(place, slot)
+                retention.delete(place, retention.due(place, slot, segments, rules), wait=False)
+            retention.sweep(place)
+        except OSError as error:
+            raise unavailable(place, "what is old cannot be deleted", error) from error
+
+    def may_roll(self, place: Place, slot: Slot) -> None:
+        """Raise Unavailable if the log has reached its hard bound, and its topic refuses what comes then."""
+        full = None
+        with contextlib.suppress(HeadwaterError, OSError):  # what cannot be read is no reason to refuse an append
+            topic = self._catalogue.find(place.topic)
+            if topic.settings.overflow == "refuse":
+                full = retention.full(place, slot, self._rules(place, topic))
+        if full is not None:
+            raise full
+
+    def retain(
+        self,
+        logs: list[LocalLog],
+        *,
+        changes: Retention,
+        before: int | datetime | None,
+        dry_run: bool,
+    ) -> list[Deleted]:
+        """Change what the topic of these logs keeps, if there are changes, and delete what it need not keep now."""
+        name = logs[0].place.topic
+        bounds = [_before(log, before, len(logs)) for log in logs]
+        topic = self._catalogue.find(name)
+        if changes and dry_run:
+            topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
+        elif changes:
+            topic = self._catalogue.change(name, changes)
+        found: list[Deleted] = []
+        for log, (offset, ticks) in zip(logs, bounds, strict=True):
+            rules = msgspec.structs.replace(self._rules(log.place, topic), before=offset, before_ticks=ticks)
+            found += _apply(log, rules, dry_run)
+        return found
+
+    def _rules(self, place: Place, topic: Topic | None = None) -> Rules:
+        """What a log keeps; raises NotFound if its topic was deleted, also if another has its name now."""
+        topic = topic or self._catalogue.find(place.topic)
+        if log_uuid(UUID(topic.uuid), place.partition) != place.uuid:
+            raise deleted(place)
+        passed = self.slowest(topic, place.partition) if topic.settings.retention_consumers else None
+        return Rules(topic.settings, passed)
+
+
+def _apply(log: LocalLog, rules: Rules, dry_run: bool) -> list[Deleted]:
+    place, slot = log.place, log.state()
+    segments = retention.survey(place, slot)
+    due = retention.due(place, slot, segments, rules)
+    if len(due) == len(segments) - 1 and slot.state == OPEN and retention.outlived(place, slot, rules):
+        if dry_run:
+            due.append(segments[-1])
+        elif log.roll(tell=False):
+            slot = log.state()
+            due = retention.due(place, slot, retention.survey(place, slot), rules)
+    if dry_run:
+        return [_deleted(place, segment) for segment in due]
+    done = retention.delete(place, due, wait=True)
+    retention.sweep(place)
+    return done
+
+
+def _deleted(place: Place, segment: Segment) -> Deleted:
+    return Deleted(place.topic, place.partition, segment.base, segment.end, segment.bytes)
+
+
+def _before(log: LocalLog, before: int | datetime | None, logs: int) -> tuple[int, int]:
+    """What ends before this may go: an offset, and ticks."""
+    if before is None:
+        return 0, 0
+    if isinstance(before, datetime):
+        return 0, ticks_of(before)
+    if isinstance(before, int):
+        return resolve(log, before, logs), 0
+    raise Invalid(f"{before!r} is neither an offset nor a time")

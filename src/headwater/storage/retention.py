@@ -1,0 +1,306 @@
+"""Retention: deleting the oldest segments of a log, whole, when it outgrows what its topic keeps (docs/FORMAT.md).
+
+`due` tells which segments have to go, `delete` takes them away. A segment is deleted under the lock of the log, so that
+neither a repair nor a topic made anew in this place comes in between, and under the lock of its own file, so that no
+sealer renames a packed one over it afterwards. Appends do not wait: the log's lock is held for the removal of one name;
+the syncs, and giving the space back, come after it. Safe from any thread and process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from headwater.errors import Corrupt, NotFound, Unavailable
+from headwater.format import segment as segment_format
+from headwater.format.names import offset_of
+from headwater.format.segment import HEADER_BYTES
+from headwater.format.settings import TopicSettings
+from headwater.format.tail import Slot
+from headwater.storage.disk import wait_for_lock
+from headwater.storage.failures import deleted, locked, unavailable
+from headwater.storage.place import Place
+from headwater.storage.segment import read_header
+from headwater.storage.tail import Tail
+
+TICKS_PER_MS = 10_000
+BUSY_POLL_S = 0.005  # how often to look whether a sealer has let go of a segment
+
+Outcome = Literal["deleted", "gone", "busy"]  # by this call, by somebody else, or not because it is being sealed
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """A segment that was deleted, or would be: the offsets from `first` to before `end`, and the bytes of its files."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    bytes: int
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A segment and all its files."""
+
+    base: int
+    end: int
+    bytes: int
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What one partition keeps: the settings of its topic, and what was asked for besides."""
+
+    settings: TopicSettings
+    passed: int | None = None  # the slowest consumer's cursor; None if there are no consumers
+    before: int = 0  # what ends at or before this offset is not wanted,
+    before_ticks: int = 0  # nor is what is older than this
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything may have to go."""
+        kept = self.settings
+        hard = kept.retention_bytes_hard and (kept.overflow == "delete" or kept.retention_consumers)
+        wanted = kept.retention_bytes or kept.retention_segments or kept.retention_age_ms
+        return bool(wanted or hard or self.before or self.before_ticks)
+
+    def free(self, end: int) -> bool:
+        """Whether all consumers that count have passed what ends here."""
+        return not self.settings.retention_consumers or self.passed is None or end <= self.passed
+
+    def oldest_ticks(self, now: int) -> int:
+        """A segment whose last event is older than this is not wanted."""
+        age_ms = self.settings.retention_age_ms
+        return max(self.before_ticks, now - age_ms * TICKS_PER_MS if age_ms else 0)
+
+
+def survey(place: Place, slot: Slot) -> list[Segment]:
+    """The segments of a log, oldest first; the active one is the last. Space that it has reserved does not count."""
+    sizes: dict[int, int] = {}
+    active = place.segment(slot.segment).name
+    for name in place.disk.names(place.path):
+        base = _base_of(name)
+        if base is not None:
+            sizes[base] = sizes.get(base, 0) + _size(place, name, slot.visible_position if name == active else None)
+    bases = [base for base in place.segments() if base <= slot.segment]
+    ends = [*bases[1:], slot.visible_offset]
+    return [Segment(base, end, sizes.get(base, 0)) for base, end in zip(bases, ends, strict=True)]
+
+
+def due(place: Place, slot: Slot, segments: list[Segment], rules: Rules) -> list[Segment]:
+    """The finished segments that have to go, oldest first.
+
+    All that is below the active segment is durable, because a roll syncs it: nothing else is ever deleted.
+    """
+    kept = rules.settings
+    hard = kept.retention_bytes_hard
+    oldest_ticks = rules.oldest_ticks(place.clock.ticks())
+    total, left = sum(segment.bytes for segment in segments), len(segments)
+    found: list[Segment] = []
+    for segment in segments[:-1]:
+        if segment.end > min(slot.segment, slot.durable_offset):
+            break
+        wanted = not (
+            (kept.retention_bytes and total > kept.retention_bytes)
+            or (kept.retention_segments and left > kept.retention_segments)
+            or segment.end <= rules.before
+            or (oldest_ticks and _last_ticks(place, segment) < oldest_ticks)
+        )
+        over = hard and total > hard and (kept.overflow == "delete" or kept.retention_consumers)
+        if not over and wanted:
+            break
+        if not rules.free(segment.end) and not (over and kept.overflow == "delete"):
+            break
+        found.append(segment)
+        total -= segment.bytes
+        left -= 1
+    return found
+
+
+def outlived(place: Place, slot: Slot, rules: Rules) -> bool:
+    """Whether every event of the active segment is too old to be kept, and may go once the segment is finished."""
+    age_ms = rules.settings.retention_age_ms
+    old = age_ms and slot.last_ticks < place.clock.ticks() - age_ms * TICKS_PER_MS
+    return bool(old and slot.visible_position > HEADER_BYTES and rules.free(slot.visible_offset))
+
+
+def full(place: Place, slot: Slot, rules: Rules) -> Unavailable | None:
+    """Why no new segment may be begun; None if it may: what is due for deletion makes its space afterwards."""
+    hard = rules.settings.retention_bytes_hard
+    segments = survey(place, slot)
+    total = sum(segment.bytes for segment in segments)
+    if total <= hard or total - sum(segment.bytes for segment in due(place, slot, segments, rules)) <= hard:
+        return None
+    behind = rules.settings.retention_consumers and rules.passed is not None
+    return Unavailable(
+        f"{place} is full: it has {total} bytes, and may have {hard}",
+        hint="let the slowest consumer catch up, or change the retention: headwater retain"
+        if behind
+        else "delete what is old, or change the retention: headwater retain",
+        code="log_full",
+        bytes=total,
+        maximum=hard,
+    )
+
+
+def delete(place: Place, segments: list[Segment], *, wait: bool) -> list[Deleted]:
+    """Delete segments, the oldest first; each is gone durably before the next. Returns those that went by this call.
+
+    One that is being sealed is waited for, up to a limit (Unavailable); without `wait`, it is left for the next time,
+    and so are those behind it.
+    """
+    done: list[Deleted] = []
+    try:
+        if segments:
+            # Another process may have deleted older ones just now: if a power loss brought one of them back, and not
+            # the one that is deleted here, there would be a gap.
+            place.disk.sync_directory(place.path)
+        for segment in segments:
+            outcome = _take_away(place, segment.base, place.limits.lock_wait_s if wait else 0.0)
+            if outcome == "busy":
+                break
+            _remove_rest(place, segment.base)
+            if outcome == "deleted":
+                done.append(Deleted(place.topic, place.partition, segment.base, segment.end, segment.bytes))
+    except OSError as error:
+        if place.disk.inode(place.path) is None:
+            raise deleted(place) from error
+        raise unavailable(place, "a segment cannot be deleted", error) from error
+    return done
+
+
+def orphans(place: Place, oldest: int) -> dict[int, list[str]]:
+    """What a crash left of deleted segments: the names of files below the oldest segment, by the segment."""
+    found: dict[int, list[str]] = {}
+    for name in sorted(place.disk.names(place.path)):
+        base = _base_of(name)
+        if base is not None and base < oldest and not name.endswith(".log"):
+            found.setdefault(base, []).append(name)
+    # Asked for by its name: a directory that is read while a packed segment takes its place may not show either.
+    return {base: names for base, names in found.items() if place.disk.inode(place.segment(base)) is None}
+
+
+def sweep(place: Place) -> None:
+    """Remove what a crash left of deleted segments."""
+    bases = place.segments()
+    try:
+        for base in orphans(place, bases[0]) if bases else ():
+            _remove_rest(place, base)
+    except OSError as error:
+        raise unavailable(place, "what is left of a deleted segment cannot be removed", error) from error
+
+
+def _take_away(place: Place, base: int, wait_s: float) -> Outcome:
+    """Remove the file of a segment, waiting for whoever seals it; raises Unavailable when that takes too long."""
+    deadline = place.clock.monotonic() + wait_s
+    while (outcome := _try_to_take_away(place, base)) == "busy" and wait_s:
+        if place.clock.monotonic() > deadline:
+            raise Unavailable(
+                f"{place}: segment {base} is being sealed by another process for more than {wait_s:g} s",
+                hint=f"is one stopped or stuck? 'fuser {place.segment(base)}' names it",
+                code="locked",
+            )
+        place.clock.sleep(BUSY_POLL_S)
+    return outcome
+
+
+def _try_to_take_away(place: Place, base: int) -> Outcome:
+    """Remove the file of a segment, durably."""
+    disk, path = place.disk, place.segment(base)
+    try:
+        fd = disk.open_read(path)
+    except FileNotFoundError:
+        disk.sync_directory(
+            place.path
+        )  # whoever removed it may not have come to this, and the next one must not go first
+        return "gone"
+    try:
+        with _locked(place):
+            if not disk.hold(fd) or disk.inode(path) != disk.inode(fd):
+                return "busy"
+            _check_own(place, fd)
+            disk.unlink(path)
+        disk.sync_directory(place.path)
+    finally:
+        disk.release(fd)  # last, and outside the log's lock: this is what gives the space back
+    return "deleted"
+
+
+@contextlib.contextmanager
+def _locked(place: Place) -> Iterator[None]:
+    """Hold the log's lock; raises NotFound if the topic was deleted."""
+    disk = place.disk
+    try:
+        fd = disk.open_write(place.lock)
+    except FileNotFoundError as error:
+        raise deleted(place) from error
+    try:
+        tail = Tail.open(place)
+        contend = tail.contend if tail is not None and tail.writable else None
+        if not wait_for_lock(disk.hold, fd, place.clock, place.limits.lock_wait_s, contend):
+            raise locked(place)
+        if disk.inode(place.lock) != disk.inode(fd):
+            raise deleted(place)
+        yield
+    finally:
+        disk.release(fd)
+
+
+def _check_own(place: Place, fd: int) -> None:
+    """Raise NotFound if the file is of a topic that was made in this place since."""
+    with contextlib.suppress(Corrupt):  # a damaged segment may go like any other, and a new one is not damaged
+        if segment_format.decode(place.disk.pread(fd, HEADER_BYTES, 0)).log_uuid != place.uuid:
+            raise deleted(place)
+
+
+def _remove_rest(place: Place, base: int) -> None:
+    """Remove the files beside a segment whose own file is gone. Not synced: what comes back is swept."""
+    disk, blobs = place.disk, place.blobs(base)
+    for name in disk.names(place.path):
+        if _base_of(name) == base and name != blobs.name:
+            _remove(place, base, place.path / name)
+    for name in disk.names(blobs):
+        _remove(place, base, blobs / name)
+    if disk.inode(blobs) is not None:
+        with _locked(place):
+            if disk.inode(place.segment(base)) is None:
+                disk.remove_tree(blobs)
+
+
+def _remove(place: Place, base: int, path: Path) -> None:
+    """Remove one file of a deleted segment: under the log's lock, or it might be of a topic made here since."""
+    disk = place.disk
+    with contextlib.suppress(FileNotFoundError):  # somebody else sweeps too
+        fd = disk.open_read(path)
+        try:
+            with _locked(place):
+                if disk.inode(place.segment(base)) is None:
+                    disk.unlink(path)
+        finally:
+            disk.close(fd)  # outside the lock: this is what gives the space back
+
+
+def _last_ticks(place: Place, segment: Segment) -> int:
+    """The ticks of the last event of a finished segment. If they cannot be told, it counts as new."""
+    try:
+        return read_header(place, segment.end).previous_ticks
+    except (Corrupt, NotFound):
+        return place.clock.ticks()
+
+
+def _base_of(name: str) -> int | None:
+    """The first offset of the segment that a file belongs to; None for files of no segment and unfinished ones."""
+    suffix = name.partition(".")[2]
+    return None if name.endswith(".tmp") else offset_of(name, suffix)
+
+
+def _size(place: Place, name: str, most: int | None) -> int:
+    """Bytes of a file of a segment, or of its blobs; `most` is how many of them count."""
+    path = place.path / name
+    if name.endswith(".blobs"):
+        return sum(place.disk.file_size(path / blob) for blob in place.disk.names(path))
+    size = place.disk.file_size(path)
+    return size if most is None else min(size, most)
