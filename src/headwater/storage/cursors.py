@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,16 +203,19 @@ class Cursors:
 
     # Without the lock
 
-    def peek(self, partition: int) -> CursorSlot | None:
-        """The newest slot of a partition as it looks without the lock; None if it cannot be read just now."""
+    def peek(self, partitions: Iterable[int]) -> dict[int, CursorSlot]:
+        """The newest slots of some partitions as they look without the lock; none for those unreadable just now."""
         try:
             fd = self._disk.open_read(self.path)
         except OSError:
-            return None
+            return {}
         try:
-            return format.newest(self._disk.pread(fd, format.PAIR_BYTES, format.slot_at(partition, 0)))
+            pairs = {
+                number: self._disk.pread(fd, format.PAIR_BYTES, format.slot_at(number, 0)) for number in partitions
+            }
         finally:
             self._disk.close(fd)
+        return {number: slot for number, pair in pairs.items() if (slot := format.newest(pair)) is not None}
 
     def _lock(self) -> int:
         disk = self._disk
@@ -289,7 +292,7 @@ class Cursors:
         if slot is None:
             raise Corrupt(
                 f"{self.path}: both slots of partition {partition} are damaged",
-                hint="delete the consumer with 'headwater forget', and seek to where it was",
+                hint="delete the consumer with 'headwater forget', and begin it anew where it was",
                 path=str(self.path),
                 position=format.slot_at(partition, 0),
                 size=format.PAIR_BYTES,
