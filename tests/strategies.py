@@ -13,6 +13,7 @@ from headwater.event import CONTENTS, Content
 from headwater.format import batch as batch_format
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
+from headwater.format.cursors import CursorsHeader, CursorSlot, Member
 from headwater.format.index import Index
 from headwater.format.segment import SegmentHeader
 from headwater.format.tail import Slot
@@ -121,6 +122,21 @@ slots = st.builds(
     i64,
     st.integers(0, 2**64 - 1),
     st.integers(0, 4),
+)
+ids = st.binary(min_size=16, max_size=16).filter(any)
+cursors_headers = st.builds(CursorsHeader, st.binary(min_size=16, max_size=16), st.integers(1, 4096))
+members = st.builds(Member, ids, i64)
+cursor_slots = st.builds(
+    CursorSlot,
+    st.integers(1, 2**64 - 1),
+    i64,
+    st.integers(0, 2**64 - 1),
+    st.binary(min_size=16, max_size=16),
+    st.binary(min_size=16, max_size=16),
+    i64,
+    i64,
+    i64,
+    u32,
 )
 
 

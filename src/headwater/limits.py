@@ -14,6 +14,8 @@ TYPE_BYTES_MAX = 255  # a type is a name, and the index keeps each one
 BLOB_CHUNK_BYTES = MIB  # the unit of checksums in a blob: what a reader must hold to hand out verified bytes
 DATA_BYTES_CEILING = 4 * GIB - 1  # protocols carry an event's length as u32
 BATCH_BYTES_CEILING = 1 * GIB  # offsets in a column are i32, as in Arrow's binary
+CONSUMER_MEMBERS_MAX = 128  # who read as one consumer at once; each looks at all of them when it renews its leases
+CONSUMER_NAME_BYTES_MAX = 64  # escaped, it fits a directory's name without being shortened, so that it can be read back
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +44,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     producer_answers_max: int = 5  # answers kept for each: a producer has one request in flight, and a retry or two
     producer_age_ms: int = 7 * 24 * 3600 * 1000  # a producer that was silent for this long does not retry any more
     producer_id_bytes_max: int = 255
+
+    lease_ms: int = 10_000  # how long a dead reader keeps its partitions; long enough for a stall of a busy machine
+    ack_ms: int = 100  # acks are stored this often: what a crash may deliver again, against a write for each
+    failures_max: int = 5  # an event that failed so often is set aside, so that the others behind it are handled
+    retry_ms: int = 100  # before the first retry; doubled for each further one
+    retry_ms_max: int = 10_000  # so that an event that may fail often is still tried now and then
+    unacked_max: int = 200_000  # events that were handed out and not acked: each is remembered
 
     lock_wait_s: float = 30.0  # a writer that waits longer than this for the lock gives up: Unavailable
 

@@ -83,6 +83,18 @@ def read_tail(stored: bytes) -> tuple[int, int]:
     return segment, position
 
 
+def read_cursor(stored: bytes, topic_uuid: bytes, partition: int) -> int:
+    """The cursor of one partition in the file of a consumer."""
+    magic, version, _, partitions, uuid = struct.unpack_from("<8sHHI16s", stored)
+    check(magic == b"HWCURSR1" and crc(stored[:60]) == struct.unpack_from("<I", stored, 60)[0], "damaged header")
+    check(version == 1 and uuid == topic_uuid and len(stored) == 4224 + 256 * partitions, "another consumer")
+    slots = [stored[4224 + 256 * partition + 128 * i :][:128] for i in (0, 1)]
+    valid = [slot for slot in slots if any(slot[:8]) and crc(slot[:124]) == struct.unpack("<I", slot[124:])[0]]
+    newest = max(valid, key=lambda slot: int.from_bytes(slot[:8], "little"))
+    cursor: int = struct.unpack_from("<q", newest, 8)[0]
+    return cursor
+
+
 def read_partition(path: Path, partition: int, uuid: bytes) -> list[Event]:
     active, visible = read_tail((path / "tail").read_bytes())
     node = int.from_bytes(uuid[:8], "big") & (1 << 62) - 1

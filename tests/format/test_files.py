@@ -13,7 +13,8 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from headwater.errors import Corrupt, HeadwaterError, Unsupported
-from headwater.format import blob, segment, settings, tail
+from headwater.format import blob, cursors, segment, settings, tail
+from headwater.format.cursors import CursorsHeader, CursorSlot, Member, Words
 from headwater.format.index import Index
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import Store, Topic, TopicSettings
@@ -107,6 +108,77 @@ def test_any_flipped_byte_of_a_tail_is_detected_but_for_the_volatile_words(one: 
     unnoticed = [at for at in range(len(stored)) if tail.sound(flipped(stored, at, 0x10))]
     assert unnoticed == list(range(8, 24))
     assert not tail.sound(stored[:-1])
+
+
+# Consumer
+
+
+@given(strategies.cursors_headers)
+def test_the_header_of_a_consumer_comes_back(header: CursorsHeader) -> None:
+    assert len(header.encode()) == cursors.HEADER_BYTES
+    assert cursors.decode_header(header.encode()) == header
+
+
+@all_bytes_each
+@given(strategies.cursors_headers)
+def test_any_flipped_byte_of_the_header_of_a_consumer_is_detected(header: CursorsHeader) -> None:
+    stored = header.encode()
+    for damaged in [*all_flips(stored), *(stored[:size] for size in range(len(stored)))]:
+        with pytest.raises(Corrupt):
+            cursors.decode_header(damaged)
+
+
+def test_an_unknown_version_of_a_consumer_is_unsupported() -> None:
+    head = CursorsHeader(bytes(16), 1).encode()[:60]
+    head = head[:8] + b"\x02\0" + head[10:]
+    with pytest.raises(Unsupported, match="upgrade"):
+        cursors.decode_header(head + crc32c(head).to_bytes(4, "little"))
+
+
+@given(strategies.cursor_slots)
+def test_a_cursor_comes_back(slot: CursorSlot) -> None:
+    assert len(slot.encode()) == cursors.SLOT_BYTES
+    assert cursors.decode_slot(slot.encode()) == slot
+    assert cursors.decode_slot(slot.encode()[:-1]) is None
+
+
+@all_bytes_each
+@given(strategies.cursor_slots, strategies.cursor_slots)
+def test_any_flipped_byte_of_a_cursor_leaves_the_other_slot(one: CursorSlot, other: CursorSlot) -> None:
+    for damaged in all_flips(one.encode()):
+        assert cursors.newest(damaged + other.encode()) == other
+        assert cursors.newest(other.encode() + damaged) == other
+        assert cursors.newest(damaged + bytes(cursors.SLOT_BYTES)) is None
+
+
+@given(strategies.cursor_slots, strategies.cursor_slots)
+def test_the_newest_cursor_is_the_one_with_the_higher_counter(one: CursorSlot, other: CursorSlot) -> None:
+    newest = cursors.newest(one.encode() + other.encode())
+    assert newest is not None
+    assert newest.counter == max(one.counter, other.counter)
+
+
+@given(st.lists(strategies.members, max_size=5))
+def test_members_come_back_and_a_damaged_one_is_free(members: list[Member]) -> None:
+    table = b"".join(member.encode() for member in members).ljust(cursors.MEMBERS_BYTES, b"\0")
+    assert cursors.decode_members(table) == [*members, *[None] * (128 - len(members))]
+    for at in range(len(members) * cursors.MEMBER_BYTES):
+        found = cursors.decode_members(flipped(table, at, 0x04))
+        assert found[at // cursors.MEMBER_BYTES] is None
+        assert sum(member is not None for member in found) == len(members) - 1
+
+
+@given(st.lists(strategies.cursor_slots, min_size=1, max_size=4))
+def test_a_whole_file_of_cursors_comes_back(slots: list[CursorSlot]) -> None:
+    header = CursorsHeader(bytes(range(16)), len(slots))
+    stored = cursors.encode(header, b"b" * 16, slots)
+    assert len(stored) == header.file_bytes
+    assert cursors.decode_header(stored) == header
+    assert cursors.decode_words(stored[cursors.BUSY_AT :]) == Words(0, 0, b"b" * 16)
+    for number, slot in enumerate(slots):
+        at = cursors.slot_at(number, slot.counter)
+        assert stored[at : at + cursors.SLOT_BYTES] == slot.encode()
+        assert cursors.newest(stored[cursors.slot_at(number, 0) :][: cursors.PAIR_BYTES]) == slot
 
 
 # Blob

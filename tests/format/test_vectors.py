@@ -12,12 +12,13 @@ import pytest
 import headwater
 from headwater.errors import HeadwaterError
 from headwater.event import Event
-from headwater.format import batch, blob, journal, producers, segment, settings, tail
+from headwater.format import batch, blob, cursors, journal, producers, segment, settings, tail
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.index import Index
 from headwater.limits import Limits
 from tests.format import independent_reader
 from tests.vectors import make
+from tests.vectors.make import LOG_UUID
 
 NAMES = sorted(path.stem for path in make.HERE.glob("*.hex"))
 BATCHES = [name for name in NAMES if name.startswith("batch-")]
@@ -97,6 +98,23 @@ def test_the_golden_tail_is_read() -> None:
     assert newest is not None
     assert msgspec.structs.asdict(newest) | {"boot_id": newest.boot_id.hex()} == meaning["slot 1"]
     assert independent_reader.read_tail(stored) == (newest.segment, newest.visible_position)
+
+
+def test_the_golden_cursors_are_read() -> None:
+    stored, meaning = golden("cursors")
+    header = cursors.decode_header(stored)
+    assert (header.topic_uuid.hex(), header.partitions) == (meaning["topic_uuid"], meaning["partitions"])
+    assert cursors.decode_words(stored[cursors.BUSY_AT :]).boot_id.hex() == meaning["boot_id"]
+    members = cursors.decode_members(stored[cursors.MEMBERS_AT : cursors.SLOTS_AT])
+    found = [{"id": member.id.hex(), "expiry_ns": member.expiry_ns} for member in members if member is not None]
+    assert found == meaning["members"]
+    for partition in (0, 1):
+        newest = cursors.newest(stored[cursors.slot_at(partition, 0) :][: cursors.PAIR_BYTES])
+        assert newest is not None
+        told = meaning[f"partition {partition} slot 1"]
+        expected = {name: bytes.fromhex(value) if isinstance(value, str) else value for name, value in told.items()}
+        assert msgspec.structs.asdict(newest) == expected
+        assert independent_reader.read_cursor(stored, LOG_UUID, partition) == newest.cursor
 
 
 def test_the_golden_blob_is_read() -> None:

@@ -15,9 +15,10 @@ import numpy as np
 from crc32c import crc32c
 
 from headwater.event import Content
-from headwater.format import batch, blob, journal, producers, settings, tail
+from headwater.format import batch, blob, cursors, journal, producers, settings, tail
 from headwater.format.batch import DATA, KEY, META, PRODUCER, TYPE
 from headwater.format.column import Column
+from headwater.format.cursors import CursorsHeader, CursorSlot, Member
 from headwater.format.index import Index
 from headwater.format.journal import Entry, Move, Share
 from headwater.format.producers import Answer, Known, Producer
@@ -245,6 +246,7 @@ def _files() -> dict[str, Vector]:
             {"what": "A tail; slot 1 is the newest."}
             | {name: msgspec.structs.asdict(slot) | {"boot_id": slot.boot_id.hex()} for name, slot in slots.items()},
         ),
+        "cursors": _cursors(),
         "blob": (
             _blob_data() + blob.encode_trailer(1280, 1024, crcs),
             {
@@ -300,6 +302,36 @@ def _files() -> dict[str, Vector]:
             },
         )
         for name, topic in topics.items()
+    }
+
+
+def _cursors() -> Vector:
+    """A consumer of two partitions: one is held and has two slots, the other is free."""
+    header = CursorsHeader(LOG_UUID, 2)
+    owner = bytes(range(0x40, 0x50))
+    older = CursorSlot(6, 1000, 3, owner, BOOT_ID, 5_000_000_000, 1004, 1000, 1)
+    newer = CursorSlot(7, 1002, 3, owner, BOOT_ID, 6_000_000_000, 1010, 1002, 0)
+    free = CursorSlot(1, 17)
+    stored = bytearray(cursors.encode(header, BOOT_ID, [newer, free]))
+    member = Member(owner, 6_000_000_000)
+    for at, part in ((cursors.slot_at(0, 6), older.encode()), (cursors.MEMBERS_AT, member.encode())):
+        stored[at : at + len(part)] = part
+
+    def told(slot: CursorSlot) -> dict[str, Any]:
+        return {
+            name: value.hex() if isinstance(value, bytes) else value
+            for name, value in msgspec.structs.asdict(slot).items()
+        }
+
+    return bytes(stored), {
+        "what": "The cursors of a consumer; slot 1 of partition 0 is the newest, partition 1 was never held.",
+        "topic_uuid": LOG_UUID.hex(),
+        "partitions": 2,
+        "boot_id": BOOT_ID.hex(),
+        "members": [{"id": owner.hex(), "expiry_ns": member.expiry_ns}],
+        "partition 0 slot 0": told(older),
+        "partition 0 slot 1": told(newer),
+        "partition 1 slot 1": told(free),
     }
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from itertools import count as counter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack
@@ -16,11 +17,13 @@ from weakref import WeakSet
 import msgspec
 import numpy as np
 
-from headwater.engine import appending, batches, checking, reading
+from headwater.engine import appending, batches, checking, dead, reading
 from headwater.engine.appending import Data, Meta, Version
 from headwater.engine.batches import EventBatch
 from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
+from headwater.engine.consumer import Consumer, place
+from headwater.engine.consumers import ConsumerInfo, Consumers
 from headwater.engine.follow import Follow
 from headwater.engine.info import TopicInfo, partition_info
 from headwater.engine.reading import At
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 
 _engines: WeakSet[Engine] = WeakSet()  # which must begin anew in a forked child
 
+LEASE_MS_MIN = 50  # below, a stall of the machine would take every lease away
 ARROW_BYTES = 8 * 1024 * 1024  # how much of a table goes into one batch
 
 
@@ -99,6 +103,8 @@ class Engine:
         self._store = self._catalogue.open()
         self._keeper = Keeper(self._catalogue)
         self._sealer = Sealer(self._keeper.rolled)
+        self._consumers = Consumers(path, self._disk, self._clock, limits)
+        self._members: WeakSet[Consumer] = WeakSet()  # which end with this object
         self._mutex = threading.Lock()  # protects `_open`
         self._open: dict[str, OpenTopic] = {}
         self._closed = False
@@ -403,6 +409,73 @@ class Engine:
         selection = self._selection(type, key)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
 
+    # Consumers
+
+    def consumer(
+        self,
+        name: str,
+        topic: str,
+        *,
+        start: At = "earliest",
+        type: str | None = None,
+        key: bytes | str | None = None,
+        timeout: float | None = None,
+        lease_ms: int | None = None,
+        failures_max: int | None = None,
+    ) -> Consumer:
+        """Join a named consumer of a topic, whose cursors are durable and shared by all members, in any process.
+
+        `start` is where a new consumer begins; one that is there goes on. Events that `type` and `key` do not want are
+        passed over. Iterating ends when `timeout` seconds bring none. Raises NotFound for a missing topic.
+        """
+        opened = self._live(topic)
+        changes = {"lease_ms": lease_ms, "failures_max": failures_max}
+        chosen = {name: value for name, value in changes.items() if value is not None}
+        limits = msgspec.structs.replace(self._limits, **chosen)
+        if limits.lease_ms < LEASE_MS_MIN or limits.failures_max < 1:
+            raise Invalid(f"a lease has at least {LEASE_MS_MIN} ms, and an event may fail at least once")
+        selection = self._selection(type, key)
+        reading.check_id(opened.logs, start)
+        cursors = self._consumers.find_or_make(
+            name, opened.topic, lambda: [place(log, start, len(opened.logs)) for log in opened.logs]
+        )
+        aside = partial(dead.set_aside, self)
+        member = Consumer(name, opened.logs, cursors, selection, limits, self._disk, self._clock, aside, timeout)
+        self._members.add(member)
+        return member
+
+    def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
+        """Where each consumer of a topic, or of all, is in each partition, and who reads there; empty if none."""
+        opened = [self._live(name) for name in ([topic] if topic is not None else self.topics())]
+        return [info for each in opened for info in self._consumers.infos(each.topic, each.logs)]
+
+    def seek(self, consumer: str, topic: str, at: At, *, partition: int | None = None) -> dict[int, int]:
+        """Move a consumer to another place, durably, in one partition or all; returns its new cursors.
+
+        Members that hold these partitions lose them: late acks raise Fenced, and they go on at the new place.
+        """
+        opened = self._live(topic)
+        logs = opened.chosen(partition)
+        reading.check_id(logs, at)
+        self._consumers.find(consumer, opened.topic)
+        cursors = {log.place.partition: place(log, at, len(logs)) for log in logs}
+        self._consumers.seek(consumer, opened.topic, cursors)
+        for log in logs:
+            log.stop_followers()  # whoever sleeps there looks around
+        return cursors
+
+    def forget(self, consumer: str, topic: str) -> None:
+        """Delete a consumer of a topic, durably; raises NotFound. Its members stop; joined again, it is new."""
+        self._check_open()
+        self._consumers.forget(consumer, topic)
+
+    def replay(self, topic: str, *, consumer: str | None = None) -> int:
+        """Append what was set aside in `<topic>.dead` to the topic again, each event once; returns how many.
+
+        With `consumer`, only what that one could not handle; the rest is then passed over.
+        """
+        return dead.replay(self, topic, consumer)
+
     # Keeping
 
     def seal(self, topic: str) -> int:
@@ -462,12 +535,16 @@ class Engine:
         self._mutex = threading.Lock()
         self._journal.after_fork()
         self._sealer = Sealer(self._keeper.rolled)
+        for member in list(self._members):
+            member.after_fork()
         for opened in self._open.values():
             for log in opened.logs:
                 log.after_fork()
 
     def close(self) -> None:
         """Stop followers and sealing, wait for appends under way, and let go of all files. May be called twice."""
+        for member in list(self._members):
+            member.close()
         with self._mutex:
             if self._closed:
                 return

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
+from headwater.engine.batches import EventBatch
 from headwater.engine.reading import At, check_id, pick, resolve
 from headwater.engine.selection import Selection
 from headwater.event import Event
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.log import LocalLog
+from headwater.storage.reader import Cursor
 
 SLICE_S = 1.0  # the longest sleep without a look around: a lost wake-up costs at most this
 
@@ -85,13 +87,8 @@ class Follow(Iterator[Event]):
 
     def _sweep(self) -> Iterator[list[Event]]:
         for log, cursor in zip(self._logs, self._cursors, strict=True):
-            end = log.end()
-            while cursor.offset < end:
-                lo = cursor.offset
-                for batch in cursor.batches(end, self._selection.types):
-                    picked = pick(log, batch, lo, batch.end_offset, self._selection)
-                    if picked is not None:
-                        yield picked.events()
+            for picked in sweep(log, cursor, self._selection):
+                yield picked.events()
 
     def _wait(self) -> bool:
         """Sleep until there may be more; False when the time is over."""
@@ -103,12 +100,31 @@ class Follow(Iterator[Event]):
             sleep = min(SLICE_S, self._deadline - now)
             if sleep <= 0:
                 return False
-        words = [tail.expect() for log in self._logs if (tail := log.wait_on()) is not None]
-        news = any(log.end() > cursor.offset for log, cursor in zip(self._logs, self._cursors, strict=True))
-        if news or self._stopped or self._closed():
-            return True
-        if words:
-            self._disk.wait(words, sleep)
-        else:
-            self._clock.sleep(sleep)
+        places = ((log, cursor.offset) for log, cursor in zip(self._logs, self._cursors, strict=True))
+        wait_for_more(places, sleep, self._disk, self._clock, lambda: self._stopped or self._closed())
         return True
+
+
+def sweep(log: LocalLog, cursor: Cursor, selection: Selection) -> Iterator[EventBatch]:
+    """What is wanted of the batches from a cursor to the end that the log has now; the cursor moves along."""
+    end = log.end()
+    while cursor.offset < end:
+        lo = cursor.offset
+        for batch in cursor.batches(end, selection.types):
+            picked = pick(log, batch, lo, batch.end_offset, selection)
+            if picked is not None:
+                yield picked
+
+
+def wait_for_more(
+    places: Iterable[tuple[LocalLog, int]], sleep_s: float, disk: Disk, clock: Clock, over: Callable[[], bool]
+) -> None:
+    """Sleep until a log holds its offset, somebody wakes it, it is `over`, or the time has passed."""
+    places = list(places)
+    words = [tail.expect() for log, _ in places if (tail := log.wait_on()) is not None]
+    if over() or any(log.end() > offset for log, offset in places):
+        return
+    if words:
+        disk.wait(words, sleep_s)
+    else:
+        clock.sleep(sleep_s)

@@ -1,0 +1,473 @@
+"""A named consumer: hands out the events of the partitions that it leases, and takes their acks.
+
+Delivery is at least once: when a member dies, what was handed out and not acked, or acked and not yet stored, comes
+again. `Consumer` is the iterator and its verbs; `member` keeps the leases, `holding` counts one partition's acks.
+Iterating belongs to one thread; acks and failures may come from any.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Self, overload
+
+import msgspec
+
+from headwater.engine.follow import wait_for_more
+from headwater.engine.holding import Holding
+from headwater.engine.leases import Progress
+from headwater.engine.member import Member, not_held
+from headwater.engine.reading import At, check_id, resolve
+from headwater.engine.selection import Selection
+from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable
+from headwater.event import Event
+from headwater.limits import Limits
+from headwater.storage.cursors import Cursors
+from headwater.storage.disk import Clock, Disk
+from headwater.storage.log import LocalLog
+
+NEVER = 1 << 62  # an offset that no log reaches
+
+_log = logging.getLogger("headwater")
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A cursor that a transaction moves: it checks owner and fence under the file's lock, then puts the new cursor."""
+
+    cursors: Cursors
+    partition: int
+    fence: int
+    owner: bytes
+    cursor: int
+
+
+class Consumer(Iterator[Event]):
+    """One member of a consumer. Close it, or use it in a `with` statement; what it had not acked goes to the next.
+
+    Iterating ends after `timeout` seconds without an event, and when it is stopped, or it or the log is closed; while
+    other members hold all partitions, it waits. If the `with` block ends by an exception, the event in hand has failed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        logs: list[LocalLog],
+        cursors: Cursors,
+        selection: Selection,
+        limits: Limits,
+        disk: Disk,
+        clock: Clock,
+        set_aside: Callable[[Consumer, Event, object], None],
+        timeout: float | None = None,
+    ) -> None:
+        self.name = name
+        self.topic = logs[0].place.topic
+        self.skipped = 0  # offsets that retention took before they were handed out
+        self._logs = logs
+        self._cursors = cursors
+        self._selection = selection
+        self._limits = limits
+        self._disk = disk
+        self._clock = clock
+        self._monotonic = clock.monotonic
+        self._set_aside = set_aside
+        self._timeout = timeout
+        self._member = Member(name, logs, cursors, limits, clock)
+        self._held = self._member.held
+        self._mutex = self._member.mutex
+        self._stopped = False
+        self._events: Iterator[Event] = iter(())  # what is left of the chunk that is being handed out
+        self._current: Holding | None = None  # whose chunk it is
+        self._last: Event | None = None
+        self._turns: deque[int] = deque(range(len(logs)))
+        self._ends: list[int] | None = None  # while draining: where each partition ended at the call
+        self._deadline_s: float | None = None
+
+    @property
+    def id(self) -> str:
+        """What tells this member from all others: the owner of its leases."""
+        return self._member.leases.id.hex()
+
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions it holds."""
+        with self._mutex:
+            return sorted(self._held)
+
+    @property
+    def fences(self) -> dict[int, int]:
+        """The fence of each partition it holds. It grows with every owner: others can refuse older ones."""
+        with self._mutex:
+            return {number: holding.fence for number, holding in self._held.items()}
+
+    # Events
+
+    def __next__(self) -> Event:
+        if self._monotonic() < self._member.until_s:
+            for event in self._events:
+                self._last = event
+                return event
+        event = self._last = self._more()
+        return event
+
+    def __iter__(self) -> Self:
+        return self
+
+    @overload
+    def drain(self) -> Iterator[Event]: ...
+    @overload
+    def drain(self, handler: Callable[[Event], object]) -> int: ...
+    def drain(self, handler: Callable[[Event], object] | None = None) -> Iterator[Event] | int:
+        """Events until the consumer has caught up with what is there now: to iterate over, or each given to `handler`.
+
+        It waits for partitions that other members hold, or held when they died. What a handler returns from is acked,
+        what it raises is a failure; then the number of events handled is returned, and all acks are durable.
+        """
+        if handler is None:
+            return self._drain()
+        handled = 0
+        for event in self._drain():
+            try:
+                handler(event)
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the event
+                self.fail(event, error)
+            else:
+                self.ack(event)
+                handled += 1
+        self.flush()
+        return handled
+
+    # Acks
+
+    def ack(self, event: Event | Iterable[Event], *more: Event) -> None:
+        """Take one event or many as handled. Stored within `ack_ms`, on `flush` and on closing.
+
+        The cursor is the lowest offset that is not acked. Acking again changes nothing. Raises Fenced if the partition
+        is not held any more, or was moved: the event comes again, here or elsewhere.
+        """
+        if more or not isinstance(event, Event):
+            for each in (event, *more) if isinstance(event, Event) else (*event, *more):
+                self.ack(each)
+            return
+        offset = event.offset
+        with self._mutex:
+            holding = self._held.get(event.partition)
+            if holding is not None and self._monotonic() < holding.expires_s and event.topic == self.topic:
+                waiting = holding.waiting
+                if waiting and waiting[0] == offset:
+                    waiting.popleft()
+                    if holding.early or holding.failures:
+                        holding.settle()
+                elif not holding.ack(offset):
+                    raise not_held(self.name, event.partition, offset)
+                if self._member.dirty_s is None:
+                    self._member.stir()
+                return
+        self._verify(event)
+        self.ack(event)
+
+    def ack_to(self, at: Event | tuple[int, int]) -> None:
+        """Take all that was handed out of a partition up to an event, or (partition, offset), and it, as handled."""
+        partition, offset = (at.partition, at.offset) if isinstance(at, Event) else at
+        while True:
+            with self._mutex:
+                holding = self._held.get(partition)
+                if holding is not None and self._monotonic() < holding.expires_s:
+                    if not holding.ack_to(offset):
+                        raise not_held(self.name, partition, offset)
+                    self._member.stir()
+                    return
+            self._verify_partition(partition, offset)
+
+    def fail(self, event: Event, error: object = "") -> bool:
+        """Say that handling an event failed. It comes again after a while, before anything else of its partition.
+
+        After `failures_max` times it is set aside into the topic `<topic>.dead` with the error, and acked: True.
+        """
+        self._verify(event)
+        with self._mutex:
+            holding = self._held.get(event.partition)
+            if holding is None or not holding.start <= event.offset < holding.end:
+                raise not_held(self.name, event.partition, event.offset)
+            before = holding.failures.get(event.offset, 0)
+            pause_ms = min(self._limits.retry_ms << min(before, 32), self._limits.retry_ms_max)
+            failures = holding.fail(event, self._monotonic() + pause_ms / 1000)
+            self._member.look_up()
+            self._member.stir()
+        if failures < self._limits.failures_max:
+            return False
+        self._set_aside(self, event, error)
+        return True
+
+    def failures(self, event: Event) -> int:
+        """How often handling an event has failed, as far as this member knows."""
+        with self._mutex:
+            holding = self._held.get(event.partition)
+            return 0 if holding is None else holding.failures.get(event.offset, 0)
+
+    def flush(self) -> None:
+        """Store all acks; they are durable when this returns. Raises Fenced if some came too late to be stored."""
+        self._check_open()
+        self._member.flush()
+
+    # For transactions
+
+    def moves(self, events: Iterable[Event]) -> list[Move]:
+        """What a transaction has to store to ack these events; changes nothing. Their logs are durable that far.
+
+        They must be the next ones of their partitions: a transaction moves cursors, and these leave no gaps. Raises
+        Invalid if they are not, Fenced if they are not held.
+        """
+        wanted: dict[int, set[int]] = {}
+        for event in events:
+            self._verify(event)
+            wanted.setdefault(event.partition, set()).add(event.offset)
+        moves = []
+        for partition, offsets in sorted(wanted.items()):
+            with self._mutex:
+                holding = self._held.get(partition)
+                if holding is None or not holding.start <= min(offsets) <= max(offsets) < holding.end:
+                    raise not_held(self.name, partition, min(offsets))
+                done = offsets | holding.early
+                cursor = next((offset for offset in holding.waiting if offset not in done), holding.end)
+            if cursor <= max(offsets):
+                raise Invalid(
+                    f"partition {partition}: offset {cursor} comes before {max(offsets)}, and is not acked",
+                    hint="a transaction acks events in the order in which they came",
+                    code="ack_order",
+                )
+            if cursor > holding.log.state().durable_offset:
+                holding.log.sync()
+            moves.append(Move(self._cursors, partition, holding.fence, self._member.leases.id, cursor))
+        return moves
+
+    def moved(self, moves: Iterable[Move]) -> None:
+        """Follow a transaction that has stored these moves."""
+        with self._mutex:
+            for move in moves:
+                holding = self._held.get(move.partition)
+                if holding is not None and holding.fence == move.fence:
+                    holding.ack_to(move.cursor - 1)
+                    holding.stored = max(holding.stored, move.cursor)
+
+    # Places
+
+    def seek(self, at: At, partition: int | None = None) -> dict[int, int]:
+        """Go on from another place, durably: an offset, a time, an id or an end, in one partition or all that it holds.
+
+        Returns the new cursors. What was handed out before cannot be acked any more. Raises Fenced if not held.
+        """
+        self._check_open()
+        check_id(self._logs, at)
+        numbers = self.partitions if partition is None else [partition]
+        with self._mutex:
+            holdings = {number: self._held.get(number) for number in numbers}
+        progress = []
+        for number, holding in holdings.items():
+            if holding is None:
+                raise not_held(self.name, number, 0)
+            cursor = place(holding.log, at, len(self._logs) if partition is None else 1)
+            progress.append(Progress(number, holding.fence, cursor, cursor, 0, 0))
+        for slot, each in zip(self._member.leases.seek(progress), progress, strict=True):
+            self._member.replace(Holding(self._logs[each.partition], slot, slot.expiry_ns / 1e9))
+        return {each.partition: each.cursor for each in progress}
+
+    def lag(self) -> dict[int, int]:
+        """How many offsets each partition of the topic is ahead of the consumer, whoever holds it."""
+        with self._mutex:
+            cursors = {number: holding.cursor for number, holding in self._held.items()}
+        stored = self._cursors.peek(number for number in range(len(self._logs)) if number not in cursors)
+        cursors |= {number: slot.cursor for number, slot in stored.items()}
+        return {number: max(0, self._logs[number].end() - cursor) for number, cursor in sorted(cursors.items())}
+
+    # Ending
+
+    def stop(self) -> None:
+        """End the iteration, from any thread, soon; what was handed out can still be acked."""
+        self._stopped = True
+        with self._mutex:
+            self._member.look_up()
+        for log in self._logs:
+            log.stop_followers()
+
+    def close(self) -> None:
+        """Store all acks, give up all partitions, durably, and leave. May be called twice."""
+        self._put_back()
+        self._member.close()
+        self._stopped = True
+
+    def after_fork(self) -> None:
+        """In a forked child: the leases are the parent's."""
+        self._member.after_fork()
+        self._mutex = self._member.mutex
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        event = self._last
+        if isinstance(error, Exception) and not isinstance(error, HeadwaterError) and event is not None:
+            with self._mutex:
+                holding = self._held.get(event.partition)
+                if holding is not None and holding.cursor == event.offset:
+                    holding.fail(event, 0.0)
+        self.close()
+
+    # Handing out
+
+    def _more(self) -> Event:
+        """The next event when it is not just the next of the chunk; raises StopIteration."""
+        self._deadline_s = None
+        while True:
+            self._look_around()
+            for event in self._events:
+                return event
+            if self._ends is not None and self._drained(self._ends):
+                raise StopIteration
+            if self._next_chunk():
+                continue
+            if not self._wait():
+                raise StopIteration
+
+    def _look_around(self) -> None:
+        """What the chunk's quick way leaves out: an end, trouble, leases, partitions to claim or to give up."""
+        member = self._member
+        if self._stopped or member.closed:
+            raise StopIteration
+        trouble, member.trouble = member.trouble, None
+        if trouble is not None:
+            raise trouble
+        if not self._monotonic() < member.until_s or member.due():
+            member.tend(claim=True)
+        with self._mutex:
+            member.looked()
+        current = self._current
+        if current is not None and (
+            self._held.get(current.partition) is not current or current.leaving or current.again
+        ):
+            self._put_back()
+        member.give_up()
+
+    def _put_back(self) -> None:
+        """End the chunk: its partition is lost, has something to repeat, or is to be given up."""
+        current, self._current = self._current, None
+        events, self._events = list(self._events), iter(())
+        if current is not None:
+            with self._mutex:
+                current.put_back(events)
+
+    def _next_chunk(self) -> bool:
+        """Begin the next chunk, of the partition whose turn it is; False if no partition has one now."""
+        for _ in range(len(self._turns)):
+            self._turns.rotate(-1)
+            holding = self._held.get(self._turns[-1])
+            if holding is None or holding.leaving or holding.retry_s > self._monotonic():
+                continue
+            events = self._chunk(holding)
+            if events and self._held.get(holding.partition) is holding:
+                self._current = holding
+                self._events = iter(events)
+                return True
+        return False
+
+    def _chunk(self, holding: Holding) -> list[Event]:
+        """The next events of a partition; the file says that they may be handed out before they are."""
+        with self._mutex:
+            events = holding.returned()
+        if not events and not (self._ends is not None and holding.end >= self._ends[holding.partition]):
+            events = self._read(holding)
+        while events and self.failures(events[0]) >= self._limits.failures_max:
+            self._set_aside(
+                self, events[0], f"handling it failed or ended its process {self.failures(events[0])} times"
+            )
+            events = events[1:]
+        careful = bool(events) and events[0].offset < holding.careful_until
+        if careful and len(events) > 1:
+            with self._mutex:
+                holding.put_back(events[1:])
+            events = events[:1]
+        if careful or holding.end > holding.reached:
+            self._member.store([holding], exact=careful)
+        return events
+
+    def _read(self, holding: Holding) -> list[Event]:
+        if len(holding.waiting) >= self._limits.unacked_max:
+            raise Unavailable(
+                f"{len(holding.waiting)} events of partition {holding.partition} were handed out and not acked",
+                hint="ack what was handled, or raise unacked_max",
+                code="too_many_unacked",
+            )
+        events, gone = holding.read(self._selection)
+        with self._mutex:
+            holding.hand_out(events)
+            if not events and holding.cursor > holding.stored:  # passed over what is not wanted
+                self._member.stir()
+        if gone:
+            self.skipped += gone
+            where = f"topic {self.topic!r}, partition {holding.partition}"
+            _log.warning("consumer %r: %d events of %s are gone, it goes on after them", self.name, gone, where)
+        return events
+
+    def _drain(self) -> Iterator[Event]:
+        self._ends = [log.end() for log in self._logs]
+        try:
+            yield from self
+        finally:
+            self._ends = None
+
+    def _drained(self, ends: list[int]) -> bool:
+        """Whether everything up to these ends was handed out here, or acked elsewhere."""
+        others = []
+        for number, end in enumerate(ends):
+            holding = self._held.get(number)
+            if holding is None:
+                others.append(number)
+            elif holding.end < end or holding.again or holding.rest:
+                return False
+        stored = self._cursors.peek(others)
+        return all(number in stored and stored[number].cursor >= ends[number] for number in others)
+
+    def _wait(self) -> bool:
+        """Sleep until there may be more; False when the time is over."""
+        now = self._monotonic()
+        holdings = list(self._held.values())
+        sleep_s = min([self._member.period_s, *(each.retry_s - now for each in holdings if each.retry_s > now)])
+        if self._timeout is not None:
+            if self._deadline_s is None:
+                self._deadline_s = now + self._timeout
+            sleep_s = min(sleep_s, self._deadline_s - now)
+            if self._deadline_s <= now:
+                return False
+        places = [(each.log, NEVER if each.leaving or each.retry_s > now else each.end) for each in holdings]
+        wait_for_more(places, sleep_s, self._disk, self._clock, lambda: self._stopped or self._member.closed)
+        stored = self._cursors.peek(each.partition for each in holdings)
+        if any(slot.fence != holding.fence for holding in holdings if (slot := stored.get(holding.partition))):
+            with self._mutex:
+                self._member.look_up()  # somebody sought another place for it
+        return True
+
+    def _verify(self, event: Event) -> None:
+        if event.topic != self.topic:
+            raise Invalid(f"the event is of topic {event.topic!r}, and consumer {self.name!r} reads {self.topic!r}")
+        self._verify_partition(event.partition, event.offset)
+
+    def _verify_partition(self, partition: int, offset: int) -> None:
+        if not self._member.verified(partition):
+            raise not_held(self.name, partition, offset)
+
+    def _check_open(self) -> None:
+        if self._member.closed:
+            raise Closed(f"consumer {self.name!r} was closed")
+
+
+def place(log: LocalLog, at: At, logs: int) -> int:
+    """The offset of a place for a cursor, which is durable; the oldest one if it is gone. Invalid behind the end."""
+    offset, state = resolve(log, at, logs), log.state()
+    if offset > state.visible_offset:
+        raise Invalid(
+            f"{log.place}: offset {offset} is behind the end, {state.visible_offset}", code="offset_behind_end"
+        )
+    if offset > state.durable_offset:
+        log.sync()
+    return max(offset, log.start())

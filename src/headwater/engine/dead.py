@@ -1,0 +1,85 @@
+"""Events that could not be handled: set aside into `<topic>.dead` with the error, and brought back from there.
+
+A dead event keeps type, key, data, content and meta; what became of it is told in its meta, under names that begin
+with `dead_`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headwater.errors import NotFound, TooLarge
+from headwater.event import Event
+
+if TYPE_CHECKING:
+    from headwater.engine.consumer import Consumer
+    from headwater.engine.engine import Engine
+
+SUFFIX = ".dead"
+PREFIX = "dead_"
+REPLAY = "headwater.replay"  # the consumer that remembers what was brought back
+ERROR_CHARACTERS_MAX = 1000
+
+
+def set_aside(engine: Engine, consumer: Consumer, event: Event, error: object) -> None:
+    """Append an event to the dead ones, then move the cursor past it; both are durable when this returns.
+
+    Who dies in between sets it aside again.
+    """
+    topic = event.topic + SUFFIX
+    told = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+    meta = {
+        PREFIX + "error": told[:ERROR_CHARACTERS_MAX].encode(errors="replace").decode(),
+        PREFIX + "topic": event.topic,
+        PREFIX + "partition": str(event.partition),
+        PREFIX + "offset": str(event.offset),
+        PREFIX + "consumer": consumer.name,
+        PREFIX + "failures": str(consumer.failures(event)),
+    }
+    if topic not in engine.topics():
+        engine.create(topic, data_bytes_max=engine.describe(event.topic).settings.get("data_bytes_max", 0))
+    try:
+        _append(engine, topic, event, event.meta | meta)
+    except TooLarge as refused:
+        if refused.limit != "meta_bytes_max":
+            raise
+        _append(engine, topic, event, meta)  # its own meta filled the limit: what became of it matters more
+    consumer.ack(event)
+    consumer.flush()
+
+
+def replay(engine: Engine, topic: str, consumer: str | None = None) -> int:
+    """Append the dead events of a topic to it again, and return how many; a second time brings back only newer ones.
+
+    With `consumer`, only what that one set aside; the others are then passed over for good.
+    """
+    partitions = len(engine.describe(topic).partitions)
+    brought = 0
+    try:
+        dead = engine.consumer(REPLAY, topic + SUFFIX)
+    except NotFound:
+        return 0
+    with dead:
+        for event in dead.drain():
+            meta = event.meta
+            if consumer is None or meta.get(PREFIX + "consumer") == consumer:
+                number = int(meta.get(PREFIX + "partition", "0"))
+                own = {name: value for name, value in meta.items() if not name.startswith(PREFIX)}
+                _append(engine, topic, event, own, number if event.key is None and number < partitions else None)
+                brought += 1
+            dead.ack(event)
+            dead.flush()
+    return brought
+
+
+def _append(engine: Engine, topic: str, event: Event, meta: dict[str, str], partition: int | None = None) -> None:
+    engine.append(
+        topic,
+        event.data if event.data is not None else event.chunks(),
+        type=event.type,
+        key=event.key,
+        meta=meta,
+        content=event.content,
+        durability="fsync",
+        partition=partition,
+    )

@@ -1,0 +1,176 @@
+"""One partition that a member of a consumer holds: what it was handed, what it acked, what failed.
+
+Memory only, and the place in the log to read on from. What needs the thread that iterates says so; everything else is
+called under the consumer's mutex.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from operator import attrgetter
+
+from headwater.engine.follow import sweep
+from headwater.engine.selection import Selection
+from headwater.errors import NotFound
+from headwater.event import Event
+from headwater.format.cursors import CursorSlot
+from headwater.limits import MIB
+from headwater.storage.log import LocalLog
+
+CHUNK_EVENTS = 4096  # what is read ahead, and the least that is handed out between two looks at the stored cursor
+CHUNK_BYTES = 8 * MIB
+
+_by_offset = attrgetter("offset")
+
+
+class Holding:
+    """A leased partition. `waiting` are the offsets that were handed out and not acked, ascending."""
+
+    __slots__ = (
+        "again",
+        "careful_until",
+        "early",
+        "end",
+        "expires_s",
+        "failures",
+        "fence",
+        "leaving",
+        "log",
+        "partition",
+        "reached",
+        "reader",
+        "rest",
+        "retry_s",
+        "start",
+        "stored",
+        "waiting",
+    )
+
+    def __init__(self, log: LocalLog, slot: CursorSlot, expires_s: float, careful_until: int = 0) -> None:
+        self.log = log
+        self.partition = log.place.partition
+        self.fence = slot.fence
+        self.expires_s = expires_s  # of the monotonic clock; as stored
+        self.start = self.end = self.stored = slot.cursor  # all below `end` was handed out, or passed over
+        self.reached = slot.cursor  # the `end` that is stored
+        self.waiting: deque[int] = deque()
+        self.early: set[int] = set()  # acked, and above one that is not
+        self.failures: dict[int, int] = {slot.failing: slot.failures} if slot.failures else {}
+        self.again: list[Event] = []  # failed: to be handed out again, by offset
+        self.rest: deque[Event] = deque()  # read, counted as handed out, and put back
+        self.retry_s = 0.0  # nothing is handed out before
+        self.careful_until = careful_until  # one event at a time up to here: one of them may have ended a process
+        self.leaving = False  # to be given up as soon as everything handed out is acked
+        self.reader = log.cursor(slot.cursor)
+
+    @property
+    def cursor(self) -> int:
+        """The lowest offset that is not acked."""
+        return self.waiting[0] if self.waiting else self.end
+
+    @property
+    def idle(self) -> bool:
+        """Whether the program has nothing of this partition in its hands, but what failed."""
+        failed = {event.offset for event in self.again}
+        return all(offset in failed or offset in self.early for offset in self.waiting)
+
+    def read(self, selection: Selection) -> tuple[list[Event], int]:
+        """The next wanted events, about a chunk, and how many offsets were skipped because retention took them.
+
+        For the thread that iterates; it then calls `hand_out`.
+        """
+        events: list[Event] = []
+        size = 0
+        try:
+            for picked in sweep(self.log, self.reader, selection):
+                some = picked.events()
+                events += some
+                size += some[0].size if len(some) == 1 else picked.piece.batch.size
+                if len(events) >= CHUNK_EVENTS or size >= CHUNK_BYTES:
+                    break
+        except NotFound as error:
+            if error.code != "offset_gone":
+                raise
+            gone = error.oldest - self.reader.offset
+            self.reader = self.log.cursor(error.oldest)
+            return events, gone
+        return events, 0
+
+    def hand_out(self, events: list[Event]) -> None:
+        """Count what was read as handed out."""
+        self.waiting.extend(map(_by_offset, events))
+        self.end = self.reader.offset
+
+    def put_back(self, events: list[Event]) -> None:
+        """Take back what the program has not seen, to hand it out later."""
+        self.rest.extendleft(reversed(events))
+
+    def returned(self) -> list[Event]:
+        """What failed, or else what was put back, to hand it out again; where care is needed, one at a time."""
+        events, self.again = self.again, []
+        if not events and self.rest:
+            if self.rest[0].offset < self.careful_until:
+                return [self.rest.popleft()]
+            events = list(self.rest)
+            self.rest.clear()
+        return events
+
+    def recall(self) -> None:
+        """Forget what was put back: it was never handed out, and whoever holds the partition next reads it."""
+        if self.rest:
+            self.end = self.rest[0].offset
+            while self.waiting and self.waiting[-1] >= self.end:
+                self.waiting.pop()
+            self.rest.clear()
+            self.reader = self.log.cursor(self.end)
+
+    def ack(self, offset: int) -> bool:
+        """Take an event as handled; False if it was not handed out under this lease. Once is as good as twice."""
+        if not self.start <= offset < self.end:
+            return False
+        waiting = self.waiting
+        if waiting and offset > waiting[0]:
+            self.early.add(offset)
+            self.again = [event for event in self.again if event.offset != offset]
+        elif waiting and offset == waiting[0]:
+            waiting.popleft()
+            self.settle()
+        return True
+
+    def ack_to(self, offset: int) -> bool:
+        """Take all that was handed out up to an event, and it, as handled."""
+        if not self.start <= offset < self.end:
+            return False
+        waiting = self.waiting
+        while waiting and waiting[0] <= offset:
+            waiting.popleft()
+        self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Pass over what was acked before its turn, and forget what is past."""
+        waiting, early = self.waiting, self.early
+        while waiting and waiting[0] in early:
+            early.discard(waiting.popleft())
+        cursor = self.cursor
+        if not waiting:
+            early.clear()
+        if self.failures:
+            self.failures = {offset: count for offset, count in self.failures.items() if offset >= cursor}
+            self.again = [event for event in self.again if event.offset in self.waiting]
+
+    def fail(self, event: Event, retry_s: float) -> int:
+        """Hand an event out again, not before `retry_s`; returns how often it has failed. 0 if it was acked."""
+        if event.offset in self.early or event.offset not in self.waiting:
+            return 0
+        self.failures[event.offset] = self.failures.get(event.offset, 0) + 1
+        if event.offset not in map(_by_offset, self.again):
+            insort(self.again, event, key=_by_offset)
+        self.retry_s = max(self.retry_s, retry_s)
+        return self.failures[event.offset]
+
+    def failing(self) -> tuple[int, int]:
+        """The event at the cursor and how often it has failed."""
+        cursor = self.cursor
+        return cursor, self.failures.get(cursor, 0)
