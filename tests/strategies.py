@@ -124,7 +124,12 @@ slots = st.builds(
     st.integers(0, 4),
 )
 ids = st.binary(min_size=16, max_size=16).filter(any)
-cursors_headers = st.builds(CursorsHeader, st.binary(min_size=16, max_size=16), st.integers(1, 4096))
+cursors_headers = st.builds(
+    CursorsHeader,
+    st.binary(min_size=16, max_size=16),
+    st.integers(1, 4096),
+    st.binary(min_size=16, max_size=16),
+)
 members = st.builds(Member, ids, i64)
 cursor_slots = st.builds(
     CursorSlot,

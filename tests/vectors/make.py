@@ -235,7 +235,7 @@ def _files() -> dict[str, Vector]:
             Share("orders", 0, LOG_UUID.hex(), 1000, 0xDEADBEEF, 64, 1000, 1001, TICKS, 8),
             Share("stock", 3, LOG_UUID.hex(), 0, 1, 4096, 50, 52, TICKS + 1, 24),
         ],
-        [Move("billing", "orders", UUID, 0, "00ff")],
+        [Move("billing/orders", LOG_UUID.hex(), 0, "00ff")],
     )
     crcs = _blob_crcs()
     return {
@@ -307,7 +307,7 @@ def _files() -> dict[str, Vector]:
 
 def _cursors() -> Vector:
     """A consumer of two partitions: one is held and has two slots, the other is free."""
-    header = CursorsHeader(LOG_UUID, 2)
+    header = CursorsHeader(LOG_UUID, 2, bytes(range(16, 32)))
     owner = bytes(range(0x40, 0x50))
     older = CursorSlot(6, 1000, 3, owner, BOOT_ID, 5_000_000_000, 1004, 1000, 1)
     newer = CursorSlot(7, 1002, 3, owner, BOOT_ID, 6_000_000_000, 1010, 1002, 0)

@@ -213,6 +213,12 @@ class Consumer(Iterator[Event]):
 
     # For transactions
 
+    def holds(self, event: Event) -> bool:
+        """Whether it handed out this event, and holds its partition still, as far as it knows."""
+        with self._mutex:
+            holding = self._held.get(event.partition) if event.topic == self.topic else None
+            return holding is not None and holding.start <= event.offset < holding.end
+
     def moves(self, events: Iterable[Event]) -> list[Move]:
         """What a transaction has to store to ack these events; changes nothing. Their logs are durable that far.
 
@@ -237,7 +243,7 @@ class Consumer(Iterator[Event]):
                     hint="a transaction acks events in the order in which they came",
                     code="ack_order",
                 )
-            if cursor > holding.log.state().durable_offset:
+            if cursor > holding.log.state().secured_offset:
                 holding.log.sync()
             moves.append(Move(self._cursors, partition, holding.fence, self._member.leases.id, cursor))
         return moves
@@ -468,6 +474,6 @@ def place(log: LocalLog, at: At, logs: int) -> int:
         raise Invalid(
             f"{log.place}: offset {offset} is behind the end, {state.visible_offset}", code="offset_behind_end"
         )
-    if offset > state.durable_offset:
+    if offset > state.secured_offset:
         log.sync()
     return max(offset, log.start())

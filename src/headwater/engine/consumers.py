@@ -61,6 +61,25 @@ class Consumers:
         except NotFound:
             raise _not_found(name, topic.name) from None
 
+    def settle(self, file: str) -> None:
+        """Make durable what transactions have brought to a consumer's file, by its path; nothing if it is gone."""
+        path = self._path / file
+        header = read_header(path, self._disk)
+        if header is not None:
+            place = path, header.topic_uuid, header.partitions
+            cursors = Cursors(*place, self._disk, self._clock, self._limits.lock_wait_s, self._redo)
+            with contextlib.suppress(NotFound), cursors.held():
+                cursors.sync()
+
+    def slowest(self, topic: Topic, partition: int) -> int | None:
+        """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
+        cursors = []
+        for name in self.names(topic):
+            stored = read_slots(self._file(name, topic.name), self._disk)
+            slot = stored[2][partition] if stored is not None and partition < len(stored[2]) else None
+            cursors.append(slot.cursor if slot is not None else 0)
+        return min(cursors, default=None)
+
     def find_or_make(self, name: str, topic: Topic, starts: Callable[[], list[int]]) -> Cursors:
         """The stored cursors, made durably, with these starts, if the consumer is new or its topic was deleted."""
         try:

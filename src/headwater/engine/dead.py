@@ -6,9 +6,9 @@ with `dead_`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from headwater.errors import NotFound, TooLarge
+from headwater.errors import Invalid, NotFound, TooLarge
 from headwater.event import Event
 
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ ERROR_CHARACTERS_MAX = 1000
 
 
 def set_aside(engine: Engine, consumer: Consumer, event: Event, error: object) -> None:
-    """Append an event to the dead ones, then move the cursor past it; both are durable when this returns.
+    """Append an event to the dead ones and move the cursor past it, in one transaction.
 
-    Who dies in between sets it aside again.
+    One that is huge, or has older ones before it that are not acked, is appended first: who dies before its ack is
+    stored sets it aside again.
     """
     topic = event.topic + SUFFIX
     told = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
@@ -39,13 +40,11 @@ def set_aside(engine: Engine, consumer: Consumer, event: Event, error: object) -
     if topic not in engine.topics():
         engine.create(topic, data_bytes_max=engine.describe(event.topic).settings.get("data_bytes_max", 0))
     try:
-        _append(engine, topic, event, event.meta | meta)
+        _append_and_ack(engine, consumer, topic, event, event.meta | meta)
     except TooLarge as refused:
         if refused.limit != "meta_bytes_max":
             raise
-        _append(engine, topic, event, meta)  # its own meta filled the limit: what became of it matters more
-    consumer.ack(event)
-    consumer.flush()
+        _append_and_ack(engine, consumer, topic, event, meta)  # what became of it matters more than its own meta
 
 
 def replay(engine: Engine, topic: str, consumer: str | None = None) -> int:
@@ -65,21 +64,29 @@ def replay(engine: Engine, topic: str, consumer: str | None = None) -> int:
             if consumer is None or meta.get(PREFIX + "consumer") == consumer:
                 number = int(meta.get(PREFIX + "partition", "0"))
                 own = {name: value for name, value in meta.items() if not name.startswith(PREFIX)}
-                _append(engine, topic, event, own, number if event.key is None and number < partitions else None)
+                partition = number if event.key is None and number < partitions else None
+                _append_and_ack(engine, dead, topic, event, own, partition)
                 brought += 1
-            dead.ack(event)
-            dead.flush()
+            else:
+                dead.ack(event)
     return brought
 
 
-def _append(engine: Engine, topic: str, event: Event, meta: dict[str, str], partition: int | None = None) -> None:
-    engine.append(
-        topic,
-        event.data if event.data is not None else event.chunks(),
-        type=event.type,
-        key=event.key,
-        meta=meta,
-        content=event.content,
-        durability="fsync",
-        partition=partition,
-    )
+def _append_and_ack(
+    engine: Engine, consumer: Consumer, topic: str, event: Event, meta: dict[str, str], partition: int | None = None
+) -> None:
+    """Append an event to another topic, and ack it here: in one transaction if that can be."""
+    kept: dict[str, Any] = {"type": event.type, "key": event.key, "meta": meta, "content": event.content}
+    try:
+        if event.data is not None and len(event.data) <= engine.limits.blob_bytes_min:
+            with engine.transaction() as tx:
+                tx.append(topic, event.data, **kept, partition=partition)
+                tx.ack(event, consumer=consumer)
+            return
+    except Invalid as error:
+        if error.code != "ack_order":
+            raise
+    data = event.data if event.data is not None else event.chunks()
+    engine.append(topic, data, **kept, partition=partition, durability="fsync")
+    consumer.ack(event)
+    consumer.flush()

@@ -39,7 +39,7 @@ from headwater.format.producers import Producer
 from headwater.format.settings import Retention, Topic, TopicSettings
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.disk import Clock, Disk
-from headwater.storage.journal import Journal
+from headwater.storage.journal import Journal, restore
 from headwater.storage.log import LocalLog
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
@@ -101,9 +101,9 @@ class Engine:
         if create:
             self._catalogue.init()
         self._store = self._catalogue.open()
-        self._keeper = Keeper(self._catalogue)
+        self._consumers = Consumers(path, self._disk, self._clock, limits, partial(restore, path / "journal"))
+        self._keeper = Keeper(self._catalogue, self._consumers.slowest)
         self._sealer = Sealer(self._keeper.rolled)
-        self._consumers = Consumers(path, self._disk, self._clock, limits)
         self._members: WeakSet[Consumer] = WeakSet()  # which end with this object
         self._mutex = threading.Lock()  # protects `_open`
         self._open: dict[str, OpenTopic] = {}
@@ -530,6 +530,18 @@ class Engine:
         opened = self._open.get(topic) or self._topic_for_append(topic)
         return self._choose(opened, key, partition)
 
+    def holder(self, event: Event) -> Consumer:
+        """The consumer of this engine that handed out an event."""
+        found = [member for member in list(self._members) if member.holds(event)]
+        if len(found) != 1:
+            told = "several consumers hold" if found else "no consumer of this engine holds"
+            raise Invalid(
+                f"{told} offset {event.offset} of topic {event.topic!r}, partition {event.partition}",
+                hint="say which one: tx.ack(event, consumer=…)" if found else "was it taken over meanwhile?",
+                code="no_holder",
+            )
+        return found[0]
+
     def after_fork(self) -> None:
         """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""
         self._mutex = threading.Lock()
@@ -572,6 +584,8 @@ class Engine:
                 opened = self._known(topic)
                 if partition < len(opened.logs) and opened.logs[partition].place.uuid.hex() == uuid:
                     opened.logs[partition].sync()
+        for path in sorted({move.path for entry in entries for move in entry.moves}):
+            self._consumers.settle(path)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -211,7 +211,7 @@ class Member:
         with self.mutex:
             cursor, failures = holding.failing()
             failing, reached = cursor, holding.end
-        durable = holding.log.state().durable_offset
+        durable = holding.log.state().secured_offset
         if cursor > durable:
             if exact:
                 holding.log.sync()

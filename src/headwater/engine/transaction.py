@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Self
 from headwater.engine import appending
 from headwater.engine.appending import Data, Meta
 from headwater.errors import Closed, HeadwaterError, TooLarge, Unavailable
-from headwater.event import Content, Durability, Ref
-from headwater.format.journal import Entry
-from headwater.storage.journal import Journal, JournalFile
+from headwater.event import Content, Durability, Event, Ref
+from headwater.format.cursors import CursorSlot
+from headwater.format.journal import Entry, Move
+from headwater.storage.cursors import Cursors
+from headwater.storage.journal import Journal, JournalFile, relative_path
 from headwater.storage.log import LocalLog
 from headwater.storage.rows import Rows, one_batch
 from headwater.storage.writer import Prepared, Writer
 
 if TYPE_CHECKING:
+    from headwater.engine.consumer import Consumer
+    from headwater.engine.consumer import Move as CursorMove
     from headwater.engine.engine import Engine
 
 
@@ -33,6 +37,7 @@ class Transaction:
         self._journal = journal
         self._sync = sync
         self._appends: list[tuple[LocalLog, Rows]] = []
+        self._acks: dict[Consumer, list[Event]] = {}
         self._size = 0
         self._over = False
         self.refs: list[Ref] = []  # where the events are, in the order of the appends, once it is committed
@@ -87,6 +92,15 @@ class Transaction:
             )
         self._appends.append((log, rows))
 
+    def ack(self, *events: Event, consumer: Consumer | None = None) -> None:
+        """Take events as handled with the rest; `consumer` is who handed them out, if that is not clear.
+
+        Raises Invalid if no consumer of this engine holds one. `commit` raises Fenced if it was taken over.
+        """
+        self._check()
+        for event in events:
+            self._acks.setdefault(consumer or self._engine.holder(event), []).append(event)
+
     def commit(self) -> list[Ref]:
         """Do it all; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done."""
         self._check()
@@ -94,7 +108,10 @@ class Transaction:
         by_log: dict[LocalLog, list[Rows]] = {}
         for log, rows in self._appends:
             by_log.setdefault(log, []).append(rows)
-        journaled = _commit(by_log, self._journal) if by_log else False
+        moves = {consumer: consumer.moves(events) for consumer, events in self._acks.items()}
+        journaled = _commit(by_log, [move for each in moves.values() for move in each], self._journal)
+        for consumer, moved in moves.items():
+            consumer.moved(moved)
         durability: Durability = "fsync" if self._sync or journaled else "os"
         self.refs = [
             Ref(log.place.topic, log.place.partition, rows.offset, rows.ticks, log.node, durability)
@@ -105,7 +122,7 @@ class Transaction:
     def discard(self) -> None:
         """Do nothing of it."""
         self._over = True
-        self._appends = []
+        self._appends, self._acks = [], {}
 
     def __enter__(self) -> Self:
         return self
@@ -123,11 +140,13 @@ class Transaction:
             raise Closed("the transaction is over", hint="begin another: hw.transaction()")
 
 
-def _commit(by_log: dict[LocalLog, list[Rows]], journal: Journal) -> bool:
-    """Commit what each log gets; whether the journal was needed for it."""
+def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal: Journal) -> bool:
+    """Commit what each log and consumer gets; whether the journal was needed for it."""
+    if not by_log and not moves:
+        return False
     # Everybody who holds several logs takes them in this order.
     logs = sorted(by_log, key=lambda log: (log.place.topic, log.place.partition))
-    journaled = len(logs) > 1 or not one_batch(by_log[logs[0]], logs[0].place.limits)
+    journaled = len(logs) > 1 or bool(moves) or not one_batch(by_log[logs[0]], logs[0].place.limits)
     with ExitStack() as stack:
         file = stack.enter_context(journal.taken()) if journaled else None
         parts: list[tuple[Writer, Prepared]] = []
@@ -135,8 +154,9 @@ def _commit(by_log: dict[LocalLog, list[Rows]], journal: Journal) -> bool:
             for log in logs:
                 writer = stack.enter_context(log.transacting())
                 parts.append((writer, writer.prepare(by_log[log])))
+            turns = _Turns(moves, stack)
             if file is not None:
-                _write(journal, file, parts)
+                _write(journal, file, parts, turns)
         except BaseException:
             # An entry that could be neither written nor made void may yet be found: nobody must append before that.
             doubtful = file is not None and file.unfinished
@@ -144,14 +164,47 @@ def _commit(by_log: dict[LocalLog, list[Rows]], journal: Journal) -> bool:
                 writer.drop(prepared, freeze=doubtful)
             raise
         _apply(parts, journaled=journaled)
+        turns.put()
         if file is not None:
             file.unfinished = False
     return journaled
 
 
-def _write(journal: Journal, file: JournalFile, parts: list[tuple[Writer, Prepared]]) -> None:
-    entry = Entry([writer.share(prepared) for writer, prepared in parts], [])
+class _Turns:
+    """The consumers' files that a transaction changes: held, in the order of their paths, behind all logs."""
+
+    def __init__(self, moves: list[CursorMove], stack: ExitStack) -> None:
+        self._slots: list[tuple[Cursors, int, CursorSlot]] = []
+        by_path = {move.cursors.path: move.cursors for move in moves}
+        for path in sorted(by_path):
+            cursors = by_path[path]
+            stack.enter_context(cursors.held())
+            for move in moves:
+                if move.cursors.path == path:
+                    stored = cursors.owned(move.partition, move.owner, move.fence)
+                    cursor = max(stored.cursor, move.cursor)
+                    self._slots.append((cursors, move.partition, cursors.next(move.partition, cursor=cursor)))
+        self._held = list(by_path.values())
+
+    def begin(self) -> list[Move]:
+        """What the journal is to tell; from now on, whoever finds the files free looks there."""
+        for cursors in self._held:
+            cursors.set_busy(True)
+        return [
+            Move(relative_path(c), c.id.hex(), partition, slot.encode().hex()) for c, partition, slot in self._slots
+        ]
+
+    def put(self) -> None:
+        """Store the new cursors; the journal has made them durable."""
+        for cursors, partition, slot in self._slots:
+            cursors.put(partition, slot)
+        for cursors in self._held:
+            cursors.set_busy(False)
+
+
+def _write(journal: Journal, file: JournalFile, parts: list[tuple[Writer, Prepared]], turns: _Turns) -> None:
     try:
+        entry = Entry([writer.share(prepared) for writer, prepared in parts], turns.begin())
         journal.write(file, entry, [prepared.data for _, prepared in parts])
     except OSError as error:
         raise Unavailable(

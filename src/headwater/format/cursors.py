@@ -21,7 +21,7 @@ SLOT_BYTES = 128
 PAIR_BYTES = 2 * SLOT_BYTES
 NOBODY = bytes(16)
 
-_HEADER = Struct("<8sHHI16s28s")
+_HEADER = Struct("<8sHHI16s16s12s")
 _WORDS = Struct("<II8s16s")
 WORDS_BYTES = _WORDS.size
 _MEMBER = Struct("<16sqI")
@@ -35,9 +35,10 @@ class CursorsHeader(msgspec.Struct, frozen=True, gc=False):
 
     topic_uuid: bytes
     partitions: int
+    id: bytes = NOBODY  # random, new for each file: a consumer deleted and made again is another one
 
     def encode(self) -> bytes:
-        head = _HEADER.pack(MAGIC, VERSION, 0, self.partitions, self.topic_uuid, bytes(28))
+        head = _HEADER.pack(MAGIC, VERSION, 0, self.partitions, self.topic_uuid, self.id, bytes(12))
         return head + _CRC.pack(crc32c(head))
 
     @property
@@ -121,12 +122,12 @@ def decode_header(stored: bytes) -> CursorsHeader:
     if len(stored) < HEADER_BYTES:
         raise Corrupt("the header of a consumer is cut off", position=0, size=len(stored))
     head = stored[: HEADER_BYTES - 4]
-    magic, version, _, partitions, topic_uuid, _ = _HEADER.unpack(head)
+    magic, version, _, partitions, topic_uuid, id, _ = _HEADER.unpack(head)
     if magic != MAGIC or _CRC.pack(crc32c(head)) != stored[HEADER_BYTES - 4 : HEADER_BYTES]:
         raise Corrupt("the header of a consumer is damaged", position=0, size=HEADER_BYTES)
     if version != VERSION:
         raise Unsupported(f"a consumer has version {version}", hint="upgrade headwater to use this log")
-    return CursorsHeader(topic_uuid, partitions)
+    return CursorsHeader(topic_uuid, partitions, id)
 
 
 def encode_words(words: Words) -> bytes:

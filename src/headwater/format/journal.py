@@ -30,11 +30,10 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A consumer's cursor: the slot that its file gets for a partition, as hexadecimal digits."""
+    """A consumer's cursor: the slot that its file gets for a partition; `id` and `slot` as hexadecimal digits."""
 
-    consumer: str
-    topic: str
-    topic_uuid: str
+    path: str  # of the file, below `consumers`
+    id: str
     partition: int
     slot: str
 

@@ -55,6 +55,11 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
         )
         return packed + _CRC.pack(crc32c(packed))
 
+    @property
+    def secured_offset(self) -> int:
+        """What is below survives a power loss: it is durable here, or in a journal."""
+        return max(self.durable_offset, self.safe_offset)
+
     def then(self, state: int) -> Slot:
         """The next publication, with another state."""
         return structs.replace(self, counter=self.counter + 1, state=state)

@@ -48,11 +48,12 @@ class Cursors:
         self.topic_uuid = topic_uuid
         self.partitions = partitions
         self.boot_id = clock.boot_id()
-        self._disk = disk
+        self.disk = disk
         self._clock = clock
         self._lock_wait_s = lock_wait_s
         self._redo = redo
         self._mutex = threading.Lock()  # protects all below; held as long as the file's lock
+        self.id = format.NOBODY  # of the file, once it was held
         self._fd = -1
         self._words = Words(0, 0, format.NOBODY)
         self._mark = self._new_mark()  # what this object writes into `unsynced`
@@ -91,7 +92,7 @@ class Cursors:
 
         The caller holds the lock under which consumers are made, and has synced the directories above that of the file.
         """
-        header = CursorsHeader(topic_uuid, len(starts))
+        header = CursorsHeader(topic_uuid, len(starts), clock.random_bytes(16))
         slots = [CursorSlot(1, start) for start in starts]
         disk.replace(path, format.encode(header, clock.boot_id(), slots))
         return cls(path, topic_uuid, len(starts), disk, clock, lock_wait_s, redo)
@@ -110,7 +111,7 @@ class Cursors:
                 yield self
             finally:
                 fd, self._fd = self._fd, -1
-                self._disk.release(fd)
+                self.disk.release(fd)
 
     # With the lock held
 
@@ -157,7 +158,7 @@ class Cursors:
         if self._words.unsynced:
             try:
                 with self._translated():
-                    self._disk.fdatasync(self._fd)
+                    self.disk.fdatasync(self._fd)
             except Unavailable:
                 self._mark = self._new_mark()  # so that the slots are written again before the next sync
                 raise
@@ -206,19 +207,17 @@ class Cursors:
     def peek(self, partitions: Iterable[int]) -> dict[int, CursorSlot]:
         """The newest slots of some partitions as they look without the lock; none for those unreadable just now."""
         try:
-            fd = self._disk.open_read(self.path)
+            fd = self.disk.open_read(self.path)
         except OSError:
             return {}
         try:
-            pairs = {
-                number: self._disk.pread(fd, format.PAIR_BYTES, format.slot_at(number, 0)) for number in partitions
-            }
+            pairs = {number: self.disk.pread(fd, format.PAIR_BYTES, format.slot_at(number, 0)) for number in partitions}
         finally:
-            self._disk.close(fd)
+            self.disk.close(fd)
         return {number: slot for number, pair in pairs.items() if (slot := format.newest(pair)) is not None}
 
     def _lock(self) -> int:
-        disk = self._disk
+        disk = self.disk
         while True:
             try:
                 fd = disk.open_write(self.path)
@@ -233,8 +232,9 @@ class Cursors:
                     )
                 if disk.inode(fd) == disk.inode(self.path):  # else it was deleted or replaced while we waited
                     header = _decode_header(self.path, disk.pread(fd, format.HEADER_BYTES, 0))
-                    if header != CursorsHeader(self.topic_uuid, self.partitions):
+                    if (header.topic_uuid, header.partitions) != (self.topic_uuid, self.partitions):
                         raise self._gone()
+                    self.id = header.id
                     return fd
             except BaseException:
                 disk.release(fd)
@@ -262,11 +262,11 @@ class Cursors:
 
     def _read(self, size: int, position: int) -> bytes:
         with self._translated():
-            return self._disk.pread(self._fd, size, position)
+            return self.disk.pread(self._fd, size, position)
 
     def _write(self, data: bytes, position: int) -> None:
         with self._translated():
-            self._disk.write(self._fd, data, position)
+            self.disk.write(self._fd, data, position)
 
     def _new_mark(self) -> int:
         return int.from_bytes(self._clock.random_bytes(4), "little") | 1

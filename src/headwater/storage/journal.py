@@ -17,9 +17,11 @@ from msgspec import structs
 
 from headwater.errors import Unavailable
 from headwater.format import journal as format
-from headwater.format.journal import Entry, Share
+from headwater.format.cursors import decode_slot
+from headwater.format.journal import Entry, Move, Share
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
+from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Disk
 from headwater.storage.place import Place
 from headwater.storage.segment import read_header
@@ -191,6 +193,27 @@ def redo(place: Place, known: Slot | None) -> Slot | None:
     finally:
         place.disk.close(fd)
     return known
+
+
+def restore(directory: Path, cursors: Cursors) -> None:
+    """Put the slots that transactions decided on into a consumer's file, which the caller holds."""
+    path, id = relative_path(cursors), cursors.id.hex()
+    found: list[Move] = []
+    journals: set[Path] = set()
+    for journal, entry, _ in entries(directory, cursors.disk):
+        mine = [move for move in entry.moves if move.path == path and move.id == id]
+        if mine:
+            found += mine
+            journals.add(journal)
+    slots = [(move.partition, decode_slot(bytes.fromhex(move.slot))) for move in found]
+    _make_durable(cursors.disk, journals)
+    for partition, slot in sorted(((n, slot) for n, slot in slots if slot), key=lambda each: each[1].counter):
+        cursors.restore(partition, slot)
+
+
+def relative_path(cursors: Cursors) -> str:
+    """Where a consumer's file is, below the directory of all."""
+    return f"{cursors.path.parent.name}/{cursors.path.name}"
 
 
 def _make_durable(disk: Disk, journals: set[Path]) -> None:
