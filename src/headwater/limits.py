@@ -15,6 +15,11 @@ BLOB_CHUNK_BYTES = MIB  # the unit of checksums in a blob: what a reader must ho
 DATA_BYTES_CEILING = 4 * GIB - 1  # protocols carry an event's length as u32
 BATCH_BYTES_CEILING = 1 * GIB  # offsets in a column are i32, as in Arrow's binary
 
+# Fixed by the message format of Puro, whose README says "1 kilobyte" and "10 megabyte".
+PURO_TOPIC_BYTES_MAX = KIB
+PURO_KEY_BYTES_MAX = KIB
+PURO_VALUE_BYTES_MAX = 10 * MIB
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one opened log accepts and how it behaves. Bytes unless the name says otherwise."""
