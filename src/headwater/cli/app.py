@@ -35,6 +35,7 @@ HINTS = {
     "partition_needed": "give --partition, or a time",
     "data_bytes_max": "make the topic with a larger --data-bytes-max",
     "batch_bytes_max": "append it with --file",
+    "blob_bytes_in_memory": "export with a larger --hold, or save its data with 'headwater read --output'",
 }
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

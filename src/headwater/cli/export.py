@@ -72,10 +72,9 @@ def export(
     import headwater
     from headwater.limits import Limits
 
+    usual = {"start": "earliest", "end": "latest", "type": None, "key": None, "partition": None}
     given = {"start": start, "end": end, "type": type_, "key": key, "partition": partition}
-    filters: dict[str, Any] = {
-        name: value for name, value in given.items() if value not in (None, "earliest", "latest")
-    }
+    filters: dict[str, Any] = {name: value for name, value in given.items() if value != usual[name]}
     target = _Counted(sys.stdout.buffer) if file == "-" else Path(file)
     summary = Summary(as_json=as_json)
     limits = Limits(blob_bytes_in_memory=hold)
