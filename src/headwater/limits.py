@@ -17,6 +17,11 @@ BATCH_BYTES_CEILING = 1 * GIB  # offsets in a column are i32, as in Arrow's bina
 CONSUMER_MEMBERS_MAX = 128  # who read as one consumer at once; each looks at all of them when it renews its leases
 CONSUMER_NAME_BYTES_MAX = 64  # escaped, it fits a directory's name without being shortened, so that it can be read back
 
+# Fixed by the message format of Puro, whose README says "1 kilobyte" and "10 megabyte".
+PURO_TOPIC_BYTES_MAX = KIB
+PURO_KEY_BYTES_MAX = KIB
+PURO_VALUE_BYTES_MAX = 10 * MIB
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one opened log accepts and how it behaves. Bytes unless the name says otherwise."""

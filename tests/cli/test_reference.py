@@ -61,7 +61,9 @@ def test_each_command_is_documented(name: str) -> None:
 
 
 def test_every_command_has_its_file_and_every_file_with_a_command_is_listed() -> None:
-    commands = {path.stem for path in MODULES.glob("*.py") if "@command(" in path.read_text(encoding="utf-8")}
+    commands = {
+        path.stem.rstrip("_") for path in MODULES.glob("*.py") if "@command(" in path.read_text(encoding="utf-8")
+    }
     assert commands == set(COMMANDS)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import keyword
 import logging
 import os
 import sys
@@ -23,7 +24,7 @@ from headwater.errors import HeadwaterError
 
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
-    "Events": ("append", "read", "tail"),
+    "Events": ("append", "read", "tail", "export", "import"),
     "Keeping": ("seal", "check", "repair"),
     "Tools": ("bench", "completion"),
 }
@@ -34,6 +35,7 @@ HINTS = {
     "partition_needed": "give --partition, or a time",
     "data_bytes_max": "make the topic with a larger --data-bytes-max",
     "batch_bytes_max": "append it with --file",
+    "blob_bytes_in_memory": "export with a larger --hold, or save its data with 'headwater read --output'",
 }
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -88,7 +90,8 @@ class Program(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(importlib.import_module(f"headwater.cli.{cmd_name}"), cmd_name)
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        found: click.Command = getattr(importlib.import_module(f"headwater.cli.{name}"), name)
         return found
 
     def resolve_command(
@@ -178,7 +181,7 @@ def command(*, examples: Sequence[str], **options: Any) -> Callable[[Callable[..
 
     def decorate(function: Callable[..., Any]) -> Command:
         options.setdefault("context_settings", HELP)
-        return click.command(function.__name__, cls=Command, examples=examples, **options)(function)
+        return click.command(function.__name__.rstrip("_"), cls=Command, examples=examples, **options)(function)
 
     return decorate
 

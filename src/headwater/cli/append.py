@@ -183,8 +183,10 @@ def encode(value: bytes, content: Content | None) -> tuple[Content, bytes]:
         elif content == "json":
             msgspec.json.decode(value)
         elif content == "bson":
-            return "bson", _bson(value)
-    except (ValueError, TypeError) as error:
+            from headwater.format import jsonl
+
+            return "bson", jsonl.to_bson(value)
+    except ValueError as error:
         raise Invalid(f"{_quoted(value)} is not {content}: {error}", hint="see --content") from error
     return content, value
 
@@ -206,18 +208,6 @@ def guess(value: bytes) -> Content:
     except UnicodeDecodeError:
         return "bytes"
     return "text"
-
-
-def _bson(value: bytes) -> bytes:
-    try:
-        import bson
-        from bson import json_util
-    except ImportError as error:
-        raise Invalid("BSON needs its codec", hint="pip install 'headwater[bson]'") from error
-    document = json_util.loads(value.decode())
-    if not isinstance(document, dict):
-        raise TypeError("a document is an object")
-    return bson.encode(document)
 
 
 def _quoted(value: bytes) -> str:

@@ -1,27 +1,21 @@
-"""How events and references look: aligned lines for people, tabs or JSON for programs.
-
-An event as JSON has, in this order: `topic, partition, offset, time, id, type, key, content, data, meta`. `data` is a
-JSON value for `json` and `bson` (as relaxed Extended JSON) and a string for `text`. What JSON cannot hold comes as
-base64 under another name: `data_base64` for `bytes`, `key_base64` for a key that is not UTF-8. A huge event has
-`data_bytes`, its size, instead of data: `headwater read --output` gets it.
-"""
+"""How events and references look: aligned lines for people, tabs or JSON (format/jsonl.py) for programs."""
 
 from __future__ import annotations
 
-import base64
 import os
 import shutil
 import sys
 import zlib
 from collections.abc import Iterable
 from itertools import chain, islice
-from typing import IO, Any
+from typing import IO
 
 import click
 import msgspec
 
 from headwater.cli import show
 from headwater.event import Event, Ref
+from headwater.format import jsonl
 
 PREVIEW_BYTES = 4096  # how much of an event's data a line can show at most, whatever the terminal's width
 NAME_COLUMNS_MAX = 28  # longer types and keys are shortened
@@ -29,48 +23,6 @@ DATA_COLUMNS_MIN = 12  # a narrow terminal wraps lines rather than show no data
 FIT_EVENTS = 100  # about a screen: what decides the first widths
 TYPE_COLOURS = ("green", "blue", "magenta", "cyan", "yellow", "bright_green", "bright_blue", "bright_magenta")
 _encode = msgspec.json.Encoder().encode
-
-
-def event_json(event: Event) -> bytes:
-    """One line of JSON, without its end."""
-    told: dict[str, Any] = {
-        "topic": event.topic,
-        "partition": event.partition,
-        "offset": event.offset,
-        "time": show.utc(event.time),
-        "id": str(event.id),
-        "type": event.type,
-    }
-    if event.key is None:
-        told["key"] = None
-    else:
-        try:
-            told["key"] = event.key.decode()
-        except UnicodeDecodeError:
-            told["key_base64"] = base64.b64encode(event.key).decode()
-    told["content"] = event.content
-    told.update([_data_json(event)])
-    told["meta"] = event.meta
-    return _encode(told)
-
-
-def _data_json(event: Event) -> tuple[str, Any]:
-    data = event.data
-    if data is None:
-        return "data_bytes", event.size
-    try:
-        if event.content == "json":
-            return "data", msgspec.Raw(msgspec.json.format(data, indent=-1))  # in one line, its numbers as written
-        if event.content == "text":
-            return "data", data.decode()
-        if event.content == "bson":
-            from bson import json_util
-
-            told = json_util.dumps(event.value, json_options=json_util.RELAXED_JSON_OPTIONS)
-            return "data", msgspec.Raw(told.encode())
-    except (ValueError, UnicodeDecodeError):
-        pass  # the content is what its producer called it, and need not be true
-    return "data_base64", base64.b64encode(data).decode()
 
 
 def ref_json(ref: Ref) -> bytes:
@@ -101,8 +53,8 @@ def data_text(event: Event, limit: int | None = None) -> str:
     if event.data is None:
         return f"({show.size(event.size)}, offset {event.offset}: read it with --output)"
     if event.content == "bson":
-        data = _data_json(event)[1]
-        return show.printable(bytes(data).decode() if isinstance(data, msgspec.Raw) else str(data))
+        told, exact, _ = jsonl.data_fields(event)
+        return show.printable(bytes(told).decode() if isinstance(told, msgspec.Raw) else str(exact))
     data = event.data if limit is None else event.data[:limit]
     try:
         text = data.decode()
@@ -181,7 +133,7 @@ class Printer:
         self._out: IO[bytes] = sys.stdout.buffer
         self._raw = raw
         self._aligned = None if as_json or raw or not show.is_terminal(sys.stdout) else Aligned(partitions)
-        self._line = event_json if as_json else event_tabs if self._aligned is None else self._aligned.line
+        self._line = jsonl.encode if as_json else event_tabs if self._aligned is None else self._aligned.line
 
     def print_all(self, events: Iterable[Event]) -> int:
         """Write them, and return how many there were."""

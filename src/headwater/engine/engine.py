@@ -30,6 +30,9 @@ from headwater.engine.reading import At
 from headwater.engine.retaining import Keeper
 from headwater.engine.selection import Selection
 from headwater.engine.transaction import Transaction
+from headwater.engine.transfer import exporting, importing
+from headwater.engine.transfer.chunks import Wanted
+from headwater.engine.transfer.files import Target
 from headwater.errors import Closed, Invalid, NotFound, Unavailable
 from headwater.event import Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow
@@ -313,10 +316,12 @@ class Engine:
         for batch in whole.to_batches(max_chunksize=rows_per_batch):
             if not batch.num_rows:
                 continue
+            parts = []
             for chosen, part in self._spread_arrow(opened, batch, partition):
                 batch_content, columns = arrow.columns_of(part, content)
                 appending.check_columns(columns, chosen.place.limits)
-                rows = Rows.many(batch_content, False, columns, part.num_rows)
+                parts.append((chosen, Rows.many(batch_content, False, columns, part.num_rows)))
+            for chosen, rows in parts:  # when all of them are checked
                 log = logs[chosen.place.partition] = self._commit(opened, chosen, rows)
                 runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
         if sync:
@@ -475,6 +480,55 @@ class Engine:
         With `consumer`, only what that one could not handle; the rest is then passed over.
         """
         return dead.replay(self, topic, consumer)
+
+    # Importing and exporting, as docs/TRANSFER.md tells
+
+    def export(
+        self,
+        topic: str | Sequence[str],
+        target: Target,
+        *,
+        format: str | None = None,
+        progress: exporting.Progress | None = None,
+        **filters: Any,
+    ) -> int:
+        """Write the events of a topic to a file, or to an open binary one; returns how many. Changes nothing here.
+
+        `format` is `jsonl`, `arrow`, `arrows` (a stream), `parquet` or `puro`, by the suffix unless it is said; the
+        first and the last can hold several topics. `filters` are those of `read_batches`. A path gets its file when
+        that is whole and durable, in place of what was there. Raises TooLarge for an event that the format cannot hold.
+        """
+        topics = [topic] if isinstance(topic, str) else list(topic)
+        return exporting.export(self, self._disk, topics, target, format, progress, filters)
+
+    def import_(
+        self,
+        topic: str | None,
+        source: Target,
+        *,
+        format: str | None = None,
+        only: str | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+        skip: int = 0,
+        keep_times: bool = False,
+        data_column: str | None = None,
+        key_column: str | None = None,
+        type_column: str | None = None,
+        progress: exporting.Progress | None = None,
+    ) -> int:
+        """Append the events of a file to a topic, or with None each to the topic that it names; returns how many.
+
+        All are durable when it returns. When it fails, what came before stays, durable too, and the error's `imported`
+        says how many those are, its `skip` with which number to go on. Offsets and times are new; `keep_times` notes
+        the old ones in meta. `only` takes the events which the file says are of one topic; `content` says what the
+        data is where the file does not. Raises Corrupt for a damaged file, Invalid for what is no event.
+        """
+        appending.check_content(content)
+        by_topic = topic is None or only is not None
+        wanted = Wanted(content, keep_times, by_topic, data_column, key_column, type_column)
+        sink = importing.Sink(self, self._limits, topic, only, partition, skip)
+        return importing.import_file(self._disk, self._limits, source, format, wanted, sink, progress)
 
     # Keeping
 

@@ -265,8 +265,8 @@ def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content,
         raise Invalid("data is null in some rows", hint="fill or filter them first")
     columns: dict[int, Column | None] = {
         TYPE: _type_column(batch.column("type")) if "type" in names else None,
-        KEY: _column(batch.column("key")) if "key" in names else None,
-        DATA: _column(data),
+        KEY: column_of(batch.column("key")) if "key" in names else None,
+        DATA: column_of(data),
         META: _meta_column(batch.column("meta")) if "meta" in names else None,
     }
     text = data.type in (pa.string(), pa.large_string(), pa.string_view())
@@ -275,7 +275,7 @@ def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content,
 
 def values_of(array: Any) -> list[bytes | None]:
     """The values of an Arrow array of bytes or text."""
-    column = _column(array)
+    column = column_of(array)
     return [None] * len(array) if column is None else column.values(0, len(array))
 
 
@@ -284,17 +284,23 @@ def _decoded(array: Any) -> Any:
     return array.cast(array.type.value_type) if pyarrow().types.is_dictionary(array.type) else array
 
 
-def _column(array: Any) -> Column | None:
-    """A plain column over the buffers of an Arrow array; None if all of it is null."""
+def _as_binary(array: Any) -> Any:
+    """An array of bytes or text, without a dictionary, as bytes."""
     pa = pyarrow()
-    array = _decoded(array)
-    if array.null_count == len(array):
-        return None
     if array.type != pa.binary():
         kinds = pa.string(), pa.large_string(), pa.string_view(), pa.large_binary(), pa.binary_view()
         if array.type not in kinds and not pa.types.is_fixed_size_binary(array.type):
             raise Invalid(f"a column of {array.type} is not bytes or text", hint="cast it first")
         array = array.cast(pa.binary())
+    return array
+
+
+def column_of(array: Any) -> Column | None:
+    """A plain column over the buffers of an Arrow array; None if all of it is null."""
+    array = _decoded(array)
+    if array.null_count == len(array):
+        return None
+    array = _as_binary(array)
     _, offset_buffer, data_buffer = array.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[array.offset : array.offset + len(array) + 1]
     first, last = int(offsets[0]), int(offsets[-1])
@@ -306,17 +312,22 @@ def _column(array: Any) -> Column | None:
 
 
 def _type_column(array: Any) -> Column | None:
-    values = [value or b"" for value in values_of(array)]
+    """A column of few distinct values: they are looked at, the rows are not."""
+    array = _decoded(array)
+    if array.null_count == len(array):
+        return None
+    encoded = _as_binary(array).fill_null(b"").dictionary_encode()
+    distinct = [value or b"" for value in values_of(encoded.dictionary)]
     try:
-        for value in set(values):
+        for value in distinct:
             value.decode()
     except UnicodeDecodeError as error:
         raise Invalid(f"a type is not UTF-8: {error}") from error
-    return Column.of_repeated(values)
+    return Column.of_codes(distinct, np.asarray(encoded.indices))
 
 
 def _meta_column(array: Any) -> Column | None:
-    column = _column(array)
+    column = column_of(array)
     try:
         for value in column.values(0, len(array)) if column is not None else ():
             if value is not None:

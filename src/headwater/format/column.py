@@ -71,10 +71,19 @@ class Column:
             return cls(len(values), value) if value else None
         if len(codes) > DICTIONARY_MAX:
             return cls.of(values)
-        distinct = cls.of(list(codes))
         width = np.uint8 if len(codes) <= 256 else np.uint16
-        coded = np.fromiter(map(codes.__getitem__, values), width, len(values))
-        return cls(len(values), distinct.data, distinct.offsets, coded)
+        return cls.of_codes(list(codes), np.fromiter(map(codes.__getitem__, values), width, len(values)))
+
+    @classmethod
+    def of_codes(cls, distinct: Sequence[bytes], codes: npt.NDArray[Any]) -> Column | None:
+        """Like `of_repeated`, from the distinct values and which of them each value is."""
+        if len(distinct) == 1:
+            return cls(len(codes), distinct[0]) if distinct[0] else None
+        if len(distinct) > DICTIONARY_MAX:
+            return cls.of([distinct[code] for code in codes.tolist()])
+        values = cls.of(distinct)
+        width = np.uint8 if len(distinct) <= 256 else np.uint16
+        return cls(len(codes), values.data, values.offsets, codes.astype(width, copy=False))
 
     def encode(self) -> tuple[int, list[Any], int]:
         """The encoding, the buffers and their size in bytes."""

@@ -1,0 +1,110 @@
+"""`headwater export`: the events of topics to a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import click
+
+from headwater.cli.app import command
+from headwater.cli.arguments import (
+    Place,
+    Size,
+    complete_topic,
+    data_argument,
+    json_option,
+    key_option,
+    partition_option,
+    type_pattern_option,
+)
+from headwater.cli.progress import Waiting
+from headwater.cli.transfer import Summary, format_option
+
+if TYPE_CHECKING:
+    from headwater.engine.reading import At
+
+
+@command(
+    examples=[
+        "headwater export data orders orders.parquet",
+        "headwater export data orders - --format jsonl --from -1d | zstd > yesterday.jsonl.zst",
+        "headwater export data orders stock all.puro",
+        "headwater export data orders paid.arrow --type paid",
+    ]
+)
+@data_argument
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
+@click.argument("file", metavar="FILE", type=click.Path())
+@format_option
+@click.option("--from", "start", type=Place(), default="earliest", metavar="PLACE", help="Begin with the event here.")
+@click.option("--to", "end", type=Place(), default="latest", metavar="PLACE", help="End before the event here.")
+@type_pattern_option
+@key_option
+@partition_option
+@click.option(
+    "--hold", type=Size(), default="10MiB", metavar="SIZE", help="Hold events up to this in memory, to export them."
+)
+@json_option("Say what was done as one JSON object.")
+def export(
+    data: str,
+    topics: tuple[str, ...],
+    file: str,
+    format: str | None,
+    start: At,
+    end: At,
+    type_: str | None,
+    key: str | None,
+    partition: int | None,
+    hold: int,
+    as_json: bool,
+) -> None:
+    """Write the events of topics to a FILE, or to stdout with -.
+
+    The file appears when it is whole and on disk, in the place of what was there. The events of several partitions come
+    partition after partition. JSON lines and Arrow and Parquet tables hold everything of an event; messages of Puro
+    only topic, key and data. JSON lines and Puro can hold several topics.
+
+    An event above --hold, or that the format cannot hold, ends the export with an error that names it. PLACE is as in
+    'headwater read'.
+    """
+    import headwater
+    from headwater.limits import Limits
+
+    usual = {"start": "earliest", "end": "latest", "type": None, "key": None, "partition": None}
+    given = {"start": start, "end": end, "type": type_, "key": key, "partition": partition}
+    filters: dict[str, Any] = {name: value for name, value in given.items() if value != usual[name]}
+    target = _Counted(sys.stdout.buffer) if file == "-" else Path(file)
+    summary = Summary(as_json=as_json)
+    limits = Limits(blob_bytes_in_memory=hold)
+    with headwater.open(data, mode="existing", limits=limits) as hw, Waiting("events exported") as waiting:
+        events = hw.export(topics, cast("Any", target), format=format, progress=waiting.update, **filters)
+    if isinstance(target, _Counted):
+        sys.stdout.buffer.flush()
+        summary.print(events, target.size, "written", err=True)
+    else:
+        summary.print(events, target.stat().st_size, f"in {file}")
+
+
+class _Counted:
+    """A stream that counts what is written to it."""
+
+    closed = False
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        self.size += len(data)
+        return self._out.write(data)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        self._out.flush()
+
+    def writable(self) -> bool:
+        return True

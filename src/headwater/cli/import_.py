@@ -1,0 +1,104 @@
+"""`headwater import`: events from a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import Natural, complete_topic, data_argument, json_option
+from headwater.cli.progress import Waiting
+from headwater.cli.transfer import Summary, format_option
+
+if TYPE_CHECKING:
+    from headwater.event import Content
+
+
+@command(
+    examples=[
+        "headwater import data orders orders.parquet",
+        "headwater import data everything.puro",
+        "headwater import data orders everything.puro --only orders",
+        "headwater import data clicks foreign.parquet --data-column body --key-column user",
+        "zstdcat yesterday.jsonl.zst | headwater import data orders - --format jsonl",
+    ]
+)
+@data_argument
+@click.argument("topics", metavar="[TOPIC]", nargs=-1, shell_complete=complete_topic)
+@click.argument("file", metavar="FILE", type=click.Path())
+@format_option
+@click.option("--only", metavar="TOPIC", help="Only events which the file says are of this topic.")
+@click.option(
+    "--content", type=click.Choice(["bytes", "text", "json", "bson"]), help="What data is where the file does not say."
+)
+@click.option("--partition", type=Natural(), metavar="N", help="Choose the partition; else the key does.")
+@click.option("--skip", type=Natural(), default=0, metavar="N", help="Leave out the first N: go on after an error.")
+@click.option("--keep-times", is_flag=True, help="Note the time, partition and offset that events had in meta.")
+@click.option("--data-column", metavar="NAME", help="The column of a table that holds the data.")
+@click.option("--key-column", metavar="NAME", help="The column that holds the key.")
+@click.option("--type-column", metavar="NAME", help="The column that holds the type.")
+@json_option("Say what was done as one JSON object.")
+def import_(
+    data: str,
+    topics: tuple[str, ...],
+    file: str,
+    format: str | None,
+    only: str | None,
+    content: Content | None,
+    partition: int | None,
+    skip: int,
+    keep_times: bool,
+    data_column: str | None,
+    key_column: str | None,
+    type_column: str | None,
+    as_json: bool,
+) -> None:
+    """Append the events of a FILE, or of stdin with -, to a TOPIC.
+
+    Without a TOPIC, each goes to the topic that the file says it is of. Topics, and the directory, are made if need be.
+    Offsets and times are new. All events are on disk when it is done; after an error, those before it are, and it says
+    how many they are.
+
+    JSON lines are those of 'headwater export' and 'headwater read --json'; of other lines, 'headwater append' makes
+    events. Tables of Arrow and Parquet have a column data (or value), and key, type, content and meta if they like;
+    with --data-column, only the columns that are named, and key and type, are looked at.
+    """
+    if len(topics) > 1:
+        raise click.UsageError("there is one TOPIC, and one FILE")
+    import headwater
+    from headwater.engine.transfer.files import format_of
+
+    topic = topics[0] if topics else None
+    source: Any = sys.stdin.buffer if file == "-" else Path(file)
+    format = format_of(source, format)  # before a directory is made for it
+    if file != "-":
+        source.stat()
+    done = 0
+
+    def advance(position: int, size: int | None) -> None:
+        nonlocal done
+        done = position
+        waiting.update(position, size)
+
+    summary = Summary(as_json=as_json)
+    with headwater.open(data) as hw, Waiting("imported", as_bytes=True) as waiting:
+        events = hw.import_(
+            topic,
+            source,
+            format=format,
+            only=only,
+            content=content,
+            partition=partition,
+            skip=skip,
+            keep_times=keep_times,
+            data_column=data_column,
+            key_column=key_column,
+            type_column=type_column,
+            progress=advance,
+        )
+    where = "in the topics that they name" if topic is None else f"in topic {show.printable(topic)}"
+    summary.print(events, done if file == "-" else source.stat().st_size, where)

@@ -1,0 +1,41 @@
+"""What `import` and `export` share: their formats, and what they say when they are done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from headwater.cli import show
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FORMATS = ("jsonl", "arrow", "arrows", "parquet", "puro")
+
+
+def format_option(function: F) -> F:
+    help = "The format; else the file's suffix tells: .jsonl, .arrow, .arrows (a stream), .parquet or .puro."
+    return click.option("--format", type=click.Choice(FORMATS), help=help)(function)
+
+
+class Summary:
+    """How much was done, and how fast."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._began = time.monotonic()
+
+    def print(self, events: int, size: int, what: str, *, err: bool = False) -> None:
+        seconds = time.monotonic() - self._began
+        rate = events / seconds if seconds > 0 else 0.0
+        if self._as_json:
+            told = {"events": events, "bytes": size, "seconds": round(seconds, 3), "events_per_second": round(rate)}
+            click.echo(show.json_line(told), err=err)
+            return
+        line = f"{show.count(events, 'event')} {what}, {show.size(size)}, {seconds:.1f} s, {rate:,.0f} events/s"
+        if err:
+            show.note(line)
+        else:
+            show.done(line)

@@ -1,0 +1,229 @@
+"""Events as lines of JSON (docs/TRANSFER.md, "JSON lines").
+
+An event has, in this order: `topic, partition, offset, time, id, type, key, content, data, meta`. `data` is a JSON
+value for `json` and `bson` (as relaxed Extended JSON) and a string for `text`. What JSON cannot hold comes as base64
+under another name: `data_base64` for `bytes`, `key_base64` for a key that is not UTF-8. A huge event has
+`data_bytes`, its size, instead of data.
+
+Bytes only; safe from any thread.
+"""
+
+from __future__ import annotations
+
+from binascii import a2b_base64, b2a_base64
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Raw, UnsetType
+
+from headwater.errors import Invalid, Unsupported
+from headwater.event import UNIX_EPOCH_TICKS, Content, Event
+
+
+class Line(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The fields of a line. On the way in all may be absent but the data; what the log itself gives is not used."""
+
+    topic: str | UnsetType = UNSET
+    partition: int | UnsetType = UNSET
+    offset: int | UnsetType = UNSET
+    time: str | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str = ""
+    key: str | UnsetType | None = UNSET
+    key_base64: str | UnsetType = UNSET
+    content: Content | UnsetType = UNSET
+    data: Raw | UnsetType = UNSET
+    data_base64: str | UnsetType = UNSET
+    data_bytes: int | UnsetType = UNSET
+    meta: dict[str, str] = {}
+
+
+_NO_META: dict[str, str] = {}
+_encode = msgspec.json.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
+_decode_value = msgspec.json.Decoder().decode
+_decode_text = msgspec.json.Decoder(str).decode
+decode_line = msgspec.json.Decoder(Line).decode
+decode_lines = msgspec.json.Decoder(Line).decode_lines
+
+
+def encode(event: Event) -> bytes:
+    """One line for programs to read, without its end."""
+    time = event.time.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+    return _encode(_line(event, time, str(event.id), *data_fields(event)))
+
+
+def encode_exactly(events: list[Event]) -> bytes:
+    """Lines, each with its end, from which `data_of` gives back every byte. The data must be in memory.
+
+    Where `data` alone would not (JSON over several lines, BSON that relaxed Extended JSON changes), `data_base64`
+    comes beside it.
+    """
+    times, ids = _times_and_ids(events)
+    return _encode_lines(
+        [
+            _line(event, time, id, *_exact_fields(event), UNSET)
+            for event, time, id in zip(events, times, ids, strict=True)
+        ]
+    )
+
+
+def data_of(line: Line, content: Content | None) -> tuple[bytes, Content]:
+    """The data of a line and what it is; `content` holds where the line does not say. Raises Invalid."""
+    said = content if line.content is UNSET else line.content
+    if line.data_base64 is not UNSET:
+        return _from_base64(line.data_base64, "data_base64"), said or "bytes"
+    if line.data is UNSET:
+        if line.data_bytes is not UNSET:
+            raise Invalid("a huge event has only its size here", hint="'headwater export' writes its data too")
+        raise Invalid(
+            "there is no data", hint="data or data_base64 is needed; 'headwater append --lines' takes any lines"
+        )
+    raw = bytes(line.data)
+    if said is None:
+        said = "text" if raw[:1] == b'"' else "json"
+    try:
+        if said == "json":
+            _decode_value(raw)
+            return raw, said
+        if said == "bson":
+            return to_bson(raw), said
+        return _decode_text(raw).encode(), said
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"the data is not {said}: {error}") from error
+
+
+def key_of(line: Line) -> bytes | None:
+    """The key of a line, None if it has none. Raises Invalid."""
+    if line.key_base64 is not UNSET:
+        return _from_base64(line.key_base64, "key_base64")
+    return line.key.encode() if isinstance(line.key, str) else None
+
+
+def data_fields(event: Event) -> tuple[Raw | str | UnsetType, str | UnsetType, int | UnsetType]:
+    """What stands under `data`, `data_base64` and `data_bytes`: one of them."""
+    data = event.data
+    if data is None:
+        return UNSET, UNSET, event.size
+    try:
+        if event.content == "json":
+            _decode_value(data)  # formatting alone lets some damage pass
+            return Raw(msgspec.json.format(data, indent=-1)), UNSET, UNSET  # in one line, its numbers as written
+        if event.content == "text":
+            return data.decode(), UNSET, UNSET
+        if event.content == "bson":
+            return Raw(_from_bson(data)), UNSET, UNSET
+    except (ValueError, RecursionError):
+        pass  # the content is what its producer called it, and need not be true
+    return UNSET, _base64(data), UNSET
+
+
+def _exact_fields(event: Event) -> tuple[Raw | str | UnsetType, str | UnsetType]:
+    data, content = event.data, event.content
+    assert data is not None
+    if content == "bytes":
+        return UNSET, _base64(data)
+    if content == "json":
+        try:
+            _decode_value(data)
+        except (ValueError, RecursionError):
+            return UNSET, _base64(data)
+        if b"\n" not in data and b"\r" not in data and data[:1] not in b" \t" and data[-1:] not in b" \t":
+            return Raw(data), UNSET
+    value, exact, _ = data_fields(event)
+    if content == "text" or exact is not UNSET:
+        return value, exact
+    return value, UNSET if content == "bson" and _same_bson(value, data) else _base64(data)
+
+
+def _line(
+    event: Event, time: str, id: str, data: Raw | str | UnsetType, exact: str | UnsetType, size: int | UnsetType
+) -> Line:
+    key: str | UnsetType | None = None
+    key_base64: str | UnsetType = UNSET
+    if event.key is not None:
+        try:
+            key = event.key.decode()
+        except UnicodeDecodeError:
+            key, key_base64 = UNSET, _base64(event.key)
+    return Line(
+        event.topic,
+        event.partition,
+        event.offset,
+        time,
+        id,
+        event.type,
+        key,
+        key_base64,
+        event.content,
+        data,  # type: ignore[arg-type]  # on the way out text need not be encoded apart
+        exact,
+        size,
+        _NO_META if event.raw_meta is None else event.meta,
+    )
+
+
+def _times_and_ids(events: list[Event]) -> tuple[list[str], list[str]]:
+    """The texts of times and ids, as `encode` has them, made for all events at once."""
+    count = len(events)
+    ticks = np.fromiter((event.ticks for event in events), np.int64, count)
+    times = np.datetime_as_string(((ticks - UNIX_EPOCH_TICKS) // 10).astype("datetime64[us]"), timezone="UTC")
+    halves = np.empty((count, 2), ">u8")
+    halves[:, 0] = (ticks >> 12) << 16 | 0x6000 | (ticks & 0x0FFF)
+    halves[:, 1] = np.fromiter((event.node for event in events), np.uint64, count) | np.uint64(2 << 62)
+    digits = np.frombuffer(halves.tobytes().hex().encode(), np.uint8).reshape(count, 32)
+    ids = np.full((count, 36), ord("-"), np.uint8)
+    for at, lo, hi in ((0, 0, 8), (9, 8, 12), (14, 12, 16), (19, 16, 20), (24, 20, 32)):
+        ids[:, at : at + hi - lo] = digits[:, lo:hi]
+    return times.tolist(), ids.view("S36").ravel().astype("U36").tolist()
+
+
+def _base64(data: bytes) -> str:
+    return b2a_base64(data, newline=False).decode("ascii")
+
+
+def _from_base64(text: str, field: str) -> bytes:
+    try:
+        return a2b_base64(text.encode("ascii"), strict_mode=True)
+    except ValueError as error:
+        raise Invalid(f"{field} is not base64: {error}") from error
+
+
+def _from_bson(data: bytes) -> bytes:
+    """A BSON document in relaxed Extended JSON; raises ValueError."""
+    bson, json_util = _codec()
+    try:
+        told: str = json_util.dumps(bson.decode(data), json_options=json_util.RELAXED_JSON_OPTIONS)
+    except (bson.errors.BSONError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    return told.encode()
+
+
+def to_bson(raw: bytes) -> bytes:
+    """The BSON of a document in Extended JSON; raises ValueError."""
+    bson, json_util = _codec()
+    try:
+        document = json_util.loads(raw.decode())
+        if not isinstance(document, dict):
+            raise TypeError("a document is an object")
+        encoded: bytes = bson.encode(document)
+    except (bson.errors.BSONError, TypeError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+    return encoded
+
+
+def _same_bson(told: Any, data: bytes) -> bool:
+    try:
+        return to_bson(bytes(told)) == data
+    except (ValueError, RecursionError):
+        return False
+
+
+def _codec() -> tuple[Any, Any]:
+    try:
+        import bson
+        from bson import json_util
+    except ImportError as error:
+        raise Unsupported("BSON needs its codec", hint="pip install 'headwater[bson]'") from error
+    return bson, json_util
