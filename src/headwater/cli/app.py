@@ -24,7 +24,7 @@ from headwater.errors import HeadwaterError
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
     "Events": ("append", "read", "tail"),
-    "Keeping": ("seal", "check", "repair"),
+    "Keeping": ("seal", "retain", "check", "repair"),
     "Tools": ("bench", "completion"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
@@ -34,6 +34,8 @@ HINTS = {
     "partition_needed": "give --partition, or a time",
     "data_bytes_max": "make the topic with a larger --data-bytes-max",
     "batch_bytes_max": "append it with --file",
+    "hard_bound_needed": "give --hard-bytes, or --overflow delete",
+    "offset_gone": "read from earliest",
 }
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
