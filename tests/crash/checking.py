@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from headwater.engine.engine import Engine
-from headwater.errors import Corrupt
+from headwater.errors import Corrupt, NotFound
 from headwater.format import tail as tail_format
 from headwater.format.batch import Batch, decode
 from headwater.format.names import directory_of, file_of, offset_of
@@ -19,13 +22,14 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
 from headwater.storage import recovery
 from headwater.storage.disk import Disk
-from tests.crash.expectation import Expectation, ExpectedLog
+from headwater.storage.retention import sweep
+from tests.crash.expectation import Contents, Expectation, ExpectedLog
 from tests.crash.machine import Tree, fingerprint, read_tree, write_tree
 from tests.crash.recording import EPOCH_TICKS, SteadyClock
-from tests.crash.workload import events_of, open_engine
+from tests.crash.workload import contents_of, events_of, open_engine
 
 NEXT = b"the next event"
-Seen = dict[tuple[str, int], list[tuple[int, int, bytes]]]
+Seen = dict[tuple[str, int], Contents]
 
 
 class Crash(NamedTuple):
@@ -72,19 +76,20 @@ def _check_directory(path: Path, crash: Crash) -> None:
     settled = _without_hints(read_tree(path))
     _check_kept(crash.tree, settled)
     with reopen(path, crash) as engine:
-        for (topic, partition), events in seen.items():
-            assert events_of(engine, topic, partition) == events, "a second opening shows something else"
+        for (topic, partition), contents in seen.items():
+            assert contents_of(engine, topic, partition) == contents, "a second opening shows something else"
         assert _without_hints(read_tree(path)) == settled, "a second opening changes something"
-        for (topic, partition), events in seen.items():
-            _check_next(engine, topic, partition, events)
+        for (topic, partition), contents in seen.items():
+            _check_next(engine, topic, partition, contents)
         if not expected.topics:
             assert engine.append("new", NEXT).offset == 0
     with reopen(path, crash) as engine:
-        for (topic, partition), events in seen.items():
+        for (topic, partition), contents in seen.items():
             [last, *there] = events_of(engine, topic, partition, reverse=True)
             assert last[2] == NEXT, "an append after recovery is not the last"
-            assert there[::-1] == events, "reading backwards shows something else"
-            assert [event.data for event in engine.read(topic, partition=partition, start=len(events))] == [NEXT]
+            assert there[::-1] == contents.events, "reading backwards shows something else"
+            assert [event.data for event in engine.read(topic, partition=partition, start=contents.end)] == [NEXT]
+            _check_gone(engine, topic, partition, contents.start)
 
 
 def reopen(path: Path, crash: Crash, disk: Disk | None = None) -> Engine:
@@ -107,16 +112,16 @@ def check_contents(engine: Engine, crash: Crash) -> Seen:
         for partition, log in enumerate(logs):
             stored = _at(crash.tree, "data", "topics", directory_of(name), str(partition))
             try:
-                events = events_of(engine, name, partition)
+                contents = contents_of(engine, name, partition)
             except Corrupt:
                 if not crash.powerless or not _undecidable(stored, log):
                     raise
                 continue
-            log.check(events, log.durable if crash.powerless else log.events())
-            seen[name, partition] = events
+            log.check(contents, log.durable if crash.powerless else log.events())
+            seen[name, partition] = contents
             known = _slot(stored)
-            if known is not None and known.visible_offset > len(events):
-                _check_told(engine, name, partition, len(events), known)
+            if known is not None and known.visible_offset > contents.end:
+                _check_told(engine, name, partition, contents.end, known)
     return seen
 
 
@@ -126,10 +131,10 @@ def recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
         engine._topic(topic).logs[partition].sync()
         log = expected.topics[topic].logs[partition]
         if log.pending:
-            events = events_of(engine, topic, partition)
-            assert events[: len(seen[topic, partition])] == seen[topic, partition], "recovery took away what was seen"
-            log.check(events, len(seen[topic, partition]))
-            seen[topic, partition] = events
+            before, after = seen[topic, partition], contents_of(engine, topic, partition)
+            assert after.events[: len(before.events)] == before.events, "recovery took away what was seen"
+            log.check(after, before.end)
+            seen[topic, partition] = after
 
 
 def _check_told(engine: Engine, topic: str, partition: int, end: int, known: Slot) -> None:
@@ -139,10 +144,26 @@ def _check_told(engine: Engine, topic: str, partition: int, end: int, known: Slo
     assert (end, known.visible_offset) in told, f"events {end} to {known.visible_offset - 1} are lost without a word"
 
 
-def _check_next(engine: Engine, topic: str, partition: int, events: list[tuple[int, int, bytes]]) -> None:
+def _check_next(engine: Engine, topic: str, partition: int, contents: Contents) -> None:
     ref = engine.append(topic, NEXT, partition=partition)
-    assert ref.offset == len(events), "an append after recovery did not get the next offset"
-    assert not events or ref.ticks > events[-1][1], "an append after recovery is older than what was there"
+    assert ref.offset == contents.end, "an append after recovery did not get the next offset"
+    last = contents.events[-1] if contents.events else None
+    assert last is None or ref.ticks > last[1], "an append after recovery is older than what was there"
+
+
+def _check_gone(engine: Engine, topic: str, partition: int, start: int) -> None:
+    """What retention deleted is told so, and what a crash left of it is swept."""
+    if start:
+        with pytest.raises(NotFound) as error:
+            next(engine.read(topic, partition=partition, start=start - 1))
+        assert (error.value.code, error.value.oldest) == ("offset_gone", start)
+        findings = [found for found in engine.check(topic).findings if found.damage]
+        # An index is not synced when it is made, and may be torn: it is made again.
+        assert all(found.path.endswith(".index") for found in findings), "check takes what was deleted for damage"
+    place = engine._topic(topic).logs[partition].place
+    sweep(place)
+    stems = {name.partition(".")[0] for name in os.listdir(place.path) if name[0].isdecimal()}
+    assert all(f"{stem}.log" in os.listdir(place.path) for stem in stems), "files of a deleted segment are left"
 
 
 def _check_kept(before: Tree, after: Tree) -> None:

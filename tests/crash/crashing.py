@@ -11,6 +11,7 @@ from tests.crash.checking import NEXT, Crash, check_contents, recover, reopen
 from tests.crash.expectation import Acknowledged, Begin, Done, Expectation, Settled, expectation_of
 from tests.crash.machine import Loss, Machine, write_tree
 from tests.crash.recording import BOOT, Op, RecordingDisk
+from tests.crash.workload import starts_of
 
 NEXT_BOOT = bytes(reversed(BOOT))
 LAST_BOOT = bytes(16)
@@ -90,8 +91,14 @@ def go_on_after(crash: Crash, path: Path, disk: RecordingDisk) -> None:
         disk.mark(Done("open"))
         seen = check_contents(engine, crash)
         recover(engine, seen, crash.expected)
-        for (topic, partition), events in seen.items():
-            disk.mark(Settled(topic, partition, len(events)))
+        for (topic, partition), contents in seen.items():
+            disk.mark(Settled(topic, partition, contents.end))
+        for topic in {topic: None for topic, _ in seen}:
+            segments = engine.describe(topic).settings.get("retention_segments")
+            if segments:  # as the next roll does, also of what a killed process was deleting
+                disk.mark(Begin("retain", topic, starts=tuple(starts_of(engine, topic, segments))))
+                for log in engine._topic(topic).logs:
+                    engine._keeper.rolled(log.place)
         for topic, partition in [*seen, ("after the crash", 0)]:
             disk.mark(Begin("append", topic, groups=((partition, (NEXT,)),)))
             ref = engine.append(topic, NEXT, partition=partition)

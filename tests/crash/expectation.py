@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from headwater.event import Durability
 from tests.crash.recording import Op
 
-Verb = Literal["open", "create", "delete", "append", "sync"]
+Verb = Literal["open", "create", "delete", "append", "sync", "retain"]
 
 
 class Begin(NamedTuple):
@@ -20,6 +20,7 @@ class Begin(NamedTuple):
     topic: str = ""
     partitions: int = 1
     groups: tuple[tuple[int, tuple[bytes, ...]], ...] = ()  # what goes to which partition
+    starts: tuple[tuple[int, ...], ...] = ()  # where each partition may begin while segments go; at last, where it must
 
 
 class Acknowledged(NamedTuple):
@@ -55,10 +56,26 @@ class Group(NamedTuple):
     ticks: tuple[int, ...] | None  # None while it was not acknowledged
 
 
+class Contents(NamedTuple):
+    """What a reader finds in a partition: its oldest offset, and offset, ticks and data of each event."""
+
+    start: int
+    events: list[tuple[int, int, bytes]]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.events)
+
+
 class ExpectedLog:
-    """One partition: the groups that were acknowledged, in order, and those that may be there besides."""
+    """One partition: the groups that were acknowledged, in order, and those that may be there besides.
+
+    Retention takes away groups at the beginning, which are remembered here all the same: `starts` tells where the log
+    may begin. There are several while it deletes, and after it died at that: a power loss may bring back the last one.
+    """
 
     def __init__(self) -> None:
+        self.starts = {0}
         self.groups: list[Group] = []
         self.pending: list[Group] = []
         self.durable = 0  # events that a power loss must leave
@@ -66,23 +83,28 @@ class ExpectedLog:
     def events(self) -> int:
         return sum(len(group.data) for group in self.groups)
 
-    def check(self, seen: list[tuple[int, int, bytes]], required: int) -> None:
-        """`seen` are offset, ticks and data of each event; at least `required` must be among them."""
-        assert [offset for offset, _, _ in seen] == list(range(len(seen))), "offsets are not contiguous"
+    def check(self, contents: Contents, required: int) -> None:
+        """At least the events up to the offset `required` must be there, from one of the `starts` on."""
+        start, seen = contents
+        assert start in self.starts, f"the log begins at {start}, and not at one of {sorted(self.starts)}"
+        assert [offset for offset, _, _ in seen] == list(range(start, contents.end)), "offsets are not contiguous"
         ticks = [each for _, each, _ in seen]
         assert all(one < other for one, other in pairwise(ticks)), "ticks do not grow"
         at = 0
         for group in [*self.groups, *self.pending]:
-            if at == len(seen):
+            if at + len(group.data) <= start:
+                at += len(group.data)
+                continue
+            if at == contents.end:
                 break
-            there = seen[at : at + len(group.data)]
+            there = seen[at - start : at - start + len(group.data)]
             assert len(there) == len(group.data), f"only {len(there)} of {len(group.data)} events of a batch at {at}"
             assert tuple(data for _, _, data in there) == group.data, f"other data at offset {at}"
             if group.ticks is not None:
                 assert tuple(each for _, each, _ in there) == group.ticks, f"other ids at offset {at}"
             at += len(group.data)
-        assert at == len(seen), f"events from offset {at} on were never appended"
-        assert len(seen) >= required, f"{required} events were acknowledged, and {len(seen)} are there"
+        assert at == contents.end, f"events from offset {at} on were never appended"
+        assert contents.end >= required, f"{required} events were acknowledged, and {contents.end} are there"
 
     def settle(self, events: int) -> None:
         """After a crash, exactly so many of the events are there."""
@@ -129,6 +151,9 @@ class Expectation:
         if note.verb == "append":
             for partition, data in note.groups:
                 self.topics[note.topic].logs[partition].pending.append(Group(data, None))
+        elif note.verb == "retain":
+            for log, starts in zip(self.topics[note.topic].logs, note.starts, strict=True):
+                log.starts |= set(starts)
         elif note.verb == "delete":
             self.topics[note.topic].certain = False
 
@@ -144,6 +169,9 @@ class Expectation:
                 self.topics[note.topic].certain = True
                 for refs in note.refs:
                     self._append(self.topics[note.topic].logs[refs[0].partition], refs, note.durability)
+            case "retain":
+                for log in self.topics[note.topic].logs:
+                    log.starts = {max(log.starts)}
             case "sync":
                 for log in self.topics[note.topic].logs:
                     log.durable = log.events()

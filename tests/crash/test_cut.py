@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.checking import check_all
-from tests.crash.crashing import crashed_again, killed, killed_then_powerless, powerless
+from tests.crash.checking import Crash, check, check_all
+from tests.crash.crashing import NEXT_BOOT, crashed_again, killed, killed_then_powerless, powerless, replay
 from tests.crash.machine import Loss
-from tests.crash.workload import WORKLOADS, record
+from tests.crash.recording import RecordingDisk, SteadyClock
+from tests.crash.workload import WORKLOADS, Driver, record
 
 DROPPED = Loss("dropped", "dropped")
 LOSSES = [
@@ -52,6 +53,19 @@ def test_a_second_crash_during_recovery_loses_nothing(workload: str, arena: Path
     cuts = islice(powerless(trace, [Loss("random", "ordered", 7)]), 60, None, 90)
     for crash in chain(kills, cuts):
         assert check_all(crashed_again(crash, [Loss("random", "adversarial")], arena), arena) > 5
+
+
+def test_a_roll_makes_durable_that_reserved_space_was_given_back(arena: Path) -> None:
+    root = arena / "recorded"
+    root.mkdir()
+    driver = Driver(root, RecordingDisk(root), SteadyClock(), writers=2)
+    driver.append("a", 400)
+    driver.append("a", 400)
+    driver.engines[0].close()  # cuts reserved space off, and does not sync that
+    driver.append("a", 400, writer=1)  # rolls
+    driver.close()
+    machine, expected = replay(driver.disk.trace)
+    check(Crash("power loss", machine.after_power_loss(DROPPED), expected, NEXT_BOOT, True), arena / "crashed")
 
 
 @pytest.mark.torture

@@ -24,7 +24,7 @@ from tests.crash.crashing import NEXT_BOOT, go_on_after, replay
 from tests.crash.faulty import Fault, FaultyDisk
 from tests.crash.machine import Loss, write_tree
 from tests.crash.recording import BOOT, Op, SteadyClock
-from tests.crash.workload import Driver, durabilities, events_of, open_engine, record
+from tests.crash.workload import Driver, contents_of, durabilities, open_engine, record
 
 KINDS = {
     "sync": errno.EIO,
@@ -53,6 +53,7 @@ STEPS: list[Step] = [
     ("append", "a", lambda driver: driver.append("a", 100, "os")),
     ("sync", "a", lambda driver: driver.seal("a")),
     ("append", "a", lambda driver: driver.append("a", 110, "os", writer=1)),
+    ("retain", "a", lambda driver: driver.retain("a", 1, writer=1)),
     ("append", "a", lambda driver: driver.append("a", 120)),
 ]
 
@@ -82,14 +83,14 @@ def go_on(driver: Driver, where: str) -> bool:
     if "a" in driver.engines[0].topics():
         for engine in driver.engines:
             frozen = engine._topic("a").logs[0].state().state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE)
-            expected.check(events_of(engine, "a", 0), expected.events())
+            expected.check(contents_of(engine, "a", 0), expected.events())
         if frozen:
             for engine in driver.engines:
                 if engine._topic("a").logs[0]._group.writer._slot is None:
                     continue  # it has only just opened this log, after it froze
                 with pytest.raises(Unavailable, match="frozen"):
                     engine.append("a", b"refused")
-                expected.check(events_of(engine, "a", 0), expected.events())
+                expected.check(contents_of(engine, "a", 0), expected.events())
             driver.engines.append(open_engine(driver.root / "data", driver.disk, SteadyClock()))
             driver.read("a", writer=2)
     for writer in reversed(range(len(driver.engines))):

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
 from headwater.event import Durability, Ref
-from headwater.format.names import partition_of
+from headwater.format.names import offset_of, partition_of
 from headwater.limits import Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.place import Place
 from headwater.storage.sealer import Sealer
-from tests.crash.expectation import Acknowledged, Begin, Done, Expectation, Failed, Verb, expectation_of
+from tests.crash.expectation import Acknowledged, Begin, Contents, Done, Expectation, Failed, Verb, expectation_of
 from tests.crash.recording import Op, RecordingDisk, SteadyClock
 
 # Small, so that a few appends roll a segment, and a few hundred bytes are a huge event.
+AGE_MS = 1
 LIMITS = Limits(segment_bytes=1024, blob_bytes_min=600, lock_wait_s=2.0)
 
 
@@ -94,10 +96,34 @@ class Driver:
         self.engines[writer].seal(topic)
         self.disk.mark(Done("sync", topic))
 
+    def retain(self, topic: str, segments: int, *, writer: int = 0, roll: bool = False) -> None:
+        """Keep so many segments of each partition: by command, or as after a roll."""
+        starts = tuple(starts_of(self.engines[writer], topic, segments))
+        self.disk.mark(Begin("retain", topic, starts=starts))
+        engine = self.engines[writer]
+        if roll:
+            for log in engine._topic(topic).logs:
+                engine._keeper.rolled(log.place)
+        else:
+            engine.retain(topic, retention_segments=segments)
+        self.disk.mark(Done("retain", topic))
+
+    def expire(self, topic: str, *, writer: int = 0) -> None:
+        """Keep nothing, however young it is: the active segment is finished, and goes too."""
+        logs = self.expected().topics[topic].logs
+        starts = tuple(
+            (*bases, log.events()) for bases, log in zip(starts_of(self.engines[writer], topic, 1), logs, strict=True)
+        )
+        for _ in range(20 * AGE_MS):
+            self._clock.ticks()  # which moves it by 0.1 ms
+        self.disk.mark(Begin("retain", topic, starts=starts))
+        self.engines[writer].retain(topic, retention_age_ms=AGE_MS)
+        self.disk.mark(Done("retain", topic))
+
     def read(self, topic: str, *, writer: int = 0) -> None:
         """Read all, and find all that was acknowledged."""
         for partition, log in enumerate(self.expected().topics[topic].logs):
-            log.check(events_of(self.engines[writer], topic, partition), log.events())
+            log.check(contents_of(self.engines[writer], topic, partition), log.events())
 
     def failing(self, verb: Verb, topic: str, call: Callable[[], object]) -> HeadwaterError | None:
         """Do something that may fail; the error, if it does, is marked and returned."""
@@ -119,6 +145,18 @@ class Driver:
         """Bytes that no other event has."""
         self._number += 1
         return (b"event %d " % self._number).ljust(size, b".")
+
+
+def starts_of(engine: Engine, topic: str, segments: int) -> Iterator[tuple[int, ...]]:
+    """Where each partition may begin while all but so many of its segments are deleted."""
+    for log in engine._topic(topic).logs:
+        bases = sorted(base for name in os.listdir(log.place.path) if (base := offset_of(name, "log")) is not None)
+        yield tuple(bases[: max(1, len(bases) - segments + 1)])
+
+
+def contents_of(engine: Engine, topic: str, partition: int) -> Contents:
+    """All that a partition holds."""
+    return Contents(engine._topic(topic).logs[partition].start(), events_of(engine, topic, partition))
 
 
 def events_of(engine: Engine, topic: str, partition: int, *, reverse: bool = False) -> list[tuple[int, int, bytes]]:
@@ -223,9 +261,31 @@ def writers(driver: Driver) -> None:
     driver.append("w", 30, "os", writer=0)
 
 
+def retention(driver: Driver) -> None:
+    """Segments deleted, sealed ones and others, with huge events and without, by two engines; at last all of them."""
+    driver.create("r")
+    for number in range(5):
+        driver.append("r", 300, "os" if number % 3 else "fsync")
+    driver.append("r", 700)
+    driver.seal("r", writer=1)
+    driver.append("r", 500, "os")
+    driver.append("r", 500, "os")
+    driver.append("r", 500, "os")
+    driver.retain("r", 3)
+    driver.append_many("r", [200, 300], "os", writer=1)
+    driver.append("r", 510, "os", writer=1)
+    driver.retain("r", 3, writer=1, roll=True)
+    driver.read("r")
+    driver.append("r", 50, "os")
+    driver.append("r", 800, "os", writer=1)
+    driver.expire("r")
+    driver.append("r", 70, "os")
+    driver.read("r", writer=1)
+
+
 Workload = Callable[[Driver], None]
 WORKLOADS: dict[str, Workload] = {
-    workload.__name__: workload for workload in (durabilities, partitions, sealing, topics, huge, writers)
+    workload.__name__: workload for workload in (durabilities, partitions, sealing, topics, huge, writers, retention)
 }
 
 
@@ -235,7 +295,7 @@ def record(
     """The trace of a workload, run in a new directory that is removed again."""
     root.mkdir()
     recording = disk(root)
-    driver = Driver(root, recording, clock or SteadyClock(), writers=3 if workload is writers else 1)
+    driver = Driver(root, recording, clock or SteadyClock(), writers=3 if workload in (writers, retention) else 1)
     workload(driver)
     driver.close()
     shutil.rmtree(root)

@@ -25,7 +25,7 @@ from headwater.errors import HeadwaterError
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
     "Events": ("append", "read", "tail", "export", "import"),
-    "Keeping": ("seal", "check", "repair"),
+    "Keeping": ("seal", "retain", "check", "repair"),
     "Tools": ("bench", "completion"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
@@ -36,6 +36,8 @@ HINTS = {
     "data_bytes_max": "make the topic with a larger --data-bytes-max",
     "batch_bytes_max": "append it with --file",
     "blob_bytes_in_memory": "export with a larger --hold, or save its data with 'headwater read --output'",
+    "hard_bound_needed": "give --hard-bytes, or --overflow delete",
+    "offset_gone": "read from earliest",
 }
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

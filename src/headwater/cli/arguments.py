@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 import click
@@ -67,6 +67,8 @@ def parse_place(text: str, now: datetime) -> int | str | datetime | UUID:
 
 
 if TYPE_CHECKING:
+    from headwater.format.settings import Retention
+
     Kind = click.ParamType[Any]
 else:
     Kind = click.ParamType  # not a generic class before click 8.4
@@ -173,3 +175,41 @@ def key_option(function: F) -> F:
 
 def json_option(help: str) -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=help)
+
+
+def retention_options(prefix: str) -> Callable[[F], F]:
+    """The options that say what a topic keeps; `retention_of` gathers them."""
+    options = (
+        (f"--{prefix}bytes", Size(), "SIZE", "Keep at most this much of each partition."),
+        (f"--{prefix}segments", Natural(), "N", "Keep at most this many segments of each partition."),
+        (f"--{prefix}age", Duration(), "AGE", "Keep segments whose last event is younger than this."),
+    )
+
+    def decorate(function: F) -> F:
+        overflow = "At the hard bound: delete what a consumer has not read, or refuse appends.  [default: delete]"
+        function = click.option("--overflow", type=click.Choice(["delete", "refuse"]), help=overflow)(function)
+        hard = "A bound of each partition that holds against consumers too."
+        function = click.option("--hard-bytes", type=Size(), metavar="SIZE", help=hard)(function)
+        name = f"{prefix}consumers"
+        consumers = "Whether the slowest consumer keeps what it has not passed."
+        function = click.option(f"--{name}/--no-{name}", "keep_consumers", default=None, help=consumers)(function)
+        for option, kind, metavar, help in reversed(options):
+            parameter = f"keep_{option.removeprefix(f'--{prefix}')}"
+            function = click.option(option, parameter, type=kind, metavar=metavar, help=help)(function)
+        return function
+
+    return decorate
+
+
+def retention_of(given: dict[str, Any]) -> Retention:
+    """What the options of `retention_options` ask for; those that were not given are left out."""
+    age: timedelta | None = given["keep_age"]
+    asked = {
+        "retention_bytes": given["keep_bytes"],
+        "retention_segments": given["keep_segments"],
+        "retention_age_ms": None if age is None else round(age / timedelta(milliseconds=1)),
+        "retention_consumers": given["keep_consumers"],
+        "retention_bytes_hard": given["hard_bytes"],
+        "overflow": given["overflow"],
+    }
+    return cast("Retention", {name: value for name, value in asked.items() if value is not None})

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.arguments import Duration, Size, data_argument
+from headwater.cli.arguments import Duration, Size, data_argument, retention_of, retention_options
 
 
 @command(
     examples=[
         "headwater create data orders --partitions 4",
         "headwater create data videos --data-bytes-max 2GiB --segment-bytes 256MiB",
+        "headwater create data logs --retain-bytes 10GB --retain-age 7d",
     ]
 )
 @data_argument
@@ -27,6 +28,7 @@ from headwater.cli.arguments import Duration, Size, data_argument
 @click.option("--segment-age", type=Duration(), metavar="AGE", help="Begin a new segment at this age.  [default: 7d]")
 @click.option("--data-bytes-max", type=Size(), metavar="SIZE", help="The largest event's data.  [default: 10MiB]")
 @click.option("--compression", type=click.Choice(["none", "zstd"]), default="none", help="Of the stored data.")
+@retention_options("retain-")
 def create(
     data: str,
     topic: str,
@@ -35,10 +37,12 @@ def create(
     segment_age: timedelta | None,
     data_bytes_max: int | None,
     compression: Literal["none", "zstd"],
+    **retention: Any,
 ) -> None:
     """Make a topic.
 
     The first append makes it too, with one partition. Sizes are written 64MiB, 10MB or 4096; ages 90s, 15m, 2h, 7d.
+    What a topic keeps can be changed later: see 'headwater retain'.
     """
     import headwater
 
@@ -50,6 +54,7 @@ def create(
             segment_age_ms=int(segment_age / timedelta(milliseconds=1)) if segment_age else 0,
             data_bytes_max=data_bytes_max or 0,
             compression=compression,
+            **retention_of(retention),
         )
     if new:
         show.done(f"topic {topic} with {show.count(partitions, 'partition')}")

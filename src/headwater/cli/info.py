@@ -64,16 +64,26 @@ def _about_topic(topic: TopicInfo) -> list[tuple[str, str]]:
         ("bytes", show.size(topic.bytes)),
         ("last event", f"{show.local(last)}  ({show.ago(last)})" if last else "none"),
     ]
-    for name, value in topic.settings.items():
-        text = (
-            show.size(value)
-            if name.endswith(("_bytes", "_bytes_max"))
-            else f"{value} ms"
-            if name.endswith("_ms")
-            else value
-        )
-        facts.append((name.removesuffix("_ms").replace("_", " "), str(text)))
-    return facts
+    oldest = first_time(topic)
+    facts.insert(-1, ("oldest event", f"{show.local(oldest)}  ({show.ago(oldest)})" if oldest else "none"))
+    return facts + [setting(name, value) for name, value in topic.settings.items()]
+
+
+def setting(name: str, value: Any) -> tuple[str, str]:
+    """A setting of a topic as people read it."""
+    if name.endswith("_ms"):
+        text = show.duration(value)
+    elif "_bytes" in name:
+        text = show.size(value)
+    else:
+        text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    return name.removesuffix("_ms").replace("_", " "), text
+
+
+def first_time(topic: TopicInfo) -> datetime | None:
+    """When the oldest event that is left was appended; None if there is none."""
+    times = [datetime.fromisoformat(partition.first_time) for partition in topic.partitions if partition.first_time]
+    return min(times, default=None)
 
 
 def _row(topic: TopicInfo, partition: PartitionInfo) -> list[show.Cell]:

@@ -63,6 +63,12 @@ def ago(time: datetime, now: datetime | None = None) -> str:
     return f"{seconds / divisor:.0f} {unit} ago"
 
 
+def duration(ms: int) -> str:
+    """`7d`, `90s` or `500ms`, as it would be typed."""
+    units = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
+    return next(f"{ms // size}{unit}" for unit, size in units if ms % size == 0 and (ms or size == 1))
+
+
 def utc(time: datetime) -> str:
     """`2025-03-01T12:00:00.000000Z`, for programs."""
     return time.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"

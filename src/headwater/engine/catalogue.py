@@ -113,11 +113,7 @@ class Catalogue:
                 self._disk.sync_directory(self._topics)
                 self._disk.sync_directory(self.path)  # whoever made this a log may have died before it was durable
         except OSError as error:
-            raise Unavailable(
-                f"topic {name!r} cannot be made: {error.strerror}",
-                hint="is the directory writable, and is there space?",
-                code="disk_full" if error.errno == errno.ENOSPC else "read_only",
-            ) from error
+            raise _not_writable(f"topic {name!r} cannot be made", error) from error
         return True
 
     def change(self, name: str, changes: Retention) -> Topic:
@@ -134,7 +130,7 @@ class Catalogue:
                 self._disk.replace(directory / TOPIC_FILE, settings.encode(topic))
         except OSError as error:
             self.find(name)  # raises, if it was deleted meanwhile
-            raise Unavailable(f"topic {name!r} cannot be changed: {error.strerror}", code="read_only") from error
+            raise _not_writable(f"topic {name!r} cannot be changed", error) from error
         return topic
 
     def find(self, name: str) -> Topic:
@@ -279,7 +275,8 @@ class Catalogue:
         if chosen.overflow not in ("delete", "refuse"):
             raise Invalid(f"overflow {chosen.overflow!r} is unknown", hint="it is 'delete' or 'refuse'")
         if chosen.overflow == "refuse" and not chosen.retention_bytes_hard:
-            raise Invalid("overflow 'refuse' needs a bound", hint="give retention_bytes_hard")
+            hint = "give retention_bytes_hard, or overflow='delete'"
+            raise Invalid("overflow 'refuse' needs a hard bound", hint=hint, code="hard_bound_needed")
         if chosen.segment_bytes and chosen.segment_bytes < SEGMENT_BYTES_MIN:
             raise Invalid(f"segment_bytes is {chosen.segment_bytes}, and must be at least {SEGMENT_BYTES_MIN}")
 
@@ -305,6 +302,14 @@ def with_retention(chosen: TopicSettings, changes: Retention) -> TopicSettings:
     if strange:
         raise TypeError(f"{strange[0]!r} is not a setting of retention")
     return msgspec.structs.replace(chosen, **changes)
+
+
+def _not_writable(what: str, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"{what}: {error.strerror}",
+        hint="is the directory writable, and is there space?",
+        code="disk_full" if error.errno == errno.ENOSPC else "read_only",
+    )
 
 
 def _at(error: E, path: Path) -> E:

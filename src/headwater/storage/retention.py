@@ -187,7 +187,12 @@ def sweep(place: Place) -> None:
     """Remove what a crash left of deleted segments."""
     bases = place.segments()
     try:
-        for base in orphans(place, bases[0]) if bases else ():
+        left = orphans(place, bases[0]) if bases else {}
+        if left:
+            # Whoever deleted the segment may have died before that was durable: if a power loss brought it back, it
+            # would need its blobs.
+            place.disk.sync_directory(place.path)
+        for base in left:
             _remove_rest(place, base)
     except OSError as error:
         raise unavailable(place, "what is left of a deleted segment cannot be removed", error) from error
