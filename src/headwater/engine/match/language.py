@@ -240,10 +240,12 @@ def _term(
 ) -> Term:
     """The term that finds what a path leads to, and tests it and, if it is an array, its elements."""
     found = _with_elements(test) if elements else test
+    if compare is not None:
+        found, each = values.quickly(compare, operand, found)
+        if len(path) == 1:
+            return Term(path[0], found, each)
     for part in reversed(path[1:]):
         found = _step(part, found)
-    if len(path) == 1 and compare is not None:
-        return Term(path[0], found, values.each(compare, operand, found))
     return Term(path[0], found, lambda many: list(map(found, many)))
 
 

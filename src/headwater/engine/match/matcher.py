@@ -110,6 +110,9 @@ def _each(node: Node, getter: Callable[[str], Getter]) -> Each:
     if isinstance(node, Term):
         each, get = node.each, getter(node.name)
         return lambda documents: each(map(get, documents))
+    if isinstance(node, Not):
+        wrong = _each(node.node, getter)
+        return lambda documents: [not found for found in wrong(documents)]
     test = _bind(node, getter)
     return lambda documents: list(map(test, documents))
 

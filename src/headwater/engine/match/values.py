@@ -71,13 +71,17 @@ def member(operands: Sequence[Any]) -> Test:
     return lambda value: kind_of(value) in wanted or any(test(value) for test in nested)
 
 
-def each(compare: Callable[[Any, Any], Any], operand: Any, test: Test) -> Each:
-    """The test over many values: a plain number or text is compared in place, and only what is neither is tested."""
+def quickly(compare: Callable[[Any, Any], Any], operand: Any, test: Test) -> tuple[Test, Each]:
+    """The test, for one value and for many, that compares plain numbers or text in place; `test` does the rest."""
     kind, bound = kind_of(operand)
-    if kind not in ("number", "string") or bound.__class__ not in (int, float, str):
-        return lambda values: list(map(test, values))
+    if bound.__class__ not in (int, float, str) or kind not in ("number", "string"):
+        return test, lambda values: list(map(test, values))
     a, b = (int, float) if kind == "number" else (str, str)
-    return _EACH[compare](bound, a, b, test)
+
+    def quick(value: Any) -> bool:
+        return compare(value, bound) if (t := value.__class__) is a or t is b else test(value)
+
+    return quick, _EACH[compare](bound, a, b, test)
 
 
 def _same_object(value: Any, members: Mapping[str, Test]) -> bool:
