@@ -12,14 +12,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import append, follow, machine, scan, space, table
+from bench import append, follow, machine, match, scan, space, table
 from bench.work import Benchmark, Work
 
-ALL: tuple[Benchmark, ...] = (*append.BENCHMARKS, *scan.BENCHMARKS, *follow.BENCHMARKS, *space.BENCHMARKS)
+ALL: tuple[Benchmark, ...] = (
+    *append.BENCHMARKS,
+    *scan.BENCHMARKS,
+    *match.BENCHMARKS,
+    *follow.BENCHMARKS,
+    *space.BENCHMARKS,
+)
 GIGABYTES_MAX = 10.0
 READING = (
     "Ratios are ours over theirs, the median over the rounds of one run in which all take turns; figures are medians. "
-    "Events have 100 bytes that do not compress."
+    "Events have 100 bytes that do not compress, unless the row says otherwise."
 )
 
 

@@ -22,6 +22,15 @@ PURO_TOPIC_BYTES_MAX = KIB
 PURO_KEY_BYTES_MAX = KIB
 PURO_VALUE_BYTES_MAX = 10 * MIB
 
+# What a filter may ask for. It comes from outside, and is run for every event: these bound its memory and its time.
+PATTERN_BYTES_MAX = KIB  # RE2 bounds the time of a pattern, this its memory
+PATTERN_STEPS_MAX = 2000  # of the compiled pattern: at worst, RE2 takes this many for each byte of a text
+MATCH_BYTES_MAX = 256 * KIB  # of names, texts and numbers in it: a list of ids fits, a table does not
+MATCH_DEPTH_MAX = 32  # parts of a path and levels of nesting: matches are compiled and run by recursion
+MATCH_TERMS_MAX = 256  # comparisons; each may be made for each event
+MATCH_VALUES_MAX = 10_000  # operands, as in the list of an `$in`
+MATCH_PATTERNS_MAX = 8  # each may hold the 8 MiB that RE2 takes for one
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one opened log accepts and how it behaves. Bytes unless the name says otherwise."""

@@ -70,6 +70,19 @@ def test_tail_f_sees_appends_of_another_process_and_ends_quietly_with_ctrl_c(dat
     assert (following.returncode, out, err) == (0, b"", b"")
 
 
+def test_tail_f_follows_only_what_matches(data: Path) -> None:
+    with headwater.open(data) as hw:
+        hw.append_many("t", [{"total": 20}, {"total": 1}])
+        following = start("tail", "-f", data, "t", "--json", "--match", '{"total": {"$gt": 10}}')
+        assert following.stdout is not None
+        assert msgspec.json.decode(following.stdout.readline())["offset"] == 0
+        hw.append_many("t", [{"total": 2}, {"total": 30}])
+        assert msgspec.json.decode(following.stdout.readline())["offset"] == 3
+        following.send_signal(signal.SIGINT)
+        out, err = following.communicate()
+    assert (following.returncode, out, err) == (0, b"", b"")
+
+
 def test_a_segment_sealed_by_one_process_is_sound_for_another(run: Run, data: Path, program: Sequence[str]) -> None:
     with headwater.open(data) as hw:
         hw.append_many("t", [b""] * 12, types=[f"type-{number}" for number in range(12)])

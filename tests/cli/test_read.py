@@ -66,6 +66,9 @@ def test_raw_is_the_data_alone(run: Run, data: Path) -> None:
         (["--reverse", "--limit", "2"], [3, 2]),
         (["--type", "pa.*|placed"], [0, 1]),
         (["--key", "o-1", "--reverse"], [1, 0]),
+        (["--match", '{"total": {"$gt": 10}}'], [0]),
+        (["--match", '{"total": {"$gt": 12}}'], []),
+        (["--match", "{}", "--type", "paid"], []),
         (["--from", "-1h"], [0, 1, 2, 3]),
         (["--to", "-1h"], []),
         (["--from", "latest"], []),
@@ -119,6 +122,30 @@ def test_tail_f_ends_after_its_timeout(run: Run, data: Path) -> None:
     ran = run("tail", data, "orders", "-f", "-n", "1", "--timeout", "0.01", "--json")
     assert [event["offset"] for event in ran.objects] == [3]
     assert "--timeout needs -f" in run("tail", data, "orders", "--timeout", "1", code=2).err
+
+
+@pytest.mark.parametrize("command", ["read", "tail"])
+@pytest.mark.usefixtures("orders")
+def test_a_bad_match_says_what_to_write(run: Run, data: Path, command: str) -> None:
+    def refused(match: str, *options: str) -> str:
+        return run(command, data, "orders", "--match", match, *options, code=1).err
+
+    assert (
+        refused("{")
+        == 'error: the match is not JSON: Input data was truncated — write it like {"total": {"$gt": 10}}\n'
+    )
+    assert refused("[]") == 'error: a match is a JSON object — write it like {"total": {"$gt": 10}}\n'
+    assert refused('{"a": {"$gtt": 1}}').startswith("error: the operator '$gtt' is unknown — known are $eq, $ne, $gt")
+    assert '"error": "bad_pattern"' in refused('{"a": {"$regex": "(?=a)"}}', "--json")
+    assert '"error": "bad_match"' in refused('{"$not": ' * 50, "--json")
+
+
+def test_tail_shows_only_what_matches(run: Run, data: Path, orders: headwater.Engine) -> None:
+    orders.append("orders", {"total": 30})
+    orders.append("orders", {"total": 3})
+    match = ("--match", '{"total": {"$gte": 12}}', "--json")
+    assert [event["offset"] for event in run("tail", data, "orders", *match).objects] == [0, 4]
+    assert [event["offset"] for event in run("tail", data, "orders", "-n", "1", *match).objects] == [4]
 
 
 @pytest.mark.parametrize("command", ["read", "tail", "topics", "info", "check", "repair", "seal", "delete"])

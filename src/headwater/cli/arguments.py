@@ -135,6 +135,17 @@ class Pair(Kind):
         return name, text
 
 
+class Match(Kind):
+    """A match over the data, as JSON."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002 - the signature is click's
+        from headwater.engine.match import parse
+
+        return parse(value) if isinstance(value, str) else value
+
+
 def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - the signature is click's
     return [CompletionItem(incomplete, type="dir")]
 
@@ -171,6 +182,11 @@ def type_pattern_option(function: F) -> F:
 
 def key_option(function: F) -> F:
     return click.option("--key", metavar="KEY", help="Only events with this key.")(function)
+
+
+def match_option(function: F) -> F:
+    help = 'Only events whose JSON or BSON data matches, as in \'{"total": {"$gt": 10}}\'.'
+    return click.option("--match", type=Match(), metavar="JSON", help=help)(function)
 
 
 def json_option(help: str) -> Callable[[F], F]:

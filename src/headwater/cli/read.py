@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,7 @@ from headwater.cli.arguments import (
     data_argument,
     json_option,
     key_option,
+    match_option,
     partition_option,
     topic_argument,
     type_pattern_option,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         "headwater read data orders",
         "headwater read data orders --from -1h --type 'placed|paid' --json | jq .data",
         "headwater read data orders --from 2025-03-01 --to 2025-04-01 --key o-17",
+        """headwater read data orders --match '{"total": {"$gt": 10}, "lines.item": "kettle"}'""",
         "headwater read data orders --reverse --limit 1",
         "headwater read data videos --partition 0 --from 17 --output film.mp4",
     ]
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 @click.option("--limit", type=Natural(), metavar="N", help="At most this many.")
 @type_pattern_option
 @key_option
+@match_option
 @partition_option
 @click.option("--reverse", is_flag=True, help="The newest first.")
 @json_option("One JSON object a line.")
@@ -59,6 +62,7 @@ def read(
     limit: int | None,
     type_: str | None,
     key: str | None,
+    match: dict[str, Any] | None,
     partition: int | None,
     reverse: bool,
     as_json: bool,
@@ -71,6 +75,9 @@ def read(
     A PLACE is an offset (with --partition, if there are several), a time (2025-03-01, 2025-03-01T12:00:00Z, or -1h,
     -15m, -7d from now; local unless it says otherwise), an event's id, earliest or latest.
 
+    A match asks for fields: $eq $ne $gt $gte $lt $lte $in $nin $exists $regex $not, and $and $or $nor of matches;
+    dates and ObjectIds of BSON are written as Extended JSON, {"$date": "2025-03-01T12:00:00Z"}.
+
     On a terminal, lines are shortened to fit. Elsewhere, each line holds partition, offset, time, type, key and
     data, apart by tabs, control characters written as \\n or \\x1b. With --json, bytes come as data_base64, a key
     that is not UTF-8 as key_base64, and an event above 10 MiB has only data_bytes, its size: get it with --output.
@@ -81,7 +88,9 @@ def read(
     from headwater.cli.events import Printer
 
     with headwater.open(data, mode="existing") as hw:
-        events = hw.read(topic, start=start, end=end, partition=partition, type=type_, key=key, reverse=reverse)
+        events = hw.read(
+            topic, start=start, end=end, partition=partition, type=type_, key=key, match=match, reverse=reverse
+        )
         if output is not None:
             _save(events, output, topic)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 import click
 
@@ -12,6 +13,7 @@ from headwater.cli.arguments import (
     data_argument,
     json_option,
     key_option,
+    match_option,
     partition_option,
     topic_argument,
     type_pattern_option,
@@ -22,6 +24,7 @@ from headwater.cli.arguments import (
     examples=[
         "headwater tail data orders",
         "headwater tail -f data orders --type paid",
+        """headwater tail -f data orders --match '{"total": {"$gte": 100}}'""",
         "headwater tail -f -n 0 data orders --json | jq -r .data.total",
     ]
 )
@@ -31,6 +34,7 @@ from headwater.cli.arguments import (
 @click.option("-f", "--follow", is_flag=True, help="Go on with events as they come, from any process.")
 @type_pattern_option
 @key_option
+@match_option
 @partition_option
 @json_option("One JSON object a line, as read does.")
 @click.option(
@@ -43,6 +47,7 @@ def tail(
     follow: bool,
     type_: str | None,
     key: str | None,
+    match: dict[str, Any] | None,
     partition: int | None,
     as_json: bool,
     timeout: float | None,
@@ -60,8 +65,9 @@ def tail(
         partitions = 1 if partition is not None else len(hw.describe(topic).partitions)
         printer = Printer(partitions, as_json=as_json)
         # The follower notes where it begins before the last events are read, so that none falls between the two.
-        coming = hw.follow(topic, timeout=timeout, partition=partition, type=type_, key=key)
-        last = list(islice(hw.read(topic, partition=partition, type=type_, key=key, reverse=True), count))[::-1]
+        coming = hw.follow(topic, timeout=timeout, partition=partition, type=type_, key=key, match=match)
+        newest = hw.read(topic, partition=partition, type=type_, key=key, match=match, reverse=True)
+        last = list(islice(newest, count))[::-1]
         printer.print_all(last)
         if not follow:
             return

@@ -116,7 +116,7 @@ class EventBatch:
         blob = None
         if batch.flags & BLOB:
             blob = self.log.blob(batch)
-            data = b"".join(blob.chunks()) if blob.size <= place.limits.blob_bytes_in_memory else None
+            data = data_in_memory(self.log, batch)
         return Event(
             place.topic,
             place.partition,
@@ -130,6 +130,12 @@ class EventBatch:
             meta,
             blob,
         )
+
+
+def data_in_memory(log: LocalLog, batch: Batch) -> bytes | None:
+    """The data of a huge event; None if it is above the limit for memory."""
+    blob = log.blob(batch)
+    return b"".join(blob.chunks()) if blob.size <= log.place.limits.blob_bytes_in_memory else None
 
 
 def _whole(chunks: list[Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
@@ -360,14 +360,16 @@ class Engine:
         partition: int | None = None,
         type: str | None = None,
         key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
         reverse: bool = False,
     ) -> Iterator[Event]:
         """The events from `start` to before `end`, up to what is there now; with several partitions, in order of time.
 
-        `type` is an RE2 pattern over the whole type. Raises NotFound for a missing topic, Corrupt on damage.
+        `type` is an RE2 pattern over the whole type; `match` asks for fields of JSON and BSON data (docs/MATCH.md).
+        Raises NotFound for a missing topic, Invalid for a bad pattern or match, Corrupt on damage.
         """
         logs = self._live(topic).chosen(partition)
-        return reading.read_events(logs, start, end, self._selection(type, key), reverse=reverse)
+        return reading.read_events(logs, start, end, self._selection(type, key, match), reverse=reverse)
 
     def read_batches(
         self,
@@ -378,11 +380,12 @@ class Engine:
         partition: int | None = None,
         type: str | None = None,
         key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
         reverse: bool = False,
     ) -> Iterator[EventBatch]:
         """Like `read`, batch by batch, partition after partition. In reverse, the last batch comes first."""
         logs = self._live(topic).chosen(partition)
-        return reading.read_batches(logs, start, end, self._selection(type, key), reverse=reverse)
+        return reading.read_batches(logs, start, end, self._selection(type, key, match), reverse=reverse)
 
     def read_arrow(
         self,
@@ -394,9 +397,10 @@ class Engine:
         partition: int | None = None,
         type: str | None = None,
         key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
     ) -> pa.Table:
         """Like `read_batches`, as one Arrow table that points into the log's files; empty if there is nothing."""
-        found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key)
+        found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key, match=match)
         return batches.table(found, columns)
 
     def follow(
@@ -408,10 +412,11 @@ class Engine:
         partition: int | None = None,
         type: str | None = None,
         key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
     ) -> Follow:
         """The events from `start` on, then those that come, from any process, until `timeout` seconds bring none."""
         logs = self._live(topic).chosen(partition)
-        selection = self._selection(type, key)
+        selection = self._selection(type, key, match)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
 
     # Consumers
@@ -751,8 +756,8 @@ class Engine:
         for log, where in self._spread(opened, arrow.values_of(batch.column("key"))):
             yield log, batch.take(arrow.pyarrow().array(where))
 
-    def _selection(self, type: str | None, key: bytes | str | None) -> Selection:
-        return Selection(type, appending.encode_key(key, self._limits))
+    def _selection(self, type: str | None, key: bytes | str | None, match: Mapping[str, Any] | None) -> Selection:
+        return Selection(type, appending.encode_key(key, self._limits), match)
 
 
 def _after_fork() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Literal
 from uuid import UUID
 
-from headwater.engine.batches import EventBatch
+from headwater.engine.batches import EventBatch, data_in_memory
 from headwater.engine.selection import Selection
 from headwater.errors import Invalid, NotFound
 from headwater.event import Event, ticks_and_node, ticks_of
@@ -75,8 +76,10 @@ def read_events(logs: list[LocalLog], start: At, end: At, selection: Selection, 
 def pick(log: LocalLog, batch: Batch, lo: int, hi: int, selection: Selection) -> EventBatch | None:
     """The wanted events of a stored batch between two offsets; None if there are none."""
     first, last = max(0, lo - batch.base_offset), min(batch.count, hi - batch.base_offset)
-    rows = selection.rows(batch, first, last)
-    if first >= last or (rows is not None and not len(rows)):
+    if first >= last:
+        return None
+    rows = selection.rows(batch, first, last, partial(data_in_memory, log))
+    if rows is not None and not len(rows):
         return None
     return EventBatch(log, batch, first, last, rows)
 

@@ -1,0 +1,10 @@
+"""The one filter language over JSON and BSON data (docs/MATCH.md): `compile` a match once, then use its `Matcher`.
+
+`language` reads a match and refuses what is wrong or too large, `values` compares, `matcher` runs it over documents
+and over the data of whole batches.
+"""
+
+from headwater.engine.match.matcher import Matcher, compile
+from headwater.engine.match.text import parse
+
+__all__ = ["Matcher", "compile", "parse"]
