@@ -429,14 +429,15 @@ class Engine:
         start: At = "earliest",
         type: str | None = None,
         key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         lease_ms: int | None = None,
         failures_max: int | None = None,
     ) -> Consumer:
         """Join a named consumer of a topic, whose cursors are durable and shared by all members, in any process.
 
-        `start` is where a new consumer begins; one that is there goes on. Events that `type` and `key` do not want are
-        passed over. Iterating ends when `timeout` seconds bring none. Raises NotFound for a missing topic.
+        `start` is where a new consumer begins; one that is there goes on. Events that `type`, `key`, `match` do not want
+        are passed over. Iterating ends when `timeout` seconds bring none. Raises NotFound for a missing topic.
         """
         opened = self._live(topic)
         changes = {"lease_ms": lease_ms, "failures_max": failures_max}
@@ -444,7 +445,7 @@ class Engine:
         limits = msgspec.structs.replace(self._limits, **chosen)
         if limits.lease_ms < LEASE_MS_MIN or limits.failures_max < 1:
             raise Invalid(f"a lease has at least {LEASE_MS_MIN} ms, and an event may fail at least once")
-        selection = self._selection(type, key)
+        selection = self._selection(type, key, match)
         reading.check_id(opened.logs, start)
         cursors = self._consumers.find_or_make(
             name, opened.topic, lambda: [place(log, start, len(opened.logs)) for log in opened.logs]
