@@ -337,6 +337,13 @@ class Engine:
         found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key)
         return batches.table(found, columns)
 
+    def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
+        """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""
+        opened = self._live(topic)
+        encoded = appending.encode_key(key, self._limits)
+        assert encoded is not None
+        return self._choose(opened, encoded, partition).version(encoded)
+
     def follow(
         self,
         topic: str,
@@ -360,6 +367,14 @@ class Engine:
         for log in logs:
             log.roll(tell=False)
         return sum(seal_all(log.place) for log in logs)
+
+    def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
+        """Make the indexes of a topic, or of all, again from the segments; returns how many. They are never truth.
+
+        `progress` is called with the bytes that are done, and all of them.
+        """
+        names = self.topics() if topic is None else [topic]
+        return checking.reindex([log.place for name in names for log in self._live(name).logs], progress)
 
     def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
         """Verify every checksum and invariant of a topic, or of all; changes nothing.
@@ -423,12 +438,16 @@ class Engine:
                             hint="raise open_topics_max, or open the log again",
                             code="too_many_open_topics",
                         )
-                    logs = [LocalLog(self._catalogue.place(topic, n), self._rolled) for n in range(topic.partitions)]
+                    places = [self._catalogue.place(topic, number) for number in range(topic.partitions)]
+                    logs = [LocalLog(place, self._rolled, self._damaged) for place in places]
                     opened = self._open[name] = OpenTopic(topic, logs)
         return opened
 
     def _rolled(self, place: Place) -> None:
         self._sealer.rolled(place)
+
+    def _damaged(self, place: Place, base: int) -> None:
+        self._sealer.damaged(place, base)
 
     def _live(self, name: str) -> OpenTopic:
         """The topic as it is now, also when another process deleted it and made it again."""

@@ -88,7 +88,7 @@ class Follow(Iterator[Event]):
             end = log.end()
             while cursor.offset < end:
                 lo = cursor.offset
-                for batch in cursor.batches(end, self._selection.types):
+                for batch in cursor.batches(end, self._selection.types, self._selection.key):
                     picked = pick(log, batch, lo, batch.end_offset, self._selection)
                     if picked is not None:
                         yield picked.events()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -41,12 +42,18 @@ def create(place: Place) -> None:
 class LocalLog:
     """An open log. Before it is first used, only its tail is looked at."""
 
-    def __init__(self, place: Place, on_roll: Callable[[Place], None]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        on_roll: Callable[[Place], None],
+        on_damaged_index: Callable[[Place, int], None] = lambda place, base: None,  # noqa: ARG005  # nobody listens
+    ) -> None:
+        """`on_roll` hears of a finished segment, `on_damaged_index` of a segment whose index cannot be used."""
         self.place = place
         self.node = place.node
         self._on_roll = on_roll
         self._identity = _identity(place)
-        self._reader = Reader(place, self._identity, self._recover)
+        self._reader = Reader(place, self._identity, self._recover, partial(on_damaged_index, place))
         self._begin()
 
     def append(self, rows: Rows) -> None:
@@ -98,10 +105,19 @@ class LocalLog:
         return self._reader.slot()
 
     def batches(
-        self, start: int, stop: int, *, backwards: bool = False, types: TypeTest | None = None
+        self,
+        start: int,
+        stop: int,
+        *,
+        backwards: bool = False,
+        types: TypeTest | None = None,
+        key: bytes | None = None,
     ) -> Iterator[Batch]:
-        """Batches that hold the offsets from `start` to `stop`, whole, without those that cannot hold a wanted type."""
-        return self._reader.batches(start, stop, backwards=backwards, types=types)
+        """Batches that hold the offsets from `start` to `stop`, whole.
+
+        Those that cannot hold a wanted type or the key are left out; others may hold neither.
+        """
+        return self._reader.batches(start, stop, backwards=backwards, types=types, key=key)
 
     def version(self, key: bytes, slot: Slot | None = None) -> int | None:
         """The offset of the key's last event; None if there is none.

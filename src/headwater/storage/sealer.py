@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -22,14 +21,22 @@ class Sealer:
     """Seals what it is told of, one segment at a time. Lazy: no thread before there is work."""
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Place | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Place, int | None] | None] = queue.SimpleQueue()
         self._mutex = threading.Lock()  # protects `_thread`
         self._thread: threading.Thread | None = None
         self._stopping = False
 
     def rolled(self, place: Place) -> None:
         """A segment of this log was finished."""
-        self._work.put(place)
+        self._begin(place, None)
+
+    def damaged(self, place: Place, base: int) -> None:
+        """The index of a finished segment is of no use: it is made again, where that can be written."""
+        if place.disk.writable(place.lock):
+            self._begin(place, base)
+
+    def _begin(self, place: Place, base: int | None) -> None:
+        self._work.put((place, base))
         with self._mutex:
             if self._stopping or (self._thread is not None and self._thread.is_alive()):
                 return
@@ -46,9 +53,14 @@ class Sealer:
             thread.join()
 
     def _run(self) -> None:
-        while (place := self._work.get()) is not None:
+        while (work := self._work.get()) is not None:
+            place, base = work
+            pause = _Pacer(place, self).pause
             try:
-                seal_all(place, _Pacer(place, self).pause)
+                if base is None:
+                    seal_all(place, pause)
+                else:
+                    reindex(place, base, pause)
             except _Stop:
                 return
             except HeadwaterError as error:
@@ -62,14 +74,21 @@ class Sealer:
 def seal_all(place: Place, pause: seal.Pause = lambda: None) -> int:
     """Seal every finished segment of a log that is not sealed; returns how many."""
     bases = place.segments()
-    done = 0
-    for base in seal.unsealed(place, bases[-1]) if bases else ():
-        try:
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                done += seal.seal(place, base, pause)
-        except OSError as error:
-            raise unavailable(place, "a segment cannot be sealed, and stays as it is", error) from error
-    return done
+    return sum(_seal(place, base, pause) for base in seal.unsealed(place, bases[-1])) if bases else 0
+
+
+def reindex(place: Place, base: int, pause: seal.Pause = lambda: None) -> bool:
+    """Make the index of a finished segment again from what it holds; False if another process is at it."""
+    return _seal(place, base, pause, anew=True)
+
+
+def _seal(place: Place, base: int, pause: seal.Pause, *, anew: bool = False) -> bool:
+    try:
+        return seal.seal(place, base, pause, anew=anew)
+    except FileNotFoundError:  # removed meanwhile
+        return False
+    except OSError as error:
+        raise unavailable(place, "a segment cannot be sealed, and stays as it is", error) from error
 
 
 class _Stop(Exception):  # it is a signal, not an error
