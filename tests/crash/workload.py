@@ -29,6 +29,9 @@ class QuietSealer(Sealer):
     def rolled(self, place: Place) -> None:
         pass
 
+    def damaged(self, place: Place, base: int) -> None:
+        pass
+
 
 def open_engine(path: Path, disk: Disk, clock: Clock, *, create: bool = True) -> Engine:
     engine = Engine(path, create=create, limits=LIMITS, disk=disk, clock=clock)

@@ -1,4 +1,4 @@
-"""`check` and `repair` over the topics of a log directory."""
+"""`check`, `repair` and `reindex` over the topics of a log directory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headwater.errors import Corrupt
 from headwater.format.settings import Topic
 from headwater.storage import check as log_check
 from headwater.storage import repair as log_repair
+from headwater.storage import sealer
 from headwater.storage.check import Counts, Finding
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
@@ -43,21 +44,25 @@ def check(catalogue: Catalogue, name: str | None, progress: Progress | None) -> 
     topics, broken = catalogue.survey(name)
     report.findings += [_of_settings(error) for error in broken]
     places = list(_places(catalogue, topics))
-    total = sum(_segment_bytes(place) for place in places)
-    done = 0
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        if progress is not None:
-            progress(min(done, total), total)
-
+    advance = _advancing(sum(_segment_bytes(place) for place in places), progress)
     for place in places:
         report.findings += log_check.check(place, counts, advance)
     report.topics, report.partitions = len(topics), len(places)
     report.segments, report.batches = counts.segments, counts.batches
     report.events, report.bytes = counts.events, counts.bytes
     return report
+
+
+def reindex(places: list[Place], progress: Progress | None) -> int:
+    """Make the index of every finished segment again; returns how many were made."""
+    finished = [(place, base) for place in places for base in place.segments()[:-1]]
+    sizes = [place.disk.file_size(place.segment(base)) for place, base in finished]
+    advance = _advancing(sum(sizes), progress)
+    made = 0
+    for (place, base), size in zip(finished, sizes, strict=True):
+        made += sealer.reindex(place, base)
+        advance(size)
+    return made
 
 
 def plan(catalogue: Catalogue, name: str | None) -> list[Action]:
@@ -74,6 +79,19 @@ def hopeless(catalogue: Catalogue, name: str | None) -> tuple[list[Action], list
     what = "nothing can be done here: restore this file from a backup"
     actions = [Action(finding.topic, -1, finding.path, what) for finding in map(_of_settings, broken)]
     return actions, [topic.name for topic in topics]
+
+
+def _advancing(total: int, progress: Progress | None) -> Callable[[int], None]:
+    """Adds up what is done, and tells of it."""
+    done = 0
+
+    def advance(size: int) -> None:
+        nonlocal done
+        done += size
+        if progress is not None:
+            progress(min(done, total), total)
+
+    return advance
 
 
 def _places(catalogue: Catalogue, topics: list[Topic]) -> Iterator[Place]:

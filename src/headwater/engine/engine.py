@@ -337,13 +337,6 @@ class Engine:
         self._check_open()
         return Transaction(self, self._journal, sync=self._sync if durability is None else _wants_sync(durability))
 
-    def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
-        """The offset of a key's last event, in the partition of the key; None if it has none."""
-        encoded = appending.encode_key(key, self._limits)
-        assert encoded is not None
-        opened = self._live(topic)
-        return self._choose(opened, encoded, partition).version(encoded)
-
     def sync(self, topic: str) -> None:
         """Make all events of a topic durable that were appended with durability `os`."""
         for log in self._live(topic).logs:
@@ -403,6 +396,13 @@ class Engine:
         found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key, match=match)
         return batches.table(found, columns)
 
+    def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
+        """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""
+        opened = self._live(topic)
+        encoded = appending.encode_key(key, self._limits)
+        assert encoded is not None
+        return self._choose(opened, encoded, partition).version(encoded)
+
     def follow(
         self,
         topic: str,
@@ -436,8 +436,8 @@ class Engine:
     ) -> Consumer:
         """Join a named consumer of a topic, whose cursors are durable and shared by all members, in any process.
 
-        `start` is where a new consumer begins; one that is there goes on. Events that `type`, `key`, `match` do not want
-        are passed over. Iterating ends when `timeout` seconds bring none. Raises NotFound for a missing topic.
+        `start` is where a new consumer begins; one that is there goes on. What `type`, `key` and `match` do not want is
+        passed over. Iterating ends when `timeout` seconds bring none. Raises NotFound for a missing topic.
         """
         opened = self._live(topic)
         changes = {"lease_ms": lease_ms, "failures_max": failures_max}
@@ -564,6 +564,14 @@ class Engine:
         logs = self._live(topic).chosen(partition)
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
 
+    def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
+        """Make the indexes of a topic, or of all, again from the segments; returns how many. They are never truth.
+
+        `progress` is called with the bytes that are done, and all of them.
+        """
+        names = self.topics() if topic is None else [topic]
+        return checking.reindex([log.place for name in names for log in self._live(name).logs], progress)
+
     def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
         """Verify every checksum and invariant of a topic, or of all; changes nothing.
 
@@ -673,12 +681,15 @@ class Engine:
                             code="too_many_open_topics",
                         )
                     places = [self._catalogue.place(topic, number) for number in range(topic.partitions)]
-                    logs = [LocalLog(place, self._rolled, self._keeper.may_roll) for place in places]
+                    logs = [LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged) for place in places]
                     opened = self._open[name] = OpenTopic(topic, logs)
         return opened
 
     def _rolled(self, place: Place) -> None:
         self._sealer.rolled(place)
+
+    def _damaged(self, place: Place, base: int) -> None:
+        self._sealer.damaged(place, base)
 
     def _live(self, name: str) -> OpenTopic:
         """The topic as it is now, also when another process deleted it and made it again."""

@@ -110,7 +110,7 @@ def sweep(log: LocalLog, cursor: Cursor, selection: Selection) -> Iterator[Event
     end = log.end()
     while cursor.offset < end:
         lo = cursor.offset
-        for batch in cursor.batches(end, selection.types):
+        for batch in cursor.batches(end, selection.types, selection.key):
             picked = pick(log, batch, lo, batch.end_offset, selection)
             if picked is not None:
                 yield picked

@@ -96,7 +96,7 @@ def _end(log: LocalLog, end: At, logs: int) -> int:
 
 
 def _read_log(log: LocalLog, lo: int, hi: int, selection: Selection, reverse: bool) -> Iterator[EventBatch]:
-    for batch in log.batches(lo, hi, backwards=reverse, types=selection.types):
+    for batch in log.batches(lo, hi, backwards=reverse, types=selection.types, key=selection.key):
         picked = pick(log, batch, lo, hi, selection)
         if picked is not None:
             yield picked

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -47,13 +48,18 @@ class LocalLog:
         place: Place,
         on_roll: Callable[[Place], None],
         may_roll: Callable[[Place, Slot], None] = lambda _place, _slot: None,
+        on_damaged_index: Callable[[Place, int], None] = lambda _place, _base: None,
     ) -> None:
+        """`on_roll` hears of a finished segment, `on_damaged_index` of a segment whose index cannot be used.
+
+        `may_roll` raises if a new segment must not be begun.
+        """
         self.place = place
         self.node = place.node
         self._on_roll = on_roll
         self._may_roll = may_roll
         self._identity = _identity(place)
-        self._reader = Reader(place, self._identity, self._recover)
+        self._reader = Reader(place, self._identity, self._recover, partial(on_damaged_index, place))
         self._begin()
 
     def append(self, rows: Rows) -> None:
@@ -108,10 +114,19 @@ class LocalLog:
         return self._reader.slot()
 
     def batches(
-        self, start: int, stop: int, *, backwards: bool = False, types: TypeTest | None = None
+        self,
+        start: int,
+        stop: int,
+        *,
+        backwards: bool = False,
+        types: TypeTest | None = None,
+        key: bytes | None = None,
     ) -> Iterator[Batch]:
-        """Batches that hold the offsets from `start` to `stop`, whole, without those that cannot hold a wanted type."""
-        return self._reader.batches(start, stop, backwards=backwards, types=types)
+        """Batches that hold the offsets from `start` to `stop`, whole.
+
+        Those that cannot hold a wanted type or the key are left out; others may hold neither.
+        """
+        return self._reader.batches(start, stop, backwards=backwards, types=types, key=key)
 
     def version(self, key: bytes, slot: Slot | None = None) -> int | None:
         """The offset of the key's last event; None if there is none.

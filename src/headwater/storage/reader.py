@@ -6,33 +6,53 @@ A `Reader` belongs to one log in one process. A `Cursor` moves through it and be
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from headwater.errors import NotFound
+from headwater.errors import Corrupt, NotFound
 from headwater.format.batch import KEY, LOST, Batch, corrupt
 from headwater.format.index import Index
+from headwater.format.keyhash import key_hash
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, Slot
 from headwater.storage import recovery
 from headwater.storage.failures import deleted, offset_gone
+from headwater.storage.keys import KeyIndexes
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 from headwater.storage.tail import Tail
 
 OPEN_SEGMENTS_MAX = 8  # segments kept open between reads; a scan needs one
 
+SCAN_BYTES_MAX = 256 * 1024  # so near the end of the active segment, reading on is quicker than looking for a key
+
 TypeTest = Callable[[bytes], bool]
+
+
+class Places(NamedTuple):
+    """Some batches of an open segment by their positions, ascending. Where there are none, it need not be open."""
+
+    segment: SegmentFile | None
+    positions: list[int]
+
+
+NOWHERE = Places(None, [])
 
 
 class Reader:
     """The reading side of one log in one process."""
 
-    def __init__(self, place: Place, identity: int | None, recover: Callable[[], Slot]) -> None:
-        """`identity` is the inode of the log's lock: another one there means another log."""
+    def __init__(
+        self, place: Place, identity: int | None, recover: Callable[[], Slot], on_damage: Callable[[int], None]
+    ) -> None:
+        """`identity` is the inode of the log's lock: another one there means another log.
+
+        `on_damage` is told the segment whose index cannot be used.
+        """
         self._place = place
         self._identity = identity
         self._recover = recover
@@ -42,6 +62,7 @@ class Reader:
         self._bases: list[int] = []
         self._segments: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()
         self._opening = threading.Lock()  # protects `_segments`
+        self._key_indexes = KeyIndexes(place, on_damage)
 
     def slot(self) -> Slot:
         """What is visible now."""
@@ -70,23 +91,35 @@ class Reader:
             self._tail.wake()
 
     def batches(
-        self, start: int, stop: int, *, backwards: bool = False, types: TypeTest | None = None
+        self,
+        start: int,
+        stop: int,
+        *,
+        backwards: bool = False,
+        types: TypeTest | None = None,
+        key: bytes | None = None,
     ) -> Iterator[Batch]:
-        """The batches that hold the offsets from `start` to `stop`, whole, without those that lack a wanted type."""
+        """The batches that hold the offsets from `start` to `stop`, whole.
+
+        Those that cannot hold a wanted type or the key are left out; others may hold neither.
+        """
         if backwards:
-            return self._backwards(start, stop, types, self.slot())
-        return Cursor(self, start).batches(stop, types)
+            return self._backwards(start, stop, types, key, self.slot())
+        return Cursor(self, start).batches(stop, types, key)
 
     def version(self, key: bytes, slot: Slot) -> int | None:
         """The offset of the key's last event among those that `slot` makes visible; None if there is none.
 
         Takes no lock of the log, so that a writer may ask while it holds that.
         """
-        for batch in self._backwards(0, slot.visible_offset, None, slot):
-            column = batch.column(KEY)
-            rows = np.flatnonzero(column.equals(key)) if column is not None else np.zeros(0, np.int64)
-            if len(rows):
-                return batch.base_offset + int(rows[-1])
+        try:
+            for batch in self._backwards(0, slot.visible_offset, None, key, slot):
+                column = batch.column(KEY)
+                if column is not None and len(rows := np.flatnonzero(column.equals(key))):
+                    return batch.base_offset + int(rows[-1])
+        except NotFound as error:
+            if error.code != "offset_gone":  # the oldest segments were deleted, and their events with them
+                raise
         return None
 
     def offset_at(self, ticks: int) -> int:
@@ -161,9 +194,60 @@ class Reader:
             ):
                 found = self._segments[base] = SegmentFile(self._place, base), slot.generation
             self._segments.move_to_end(base)
-            while len(self._segments) > OPEN_SEGMENTS_MAX:
-                self._segments.popitem(last=False)
+            if len(self._segments) > OPEN_SEGMENTS_MAX:
+                # The active one stays: what it knows of its keys would take long to learn again.
+                del self._segments[next(other for other in self._segments if other != slot.segment)]
             return found[0]
+
+    def places(self, base: int, slot: Slot, types: TypeTest | None, key: bytes | None) -> Places | None:
+        """Where the batches of a segment are that may hold a wanted type and the key; None if that is not known."""
+        found = self._places_of_key(base, slot, key_hash(key)) if key is not None else None
+        if types is None or (found is not None and not found.positions):
+            return found
+        segment = self.segment(base, slot) if found is None else found.segment
+        assert segment is not None
+        index = segment.index()
+        wanted = wanted_batches(index, types)
+        if index is None or wanted is None:
+            if segment.index_damaged:
+                self._key_indexes.damaged(base)
+            return found
+        typed: list[int] = index.positions[wanted].tolist()
+        return Places(segment, typed if found is None else sorted(set(typed).intersection(found.positions)))
+
+    def end_offset(self, base: int, slot: Slot) -> int:
+        """Where the events of a segment end."""
+        bases = self._known_bases(slot)
+        at = bisect_right(bases, base)
+        return bases[at] if at < len(bases) else slot.visible_offset
+
+    def _places_of_key(self, base: int, slot: Slot, hash: int) -> Places | None:
+        found = self._indexed(base, slot, hash) if base != slot.segment else None
+        if found is None:
+            segment = self.segment(base, slot)
+            positions = segment.key_positions(hash, self.end_position(segment, slot))
+            found = None if positions is None else Places(segment, positions)
+        return found
+
+    def _indexed(self, base: int, slot: Slot, hash: int) -> Places | None:
+        """Where a key may be in a sealed segment; None if it has no sound index."""
+        indexes = self._key_indexes
+        for doubt in (indexes.forget, indexes.damaged):  # the first time, the file may have been made anew
+            index = indexes.get(base, slot.generation, lambda: self.segment(base, slot).identity())
+            if index is None:
+                return None
+            try:
+                positions = index.positions(hash)
+            except (FileNotFoundError, Corrupt):
+                doubt(base)
+                continue
+            if not positions:
+                return NOWHERE
+            segment = self.segment(base, slot)
+            if segment.header.file_id == index.file_id:
+                return Places(segment, positions)
+            indexes.forget(base)
+        return None
 
     def end_position(self, segment: SegmentFile, slot: Slot) -> int:
         """Where the readable bytes of a segment end."""
@@ -245,39 +329,46 @@ class Reader:
             for base in [base for base in self._segments if base < oldest]:
                 del self._segments[base]
 
-    def _backwards(self, start: int, stop: int, types: TypeTest | None, slot: Slot) -> Iterator[Batch]:
+    def _backwards(
+        self, start: int, stop: int, types: TypeTest | None, key: bytes | None, slot: Slot
+    ) -> Iterator[Batch]:
         stop = min(stop, slot.visible_offset)
         bases = self._known_bases(slot)
-        for number in range(len(bases) - 1, -1, -1):
+        for base in bases[::-1]:
             if stop <= start:
                 return
-            if bases[number] < stop:
-                end = bases[number + 1] if number + 1 < len(bases) else slot.visible_offset
-                for batch in self._segment_backwards(self.segment(bases[number], slot), slot, stop, end, types):
+            if base < stop:
+                for batch in self._segment_backwards(base, slot, stop, types, key):
                     if batch.end_offset <= start:
                         return
                     if not batch.flags & LOST:
                         yield batch
-                stop = bases[number]
+                stop = base
         if start < stop:  # all that is there was read, and more was asked for
             raise self.gone(start)
 
     def _segment_backwards(
-        self, segment: SegmentFile, slot: Slot, stop: int, end_offset: int, types: TypeTest | None
+        self, base: int, slot: Slot, stop: int, types: TypeTest | None, key: bytes | None
     ) -> Iterator[Batch]:
         """The batches of one segment from the one that holds `stop - 1` back; by the index where there is one."""
-        index = segment.index()
-        if index is None:
-            for batch in segment.backwards(self.end_position(segment, slot), end_offset):
+        found = self.places(base, slot, types, key) if types is not None or key is not None else None
+        segment = self.segment(base, slot) if found is None else found.segment
+        if segment is None:
+            return
+        end = self.end_position(segment, slot)
+        if found is not None:
+            places = found.positions
+        elif (index := segment.index()) is not None:
+            places = index.positions.tolist()
+        else:
+            for batch in segment.backwards(end, self.end_offset(base, slot)):
                 if batch.base_offset < stop:
                     yield batch
             return
-        wanted = wanted_batches(index, types)
-        ends = np.append(index.positions[1:], index.segment_bytes)
-        for number in range(index.batch_of(stop - 1), -1, -1):
-            if wanted is None or wanted[number]:
-                position = int(index.positions[number])
-                yield segment.window(position, int(ends[number])).batch(position)
+        if stop < self.end_offset(base, slot):
+            places = places[: bisect_right(places, self.locate(segment, slot, stop - 1)[0])]
+        for position in reversed(places):
+            yield segment.batch_at(position, end)
 
 
 class Cursor:
@@ -290,23 +381,25 @@ class Cursor:
         self._generation = -1
         self._position = -1
 
-    def batches(self, stop: int, types: TypeTest | None = None) -> Iterator[Batch]:
-        """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible."""
+    def batches(self, stop: int, types: TypeTest | None = None, key: bytes | None = None) -> Iterator[Batch]:
+        """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
+
+        Those that cannot hold a wanted type or the key are left out; others may hold neither.
+        """
         slot = self._reader.slot()
         stop = min(stop, slot.visible_offset)
         while self.offset < stop:
             segment = self._segment
             if segment is None or slot.generation != self._generation:
-                segment = self._find(slot)
+                self._segment = None
+                if (types is not None or key is not None) and (yield from self._jump(slot, stop, types, key)):
+                    continue
+                segment = self._entered(slot)
             end = self._reader.end_position(segment, slot)
             if self._position >= end:
                 if segment.base >= self._reader.base_of(self.offset, slot):
                     raise corrupt(f"the segment ends at offset {self.offset}, too early", segment.path, end, 0)
                 self._segment = None
-                continue
-            wanted = wanted_batches(segment.index(), types) if types is not None else None
-            if wanted is not None:
-                yield from self._wanted(segment, end, stop, wanted)
                 continue
             for batch in segment.window(self._position, end).batches(self._position, self._batch_offset):
                 self._pass(batch)
@@ -314,6 +407,36 @@ class Cursor:
                     yield batch
                 if self.offset >= stop:
                     return
+
+    def _jump(self, slot: Slot, stop: int, types: TypeTest | None, key: bytes | None) -> Generator[Batch, None, bool]:
+        """The batches of this segment that may hold what is wanted; the others are not read. False: not known."""
+        reader = self._reader
+        base = reader.base_of(self.offset, slot)
+        if base == slot.segment:
+            active = self._find(slot)
+            if reader.end_position(active, slot) - self._position < SCAN_BYTES_MAX:
+                return False
+        found = reader.places(base, slot, types, key)
+        if found is None:
+            return False
+        self._segment = None
+        segment, places = found
+        if segment is not None:
+            end = reader.end_position(segment, slot)
+            if self.offset > base:
+                places = places[bisect_left(places, reader.locate(segment, slot, self.offset)[0]) :]
+            for position in places:
+                batch = segment.batch_at(position, end)
+                if batch.base_offset >= stop:
+                    break
+                self.offset = batch.end_offset
+                if not batch.flags & LOST:
+                    yield batch
+        self.offset = max(self.offset, min(stop, reader.end_offset(base, slot)))
+        return True
+
+    def _entered(self, slot: Slot) -> SegmentFile:
+        return self._find(slot) if self._segment is None else self._segment
 
     def _find(self, slot: Slot) -> SegmentFile:
         segment = self._reader.segment(self._reader.base_of(self.offset, slot), slot)
@@ -325,23 +448,6 @@ class Cursor:
         else:
             self._position, self._batch_offset = self._reader.locate(segment, slot, self.offset)
         return segment
-
-    def _wanted(self, segment: SegmentFile, end: int, stop: int, wanted: np.ndarray) -> Iterator[Batch]:
-        """The batches of a sealed segment that hold a wanted type; the others are not read."""
-        batches = segment.map(end)
-        window = segment.window(self._position, end)
-        numbers = np.flatnonzero(wanted)
-        for number in numbers[np.searchsorted(numbers, batches.batch_of(self.offset)) :].tolist():
-            if batches.offsets[number] >= stop:
-                break
-            batch = window.batch(int(batches.positions[number]))
-            self._pass(batch)
-            if not batch.flags & LOST:
-                yield batch
-        index = segment.index()
-        assert index is not None
-        self.offset = max(self.offset, min(stop, index.end_offset))
-        self._segment = None
 
     def _pass(self, batch: Batch) -> None:
         self.offset = self._batch_offset = batch.end_offset

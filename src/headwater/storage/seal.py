@@ -20,16 +20,18 @@ from headwater.format.column import Column, concat, concat_repeated
 from headwater.format.index import Index
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES
+from headwater.storage.keys import KeyEntries
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 
 Pause = Callable[[], None]
 
 
-def seal(place: Place, base: int, pause: Pause = lambda: None) -> bool:
+def seal(place: Place, base: int, pause: Pause = lambda: None, *, anew: bool = False) -> bool:
     """Pack and index one finished segment; False if another process is at it.
 
-    `pause` is called between pieces of work; it may sleep to leave the processor to others, or raise to stop.
+    `anew` makes its index also where there is one. `pause` is called between pieces of work; it may sleep to leave the
+    processor to others, or raise to stop.
     """
     disk = place.disk
     path = place.segment(base)
@@ -39,7 +41,7 @@ def seal(place: Place, base: int, pause: Pause = lambda: None) -> bool:
             return False
         segment = SegmentFile(place, base)
         try:
-            if segment.index() is None:
+            if anew or segment.index() is None:
                 if not segment.header.packed and _worth_packing(place, segment):
                     packed = _pack(place, segment, pause)
                     disk.release(fd)
@@ -63,10 +65,11 @@ def unsealed(place: Place, active: int) -> list[int]:
 
 
 def build_index(segment: SegmentFile, pause: Pause = lambda: None) -> Index:
-    """Read a finished segment whole, verifying it, and tell where its batches and types are."""
+    """Read a finished segment whole, verifying it, and tell where its batches, types and keys are."""
     size = segment.size()
     offsets, ticks, positions = [], [], []
     types: dict[bytes, list[int]] = {}
+    keys = KeyEntries()
     window = segment.window(HEADER_BYTES, size)
     end = segment.base
     for number, batch in enumerate(window.batches(HEADER_BYTES, segment.base)):
@@ -76,6 +79,7 @@ def build_index(segment: SegmentFile, pause: Pause = lambda: None) -> Index:
         positions.append(batch.position)
         for type in _types_of(batch):
             types.setdefault(type, []).append(number)
+        keys.add(batch, number)
         end = batch.end_offset
         if number % 256 == 255:
             pause()
@@ -89,6 +93,7 @@ def build_index(segment: SegmentFile, pause: Pause = lambda: None) -> Index:
         np.array(ticks, np.int64),
         np.array(positions, np.int64),
         numbers,
+        keys.sorted(),
     )
 
 

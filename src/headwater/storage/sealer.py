@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -28,14 +27,22 @@ class Sealer:
 
     def __init__(self, retain: Callable[[Place], None] = lambda _: None) -> None:
         self._retain = retain
-        self._work: queue.SimpleQueue[Place | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Place, int | None] | None] = queue.SimpleQueue()
         self._mutex = threading.Lock()  # protects `_thread`
         self._thread: threading.Thread | None = None
         self._stopping = False
 
     def rolled(self, place: Place) -> None:
         """A segment of this log was finished."""
-        self._work.put(place)
+        self._begin(place, None)
+
+    def damaged(self, place: Place, base: int) -> None:
+        """The index of a finished segment is of no use: it is made again, where that can be written."""
+        if place.disk.writable(place.lock):
+            self._begin(place, base)
+
+    def _begin(self, place: Place, base: int | None) -> None:
+        self._work.put((place, base))
         with self._mutex:
             if self._stopping or (self._thread is not None and self._thread.is_alive()):
                 return
@@ -68,16 +75,21 @@ class Sealer:
     def _take(self, waiting: deque[tuple[Place, Iterator[int]]]) -> bool:
         """Apply the retention of all logs that rolled, and have them wait to be sealed; False at the end."""
         while self._stopping or not waiting or not self._work.empty():
-            place = self._work.get()
-            if place is None:
+            work = self._work.get()
+            if work is None:
                 return False
+            place, base = work
+            pause = _Pacer(place, self).pause
+            if base is not None:
+                waiting.append((place, (int(reindex(place, each, pause)) for each in (base,))))
+                continue
             try:
                 self._retain(place)
             except NotFound:
                 continue  # the topic was deleted
             except HeadwaterError as error:
                 log.warning("%s could not delete what is old, and keeps it: %s", place, error)
-            waiting.append((place, seal_each(place, _Pacer(place, self).pause)))
+            waiting.append((place, seal_each(place, pause)))
         return True
 
     @property
@@ -94,13 +106,21 @@ def seal_each(place: Place, pause: seal.Pause) -> Iterator[int]:
     """The same, one at a time: 1 for each segment that was sealed, 0 if another process is at it or it is gone."""
     bases = place.segments()
     for base in seal.unsealed(place, bases[-1]) if bases else ():
-        done = 0
-        try:
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                done = int(seal.seal(place, base, pause))
-        except OSError as error:
-            raise unavailable(place, "a segment cannot be sealed, and stays as it is", error) from error
-        yield done
+        yield int(_seal(place, base, pause))
+
+
+def reindex(place: Place, base: int, pause: seal.Pause = lambda: None) -> bool:
+    """Make the index of a finished segment again from what it holds; False if another process is at it."""
+    return _seal(place, base, pause, anew=True)
+
+
+def _seal(place: Place, base: int, pause: seal.Pause, *, anew: bool = False) -> bool:
+    try:
+        return seal.seal(place, base, pause, anew=anew)
+    except FileNotFoundError:  # removed meanwhile
+        return False
+    except OSError as error:
+        raise unavailable(place, "a segment cannot be sealed, and stays as it is", error) from error
 
 
 class _Stop(Exception):  # it is a signal, not an error

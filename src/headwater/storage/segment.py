@@ -20,9 +20,11 @@ from headwater.format.batch import MAGIC, Batch, corrupt, decode, peek, size_bef
 from headwater.format.column import I64
 from headwater.format.index import Index
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
+from headwater.storage.keys import POSITION_MAX, KeyRuns, read_index
 from headwater.storage.place import Place
 
 BACKWARDS_BYTES = 64 * 1024  # how much to read at once on the way back
+BATCH_BYTES = 4 * 1024  # how much to read for one batch of unknown size: most hold a few events
 MAP_BYTES_MIN = 256 * 1024  # below this, one read is cheaper than a map and its page faults
 
 
@@ -101,13 +103,15 @@ class SegmentFile:
         try:
             self._fd = place.disk.open_read(place.segment(base))
         except FileNotFoundError as error:
-            raise NotFound(f"{place} has no segment {base}", code="segment_not_found", path=self.path) from error
+            message = f"{place} has no segment {base}"
+            raise NotFound(message, code="segment_not_found", path=self.path, base=base) from error
         self._mapped: mmap.mmap | None = None
         self._walked = (array("q"), array("q"), array("q"))
         self._walked_to = HEADER_BYTES
         self._walking = threading.Lock()  # protects `_walked` and `_walked_to`
         self._index: Index | None = None
         self._index_tried = False
+        self._keys = KeyRuns(HEADER_BYTES, base)
         self._place = place
         self.header = header or self._read_header(place.uuid)
 
@@ -122,6 +126,10 @@ class SegmentFile:
 
     def size(self) -> int:
         return self._disk.size(self._fd)
+
+    def identity(self) -> tuple[int, int]:
+        """The id and the size of the file, by which an index names it."""
+        return self.header.file_id, self.size()
 
     def replaced(self) -> bool:
         """Whether sealing has put a packed file in the place of this one."""
@@ -155,16 +163,47 @@ class SegmentFile:
     def index(self) -> Index | None:
         """The index of a sealed segment; None if it is missing, damaged or of another file: it is never truth."""
         if not self._index_tried:
+            index = None
             try:
-                stored = self._disk.read_file(self._place.index(self.base))
+                index = read_index(self._place, self.base)
             except FileNotFoundError:
                 return None  # it may come: sealing makes it some time after the segment was closed
+            except Corrupt:
+                pass
             self._index_tried = True
-            with contextlib.suppress(Corrupt):
-                index = Index.decode(stored)
-                if index.file_id == self.header.file_id and index.segment_bytes == self.size():
-                    self._index = index
+            if index is not None and self.identity() == (index.file_id, index.segment_bytes):
+                self._index = index
         return self._index
+
+    @property
+    def index_damaged(self) -> bool:
+        """Whether there is an index that could not be used when it was looked at."""
+        return self._index_tried and self._index is None
+
+    def key_positions(self, hash: int, end: int) -> list[int] | None:
+        """Where the batches up to position `end` are that may hold a key with this hash, ascending; without an index.
+
+        None if that cannot be told, because one of them is damaged. The first call reads the keys of all batches, later
+        ones those of new batches.
+        """
+        if end >= POSITION_MAX:
+            return None
+        try:
+            return self._keys.positions(hash, end, self._walk_batches)
+        except Corrupt:
+            return None
+
+    def batch_at(self, position: int, end: int) -> Batch:
+        """The batch at a position, wherever it is in the segment; `end` is where the readable bytes end."""
+        if self.header.packed:
+            return self.window(HEADER_BYTES, end).batch(position)  # it does not grow: one map serves all
+        window = self.window(position, min(end, position + BATCH_BYTES))
+        if window.end < end and peek(window.buffer, 0)[0] > len(window.buffer):
+            window = self.window(position, end)
+        return window.batch(position)
+
+    def _walk_batches(self, position: int, end: int, offset: int) -> Iterator[Batch]:
+        return self.window(position, end).batches(position, offset)
 
     def map(self, end: int) -> Map:
         """Where the batches up to position `end` are: from the index, else by walking their headers once."""
