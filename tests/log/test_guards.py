@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from headwater.engine.engine import Engine
 from headwater.errors import Corrupt
+from headwater.storage.disk import Clock
 
 
 def test_a_retry_is_known_to_who_only_had_transactions_since(tmp_path: Path) -> None:
@@ -48,3 +50,27 @@ def test_a_damaged_log_with_a_transaction_that_is_not_finished_can_be_opened_and
         assert [event.data for event in engine.read("b")] == [b"other"]
         engine.repair("a", apply=True)
         assert [(event.offset, event.data) for event in engine.read("a")] == [(1, b"one")]
+
+
+def test_producers_are_read_after_two_power_losses_that_left_an_old_tail(tmp_path: Path) -> None:
+    tail = tmp_path / "data" / "topics" / "a" / "0" / "tail"
+    segment = tail.with_name("00000000000000000000.log")
+    with _booted(tmp_path, b"1") as engine:
+        engine.append("a", b"kept", producer=("p", 0, 1))
+        durable = engine._topic("a").logs[0].state().durable_position
+        engine.append("a", b"lost".ljust(100), producer=("p", 0, 2), durability="os")
+        old = tail.read_bytes()
+    os.truncate(segment, durable)
+    with _booted(tmp_path, b"2") as engine:
+        engine.append("a", b"short")
+        engine.append("a", b"long".ljust(200))
+    tail.write_bytes(old)  # which no sync has covered since
+    with _booted(tmp_path, b"3") as engine:
+        assert engine.append("a", b"kept", producer=("p", 0, 1)).offset == 0
+        assert engine.append("a", b"lost".ljust(100), producer=("p", 0, 2)).offset == 3
+
+
+def _booted(path: Path, boot: bytes) -> Engine:
+    clock = Clock()
+    clock.boot_id = lambda: boot * 16  # type: ignore[method-assign]
+    return Engine(path / "data", clock=clock)
