@@ -22,6 +22,7 @@ from headwater.storage.disk import Disk
 from tests.crash.expectation import Expectation, ExpectedLog
 from tests.crash.machine import Tree, fingerprint, read_tree, write_tree
 from tests.crash.recording import EPOCH_TICKS, SteadyClock
+from tests.crash.requests import Remembered, ask_again
 from tests.crash.workload import events_of, open_engine
 
 NEXT = b"the next event"
@@ -70,6 +71,7 @@ def _check_directory(path: Path, crash: Crash) -> None:
         seen = check_contents(engine, crash)
         recover(engine, seen, expected)
     settled = _without_hints(read_tree(path))
+    assert not _at(settled, "data", "journal"), "a journal is left although all is finished"
     _check_kept(crash.tree, settled)
     with reopen(path, crash) as engine:
         for (topic, partition), events in seen.items():
@@ -85,6 +87,20 @@ def _check_directory(path: Path, crash: Crash) -> None:
             assert last[2] == NEXT, "an append after recovery is not the last"
             assert there[::-1] == events, "reading backwards shows something else"
             assert [event.data for event in engine.read(topic, partition=partition, start=len(events))] == [NEXT]
+    _check_requests(path, crash, seen)
+
+
+def _check_requests(path: Path, crash: Crash, seen: Seen) -> None:
+    """Producers ask all that they ever asked, twice: what is there is not appended again."""
+    asked = {at: log for at in seen if (log := crash.expected.topics[at[0]].logs[at[1]]).requests}
+    remembered = {at: Remembered(log, seen[at]) for at, log in asked.items()}
+    for turn in range(2 if asked else 0):
+        with reopen(path, crash) as engine:
+            for at, log in asked.items():
+                before = events_of(engine, *at)
+                appended = ask_again(engine, *at, remembered[at], log)
+                assert not turn or not appended, "a request was appended twice"
+                assert events_of(engine, *at) == before + appended
 
 
 def reopen(path: Path, crash: Crash, disk: Disk | None = None) -> Engine:
@@ -117,6 +133,7 @@ def check_contents(engine: Engine, crash: Crash) -> Seen:
             known = _slot(stored)
             if known is not None and known.visible_offset > len(events):
                 _check_told(engine, name, partition, len(events), known)
+    expected.check_together({at: len(events) for at, events in seen.items()})
     return seen
 
 
@@ -130,6 +147,7 @@ def recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
             assert events[: len(seen[topic, partition])] == seen[topic, partition], "recovery took away what was seen"
             log.check(events, len(seen[topic, partition]))
             seen[topic, partition] = events
+    expected.check_together({at: len(events) for at, events in seen.items()})
 
 
 def _check_told(engine: Engine, topic: str, partition: int, end: int, known: Slot) -> None:
