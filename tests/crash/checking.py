@@ -26,6 +26,7 @@ from headwater.storage.retention import sweep
 from tests.crash.expectation import Contents, Expectation, ExpectedLog
 from tests.crash.machine import Tree, fingerprint, read_tree, write_tree
 from tests.crash.recording import EPOCH_TICKS, SteadyClock
+from tests.crash.requests import Remembered, ask_again
 from tests.crash.workload import contents_of, events_of, open_engine
 
 NEXT = b"the next event"
@@ -74,6 +75,7 @@ def _check_directory(path: Path, crash: Crash) -> None:
         seen = check_contents(engine, crash)
         recover(engine, seen, expected)
     settled = _without_hints(read_tree(path))
+    assert not _at(settled, "data", "journal"), "a journal is left although all is finished"
     _check_kept(crash.tree, settled)
     with reopen(path, crash) as engine:
         for (topic, partition), contents in seen.items():
@@ -90,6 +92,20 @@ def _check_directory(path: Path, crash: Crash) -> None:
             assert there[::-1] == contents.events, "reading backwards shows something else"
             assert [event.data for event in engine.read(topic, partition=partition, start=contents.end)] == [NEXT]
             _check_gone(engine, topic, partition, contents.start)
+    _check_requests(path, crash, seen)
+
+
+def _check_requests(path: Path, crash: Crash, seen: Seen) -> None:
+    """Producers ask all that they ever asked, twice: what is there is not appended again."""
+    asked = {at: log for at in seen if (log := crash.expected.topics[at[0]].logs[at[1]]).requests}
+    remembered = {at: Remembered(log, seen[at].events) for at, log in asked.items()}
+    for turn in range(2 if asked else 0):
+        with reopen(path, crash) as engine:
+            for at, log in asked.items():
+                before = events_of(engine, *at)
+                appended = ask_again(engine, *at, remembered[at], log)
+                assert not turn or not appended, "a request was appended twice"
+                assert events_of(engine, *at) == before + appended
 
 
 def reopen(path: Path, crash: Crash, disk: Disk | None = None) -> Engine:
@@ -122,6 +138,7 @@ def check_contents(engine: Engine, crash: Crash) -> Seen:
             known = _slot(stored)
             if known is not None and known.visible_offset > contents.end:
                 _check_told(engine, name, partition, contents.end, known)
+    expected.check_together({at: contents.end for at, contents in seen.items()})
     return seen
 
 
@@ -135,6 +152,7 @@ def recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
             assert after.events[: len(before.events)] == before.events, "recovery took away what was seen"
             log.check(after, before.end)
             seen[topic, partition] = after
+    expected.check_together({at: contents.end for at, contents in seen.items()})
 
 
 def _check_told(engine: Engine, topic: str, partition: int, end: int, known: Slot) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from headwater.engine.transaction import Transaction
 from headwater.engine.transfer import exporting, importing
 from headwater.engine.transfer.chunks import Wanted
 from headwater.engine.transfer.files import Target
-from headwater.errors import Closed, Invalid, NotFound, Unavailable
+from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow
 from headwater.format.journal import Entry
@@ -646,14 +645,24 @@ class Engine:
         self.close()
 
     def _checkpoint(self, entries: list[Entry]) -> None:
-        """Make durable in their own places what transactions have brought. What is deleted needs no more."""
+        """Make durable in their own places what transactions have brought. What is deleted needs no more.
+
+        Raises what the last log raised that could not, after all were tried.
+        """
+        failed: HeadwaterError | None = None
         for topic, partition, uuid in sorted({(s.topic, s.partition, s.uuid) for e in entries for s in e.shares}):
-            with contextlib.suppress(NotFound):
+            try:
                 opened = self._known(topic)
                 if partition < len(opened.logs) and opened.logs[partition].place.uuid.hex() == uuid:
                     opened.logs[partition].sync()
+            except NotFound:
+                pass
+            except HeadwaterError as error:
+                failed = error
         for path in sorted({move.path for entry in entries for move in entry.moves}):
             self._consumers.settle(path)
+        if failed is not None:
+            raise failed
 
     def _check_open(self) -> None:
         if self._closed:

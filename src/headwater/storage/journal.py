@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from headwater.errors import Unavailable
+from headwater.errors import HeadwaterError
 from headwater.format import journal as format
 from headwater.format.cursors import decode_slot
 from headwater.format.journal import Entry, Move, Share
@@ -105,7 +105,7 @@ class Journal:
             try:
                 self._checkpoint(file.entries)
                 self._disk.unlink(file.path)
-            except (OSError, Unavailable):
+            except (OSError, HeadwaterError):
                 pass  # whoever opens the log next finishes it
             finally:
                 self._disk.release(file.fd)
@@ -116,10 +116,10 @@ class Journal:
         self._free = []
 
     def finish_abandoned(self) -> None:
-        """Finish what processes that died, or gave up, have left. What cannot be finished stays."""
+        """Finish what processes that died, or gave up, have left. What cannot be finished, or is damaged, stays."""
         for name in self._disk.names(self._path):
             if name.endswith(SUFFIX):
-                with contextlib.suppress(OSError, Unavailable):
+                with contextlib.suppress(OSError, HeadwaterError):
                     self._finish(self._path / name)
 
     def _finish(self, path: Path) -> None:
