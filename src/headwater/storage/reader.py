@@ -82,11 +82,15 @@ class Reader:
 
         Takes no lock of the log, so that a writer may ask while it holds that.
         """
-        for batch in self._backwards(0, slot.visible_offset, None, slot):
-            column = batch.column(KEY)
-            rows = np.flatnonzero(column.equals(key)) if column is not None else np.zeros(0, np.int64)
-            if len(rows):
-                return batch.base_offset + int(rows[-1])
+        try:
+            for batch in self._backwards(0, slot.visible_offset, None, slot):
+                column = batch.column(KEY)
+                rows = np.flatnonzero(column.equals(key)) if column is not None else np.zeros(0, np.int64)
+                if len(rows):
+                    return batch.base_offset + int(rows[-1])
+        except NotFound as error:
+            if error.code != "offset_gone":  # else the rest was deleted by retention, and with it the key
+                raise
         return None
 
     def offset_at(self, ticks: int) -> int:

@@ -212,8 +212,14 @@ class Writer:
     def _sift(self, tail: Tail, slot: Slot, group: list[Rows]) -> tuple[list[Rows], list[Rows]]:
         """Those of a group that may be committed now, and those that wait for them."""
         admitted, rest = self._admission.sift(group, slot)
-        if any(rows.answered and rows.sync and rows.offset + rows.count > slot.durable_offset for rows in group):
-            self._sync_visible(tail, slot)  # the first answer may have been for less
+        late = [rows for rows in group if rows.answered and rows.sync and rows.offset + rows.count > slot.durable_offset]
+        if late:  # the first answer was for less
+            try:
+                self._sync_visible(tail, slot)
+            except BaseException:
+                for rows in late:
+                    rows.answered = False  # so that they get the error
+                raise
         return admitted, rest
 
     def _encode(self, group: list[Rows], offset: int, ticks: int) -> tuple[bytes, int, int]:
