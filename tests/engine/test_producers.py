@@ -147,9 +147,12 @@ def test_a_huge_event_is_one_request(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [("", 1, 1), ("p", -1, 1), ("p", 1, -1), ("p", 1 << 32, 1), ("p", 1, 1 << 63), ("p", 1), ("p", 1, 1, 1), "p"]
-    + [(b"p", 1, 1), ("p", "1", 1), ("p", 1.0, 1), ("p", 1, None), ("p", True, 1), Producer("p", 1, -1), ("\ud800", 1, 1)]
-    + [Producer("", 1, 1), Producer("p", True, 1), Producer("p", 1.5, 1), Producer(7, 1, 1)],  # type: ignore[arg-type]
+    [
+        *(("", 1, 1), ("p", -1, 1), ("p", 1, -1), ("p", 1 << 32, 1), ("p", 1, 1 << 63), ("\ud800", 1, 1)),
+        *(("p", 1), ("p", 1, 1, 1), "p", (b"p", 1, 1), ("p", "1", 1), ("p", 1.0, 1), ("p", 1, None), ("p", True, 1)),
+        *(Producer("", 1, 1), Producer("p", 1, -1), Producer("p", True, 1)),
+        *(Producer("p", 1.5, 1), Producer(7, 1, 1)),  # type: ignore[arg-type]
+    ],
 )
 def test_what_is_no_producer_is_invalid(hw: Engine, wrong: Any) -> None:
     with pytest.raises(Invalid):
@@ -221,12 +224,12 @@ def test_a_log_without_producers_has_no_snapshot(hw: Engine, path: Path) -> None
 @pytest.mark.parametrize(
     "meanwhile",
     [
-        lambda hw: None,
+        Engine.topics,
         lambda hw: hw.append("t", b""),
         lambda hw: hw.append("t", b"", key=b"k", expected_version=0),
         lambda hw: hw.append("t", b"", producer=("q", 1, 1)),
         lambda hw: hw.seal("t"),
-        lambda hw: commit_one(hw),
+        lambda hw: commit_one(hw),  # noqa: PLW0108  (it is defined below)
     ],
     ids=["nothing", "append", "conditional", "producer", "seal", "transaction"],
 )
@@ -236,8 +239,8 @@ def test_what_another_process_answered_is_answered_here(
     hw.append("t", b"", key=b"k", expected_version="none", producer=("p", 1, 1))
 
     def work(_: Said) -> list[tuple[Any, ...]]:
-        with open_unsynced(path) as hw:
-            return [told(hw.append("t", b"theirs", producer=("p", 1, seq))) for seq in (1, 2)]
+        with open_unsynced(path) as other:
+            return [told(other.append("t", b"theirs", producer=("p", 1, seq))) for seq in (1, 2)]
 
     first, second = Child(work).result()
     meanwhile(hw)

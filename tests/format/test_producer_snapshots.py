@@ -13,7 +13,7 @@ from headwater.format.producers import Answer, Known, Producer
 from tests.strategies import i64, u32, unicode_text
 
 UUID = bytes(range(16))
-ids = unicode_text.filter(lambda id: 0 < len(id.encode()) <= 255)
+ids = unicode_text.filter(lambda name: 0 < len(name.encode()) <= 255)
 answers = st.builds(Answer, st.integers(0, 2**63 - 1), i64, i64, u32)
 snapshots = st.dictionaries(ids, st.builds(Known, u32, st.lists(answers, min_size=1, max_size=5)), max_size=4)
 
@@ -34,7 +34,9 @@ def test_a_snapshot_comes_back_in_its_order(known: dict[str, Known], base: int) 
 def test_any_flipped_byte_or_cut_of_a_snapshot_is_corrupt(known: dict[str, Known]) -> None:
     stored = producers.encode(UUID, 7, known)
     flips = [
-        stored[:at] + bytes([stored[at] ^ flip]) + stored[at + 1 :] for at in range(len(stored)) for flip in (0x01, 0xA0)
+        stored[:at] + bytes([stored[at] ^ flip]) + stored[at + 1 :]
+        for at in range(len(stored))
+        for flip in (0x01, 0xA0)
     ]
     cuts = [stored[:size] for size in range(len(stored))]
     for damaged in (*flips, *cuts, stored + b"\0"):
