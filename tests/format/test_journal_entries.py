@@ -9,7 +9,7 @@ from headwater.format import journal
 from headwater.format.journal import Entry, Move, Share
 from tests.strategies import i64, u32, unicode_text
 
-numbers = st.tuples(i64, i64, i64, i64, i64, i64)
+numbers = st.tuples(i64, i64, i64, i64, i64)
 Written = tuple[Entry, list[bytes]]
 
 datas = st.lists(st.binary(max_size=30), max_size=3)
@@ -19,7 +19,7 @@ moves = st.lists(st.builds(Move, unicode_text, unicode_text, unicode_text, u32, 
 @st.composite
 def written(draw: st.DrawFn) -> Written:
     drawn = draw(datas)
-    shares = [Share(draw(unicode_text), draw(u32), "00" * 16, *draw(numbers), len(data)) for data in drawn]
+    shares = [Share(draw(unicode_text), draw(u32), "00" * 16, *draw(numbers), draw(i64), len(data)) for data in drawn]
     return Entry(shares, draw(moves)), drawn
 
 

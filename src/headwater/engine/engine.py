@@ -437,7 +437,7 @@ class Engine:
         `progress` is called with the bytes that are done, and all of them.
         """
         self.check_open()
-        return checking.check(self._catalogue, topic, progress)
+        return checking.check(self._catalogue, self._journal, topic, progress)
 
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
         """What would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""

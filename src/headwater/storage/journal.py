@@ -126,6 +126,21 @@ class Journal:
                 with contextlib.suppress(OSError, HeadwaterError):  # one log that is damaged must not close the others
                     self._finish(self._path / name)
 
+    def abandoned(self) -> Iterator[tuple[Path, int]]:
+        """The journals that no living process holds, and how many transactions are in each."""
+        disk = self._disk
+        for name in sorted(disk.names(self._path)):
+            path = self._path / name
+            if name.endswith(SUFFIX):
+                with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+                    fd = disk.open_read(path)
+                    try:
+                        left = disk.hold(fd)
+                    finally:
+                        disk.release(fd)
+                    if left:
+                        yield path, sum(1 for _ in format.decode(disk.read_file(path)))
+
     def _finish(self, path: Path) -> None:
         fd = self._disk.open_write(path)
         try:
