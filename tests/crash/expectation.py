@@ -208,14 +208,17 @@ class Expectation:
                 self.together = []
                 for topic, refs in zip(note.topics, note.refs, strict=True):
                     self._append(self.topics[topic].logs[refs[0].partition], refs, note.durability)
-            case "retry":  # whatever the durability of the first time
-                for refs in note.refs:
-                    log = self.topics[note.topic].logs[refs[0].partition]
-                    if note.durability == "fsync":
-                        log.durable = max(log.durable, refs[-1].offset + 1)
+            case "retry":
+                self._retry(note)
             case "sync":
                 for log in self.topics[note.topic].logs:
                     log.durable = log.events()
+
+    def _retry(self, note: Done) -> None:
+        """What was asked again is as durable as that, whatever it was the first time."""
+        for refs in note.refs if note.durability == "fsync" else ():
+            log = self.topics[note.topic].logs[refs[0].partition]
+            log.durable = max(log.durable, refs[-1].offset + 1)
 
     def _append(self, log: ExpectedLog, refs: tuple[Acknowledged, ...], durability: Durability) -> None:
         count = log.events()

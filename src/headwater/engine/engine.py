@@ -141,7 +141,7 @@ class Engine:
 
         Settings that are 0 follow the limits of whoever opens the log. What each partition keeps: see `retain`.
         """
-        self._check_open()
+        self.check_open()
         chosen = TopicSettings(
             segment_bytes=segment_bytes,
             segment_age_ms=segment_age_ms,
@@ -152,7 +152,7 @@ class Engine:
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted; empty if there are none."""
-        self._check_open()
+        self.check_open()
         return self._catalogue.list()
 
     def describe(self, topic: str) -> TopicInfo:
@@ -333,7 +333,7 @@ class Engine:
 
         Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
         """
-        self._check_open()
+        self.check_open()
         return Transaction(self, self._journal, sync=self._sync if durability is None else _wants_sync(durability))
 
     def sync(self, topic: str) -> None:
@@ -476,7 +476,7 @@ class Engine:
 
     def forget(self, consumer: str, topic: str) -> None:
         """Delete a consumer of a topic, durably; raises NotFound. Its members stop; joined again, it is new."""
-        self._check_open()
+        self.check_open()
         self._consumers.forget(consumer, topic)
 
     def replay(self, topic: str, *, consumer: str | None = None) -> int:
@@ -576,12 +576,12 @@ class Engine:
 
         `progress` is called with the bytes that are done, and all of them.
         """
-        self._check_open()
-        return checking.check(self._catalogue, topic, progress)
+        self.check_open()
+        return checking.check(self._catalogue, self._journal, topic, progress)
 
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
         """What would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""
-        self._check_open()
+        self.check_open()
         if not apply:
             return checking.plan(self._catalogue, topic)
         done, names = checking.hopeless(self._catalogue, topic)
@@ -592,9 +592,19 @@ class Engine:
         """What it accepts."""
         return self._limits
 
+    def check_open(self) -> None:
+        """Raise Closed if it was closed."""
+        if self._closed:
+            raise Closed(f"{self.path} was closed")
+
     def log_for(self, topic: str, key: bytes | None, partition: int | None) -> LocalLog:
         """The log that an event with this key goes to; makes the topic if it is not there."""
         opened = self._open.get(topic) or self._topic_for_append(topic)
+        try:
+            opened.logs[0].state()
+        except NotFound:  # another process deleted it
+            self._forget(opened)
+            opened = self._topic_for_append(topic)
         return self._choose(opened, key, partition)
 
     def holder(self, event: Event) -> Consumer:
@@ -664,14 +674,10 @@ class Engine:
         if failed is not None:
             raise failed
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.path} was closed")
-
     def _topic(self, name: str) -> OpenTopic:
         opened = self._open.get(name)
         if opened is None:
-            self._check_open()
+            self.check_open()
             opened = self._known(name)
         return opened
 

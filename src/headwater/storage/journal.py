@@ -8,6 +8,7 @@ entry is kept until they had one. Each process has journals of its own, which it
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Unavailable
 from headwater.format import journal as format
 from headwater.format.cursors import decode_slot
 from headwater.format.journal import Entry, Move, Share
@@ -52,27 +53,31 @@ class Journal:
         self._path = path
         self._disk = disk
         self._checkpoint = checkpoint
-        self._mutex = threading.Lock()  # protects `_free`
+        self._mutex = threading.Lock()  # protects `_free` and `_closed`
         self._free: list[JournalFile] = []
+        self._closed = False
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[JournalFile]:
         """A journal for one transaction. The caller holds no lock of a log: it may have to be begun anew."""
         with self._mutex:
             file = self._free.pop() if self._free else None
-        file = file or self._create()
+        if file is not None and file.position >= CHECKPOINT_BYTES and not self._begin_anew(file):
+            file = None
+        if file is None:
+            try:
+                file = self._create()
+            except OSError as error:
+                raise failed(error) from error
         try:
-            if file.position >= CHECKPOINT_BYTES:
-                file.unfinished = True
-                self._checkpoint(file.entries)
-                file.position, file.entries, file.unfinished = 0, [], False
             yield file
         finally:
-            if file.unfinished:  # it is needed until the logs are well again: whoever opens them next finishes it
-                self._disk.release(file.fd)
-            else:
-                with self._mutex:
+            with self._mutex:
+                kept = not file.unfinished and not self._closed
+                if kept:
                     self._free.append(file)
+            if not kept:  # it is needed until the logs are well again: whoever opens them next finishes it
+                self._disk.release(file.fd)
 
     def write(self, file: JournalFile, entry: Entry, datas: list[bytes]) -> None:
         """Commit a transaction: durable when it returns, and `unfinished` until the caller says otherwise.
@@ -100,6 +105,7 @@ class Journal:
     def close(self) -> None:
         """Remove the journals, when the logs have all that is in them; those that are needed stay."""
         with self._mutex:
+            self._closed = True
             free, self._free = self._free, []
         for file in free:
             try:
@@ -119,8 +125,23 @@ class Journal:
         """Finish what processes that died, or gave up, have left. What cannot be finished, or is damaged, stays."""
         for name in self._disk.names(self._path):
             if name.endswith(SUFFIX):
-                with contextlib.suppress(OSError, HeadwaterError):
+                with contextlib.suppress(OSError, HeadwaterError):  # one log that is damaged must not close the others
                     self._finish(self._path / name)
+
+    def abandoned(self) -> Iterator[tuple[Path, int]]:
+        """The journals that no living process holds, and how many transactions are in each."""
+        disk = self._disk
+        for name in sorted(disk.names(self._path)):
+            path = self._path / name
+            if name.endswith(SUFFIX):
+                with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+                    fd = disk.open_read(path)
+                    try:
+                        left = disk.hold(fd)
+                    finally:
+                        disk.release(fd)
+                    if left:
+                        yield path, sum(1 for _ in format.decode(disk.read_file(path)))
 
     def _finish(self, path: Path) -> None:
         fd = self._disk.open_write(path)
@@ -131,6 +152,18 @@ class Journal:
                 self._disk.unlink(path)
         finally:
             self._disk.release(fd)
+
+    def _begin_anew(self, file: JournalFile) -> bool:
+        """Have all logs sync what is in a journal, which is then empty. If one cannot, it is left to who opens that."""
+        try:
+            self._checkpoint(file.entries)
+        except BaseException as error:
+            self._disk.release(file.fd)
+            if not isinstance(error, HeadwaterError):
+                raise
+            return False
+        file.position, file.entries = 0, []
+        return True
 
     def _create(self) -> JournalFile:
         disk = self._disk
@@ -146,6 +179,16 @@ class Journal:
         disk.sync_directory(self._path)
         disk.sync_directory(self._path.parent)  # whoever made the directory may have died before it was durable
         return JournalFile(path, fd)
+
+
+def failed(error: OSError) -> Unavailable:
+    """That a transaction was not written down, and so is not."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return Unavailable(
+        f"the transaction cannot be written down: {error.strerror}",
+        hint="free some space on the disk" if full else "look at the disk, and at who may write to it",
+        code="disk_full" if full else "disk_failed",
+    )
 
 
 def entries(directory: Path, disk: Disk) -> Iterator[tuple[Path, Entry, list[bytes]]]:
