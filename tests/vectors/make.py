@@ -19,6 +19,7 @@ from headwater.format import batch, blob, settings, tail
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.index import Index
+from headwater.format.keyhash import U64, key_hash
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import Store, Topic, TopicSettings
 from headwater.format.tail import Slot
@@ -243,6 +244,15 @@ def _files() -> dict[str, Vector]:
                 "types": {"placed": [0, 2], "": [1]},
             },
         ),
+        "index-keys": (
+            msgspec.structs.replace(index, keys=_key_entries()).encode(),
+            {
+                "what": "The same with keys, on two pages: 'k0' to 'k1023', each in the batch of its number modulo 3, "
+                "and 'k1' in batch 2 too.",
+                "entries": 1025,
+                "batches": {"k0": [0], "k1": [1, 2], "k1023": [0], "k1024": []},
+            },
+        ),
         "headwater-json": (settings.encode(Store(uuid=UUID)), {"what": "headwater.json", "format": 1, "uuid": UUID}),
     } | {
         f"{name}-json": (
@@ -266,6 +276,11 @@ def _files() -> dict[str, Vector]:
         )
         for name, topic in topics.items()
     }
+
+
+def _key_entries() -> U64:
+    pairs = [(b"k%d" % number, number % 3) for number in range(1024)] + [(b"k1", 2)]
+    return np.sort(np.array([key_hash(key) << 32 | number for key, number in pairs], np.uint64))
 
 
 def _segment(what: str, *, packed: bool) -> Vector:

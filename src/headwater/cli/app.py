@@ -24,7 +24,7 @@ from headwater.errors import HeadwaterError
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
     "Events": ("append", "read", "tail"),
-    "Keeping": ("seal", "check", "repair"),
+    "Keeping": ("seal", "reindex", "check", "repair"),
     "Tools": ("bench", "completion"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
