@@ -12,13 +12,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import append, follow, machine, match, scan, space, table
+from bench import append, follow, keys, machine, match, scan, space, table
 from bench.work import Benchmark, Work
 
 ALL: tuple[Benchmark, ...] = (
     *append.BENCHMARKS,
     *scan.BENCHMARKS,
     *match.BENCHMARKS,
+    *keys.BENCHMARKS,
     *follow.BENCHMARKS,
     *space.BENCHMARKS,
 )

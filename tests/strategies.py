@@ -154,4 +154,8 @@ def indexes(draw: st.DrawFn) -> Index:
     )
     kept = draw(st.none() | st.dictionaries(st.binary(max_size=20), batches_of_type, max_size=6))
     offsets, tick_numbers, positions = numbers
-    return Index(draw(u32), draw(i64), draw(i64), draw(i64), offsets, tick_numbers, positions, kept)
+    entries = st.integers(0, 2**32 - 1).map(lambda upper: upper << 32) | st.integers(0, 2**64 - 1)
+    pages = st.integers(1, 2**40).map(lambda step: range(0, 3000 * step, step))
+    drawn = draw(st.none() | st.lists(entries, max_size=30) | pages)
+    keys = None if drawn is None else np.unique(np.array(drawn, np.uint64))
+    return Index(draw(u32), draw(i64), draw(i64), draw(i64), offsets, tick_numbers, positions, kept, keys)

@@ -21,6 +21,7 @@ from headwater.format.column import Column
 from headwater.format.cursors import CursorsHeader, CursorSlot, Member
 from headwater.format.index import Index
 from headwater.format.journal import Entry, Move, Share
+from headwater.format.keyhash import U64, key_hash
 from headwater.format.producers import Answer, Known, Producer
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import Store, Topic, TopicSettings
@@ -280,6 +281,15 @@ def _files() -> dict[str, Vector]:
             journal.encode(7, entry, [b"12345678", b"abc" * 8]) + journal.encode(8, Entry([], []), []),
             {"what": "Two transactions, numbers 7 and 8; the second brings nothing."} | msgspec.to_builtins(entry),
         ),
+        "index-keys": (
+            msgspec.structs.replace(index, keys=_key_entries()).encode(),
+            {
+                "what": "The same with keys, on two pages: 'k0' to 'k1023', each in the batch of its number modulo 3, "
+                "and 'k1' in batch 2 too.",
+                "entries": 1025,
+                "batches": {"k0": [0], "k1": [1, 2], "k1023": [0], "k1024": []},
+            },
+        ),
         "headwater-json": (settings.encode(Store(uuid=UUID)), {"what": "headwater.json", "format": 1, "uuid": UUID}),
     } | {
         f"{name}-json": (
@@ -333,6 +343,11 @@ def _cursors() -> Vector:
         "partition 0 slot 1": told(newer),
         "partition 1 slot 1": told(free),
     }
+
+
+def _key_entries() -> U64:
+    pairs = [(b"k%d" % number, number % 3) for number in range(1024)] + [(b"k1", 2)]
+    return np.sort(np.array([key_hash(key) << 32 | number for key, number in pairs], np.uint64))
 
 
 def _segment(what: str, *, packed: bool) -> Vector:

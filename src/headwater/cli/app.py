@@ -25,7 +25,7 @@ from headwater.errors import HeadwaterError
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
     "Events": ("append", "read", "tail", "export", "import"),
-    "Keeping": ("seal", "retain", "check", "repair"),
+    "Keeping": ("seal", "reindex", "retain", "check", "repair"),
     "Tools": ("bench", "completion"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
