@@ -78,7 +78,10 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 def survey(place: Place, slot: Slot) -> list[Segment]:
-    """The segments of a log, oldest first; the active one is the last. Space that it has reserved does not count."""
+    """The segments of a log, oldest first; the active one is the last. Space that it has reserved does not count.
+
+    None if the slot is so old that what was active then is deleted.
+    """
     sizes: dict[int, int] = {}
     active = place.segment(slot.segment).name
     for name in place.disk.names(place.path):
@@ -87,7 +90,7 @@ def survey(place: Place, slot: Slot) -> list[Segment]:
             sizes[base] = sizes.get(base, 0) + _size(place, name, slot.visible_position if name == active else None)
     bases = [base for base in place.segments() if base <= slot.segment]
     ends = [*bases[1:], slot.visible_offset]
-    return [Segment(base, end, sizes.get(base, 0)) for base, end in zip(bases, ends, strict=True)]
+    return [Segment(base, ends[number], sizes.get(base, 0)) for number, base in enumerate(bases)]
 
 
 def due(place: Place, slot: Slot, segments: list[Segment], rules: Rules) -> list[Segment]:
