@@ -16,6 +16,7 @@ from headwater.format.column import Column
 from headwater.format.cursors import CursorsHeader, CursorSlot, Member
 from headwater.format.index import Index
 from headwater.format.segment import SegmentHeader
+from headwater.format.settings import TopicSettings
 from headwater.format.tail import Slot
 
 NOW_TICKS = 139_000_000_000_000_000  # a time in 2023
@@ -159,3 +160,19 @@ def indexes(draw: st.DrawFn) -> Index:
     drawn = draw(st.none() | st.lists(entries, max_size=30) | pages)
     keys = None if drawn is None else np.unique(np.array(drawn, np.uint64))
     return Index(draw(u32), draw(i64), draw(i64), draw(i64), offsets, tick_numbers, positions, kept, keys)
+
+
+sizes = st.integers(0, 2**40)
+topic_settings = st.builds(
+    TopicSettings,
+    segment_bytes=sizes,
+    segment_age_ms=sizes,
+    data_bytes_max=sizes,
+    compression=st.sampled_from(["none", "zstd"]),
+    retention_bytes=sizes,
+    retention_segments=sizes,
+    retention_age_ms=sizes,
+    retention_consumers=st.booleans(),
+    retention_bytes_hard=sizes,
+    overflow=st.sampled_from(["delete", "refuse"]),
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import msgspec
 import numpy as np
 import pytest
 from crc32c import crc32c
@@ -354,9 +353,8 @@ def signed(plain: dict[str, object]) -> bytes:
     return canonical(plain | {"crc": f"{crc32c(canonical(plain)):08x}"}) + b"\n"
 
 
-@given(strategies.topic_names, st.integers(1, 4096), st.sampled_from(["none", "zstd"]), st.integers(0, 2**40))
-def test_settings_come_back(name: str, partitions: int, compression: str, size: int) -> None:
-    chosen = msgspec.convert({"compression": compression, "segment_bytes": size}, TopicSettings)
+@given(strategies.topic_names, st.integers(1, 4096), strategies.topic_settings)
+def test_settings_come_back(name: str, partitions: int, chosen: TopicSettings) -> None:
     topic = Topic(name=name, uuid=UUID, partitions=partitions, settings=chosen)
     assert settings.decode(settings.encode(topic), Topic) == topic
     assert settings.decode(settings.encode(Store(uuid=UUID)), Store) == Store(uuid=UUID)

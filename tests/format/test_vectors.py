@@ -185,7 +185,7 @@ def test_the_golden_settings_are_read() -> None:
     stored, meaning = golden("headwater-json")
     assert settings.decode(stored, settings.Store).uuid == meaning["uuid"]
     assert independent_reader.read_settings(stored) == {"format": 1, "uuid": meaning["uuid"]}
-    for name in ("topic-json", "topic-settings-json"):
+    for name in ("topic-json", "topic-settings-json", "topic-retention-json"):
         stored, meaning = golden(name)
         del meaning["what"]
         topic = settings.decode(stored, settings.Topic)

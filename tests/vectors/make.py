@@ -223,8 +223,17 @@ def _files() -> dict[str, Vector]:
         {b"placed": np.array([0, 2], np.int32), b"": np.array([1], np.int32)},
     )
     chosen = TopicSettings(segment_bytes=1_048_576, segment_age_ms=60_000, data_bytes_max=99, compression="zstd")
+    kept = TopicSettings(
+        retention_bytes=10**12,
+        retention_segments=100,
+        retention_age_ms=604_800_000,
+        retention_consumers=True,
+        retention_bytes_hard=2 * 10**12,
+        overflow="refuse",
+    )
     topics = {
         "topic": Topic(name="orders", uuid=UUID, partitions=1),
+        "topic-retention": Topic(name="orders", uuid=UUID, partitions=2, settings=kept),
         "topic-settings": Topic(name='Größe/"x"\t\u2028', uuid=UUID, partitions=7, settings=chosen),
     }
     remembered = {
@@ -296,19 +305,16 @@ def _files() -> dict[str, Vector]:
             settings.encode(topic),
             {
                 "what": "topic.json"
-                + (" with every setting, and a name that needs escaping" if name != "topic" else ""),
+                + {
+                    "topic": "",
+                    "topic-retention": " with every bound of retention",
+                    "topic-settings": " with every setting but retention, and a name that needs escaping",
+                }[name],
                 "format": 1,
                 "name": topic.name,
                 "uuid": UUID,
                 "partitions": topic.partitions,
-                "settings": {
-                    "segment_bytes": topic.settings.segment_bytes,
-                    "segment_age_ms": topic.settings.segment_age_ms,
-                    "data_bytes_max": topic.settings.data_bytes_max,
-                    "compression": topic.settings.compression,
-                }
-                if name != "topic"
-                else {},
+                "settings": msgspec.to_builtins(topic.settings),
             },
         )
         for name, topic in topics.items()
