@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import append, follow, keys, machine, match, scan, space, table
+from bench import append, follow, keys, machine, match, scan, space, table, transfer
 from bench.work import Benchmark, Work
 
 ALL: tuple[Benchmark, ...] = (
@@ -22,6 +22,7 @@ ALL: tuple[Benchmark, ...] = (
     *keys.BENCHMARKS,
     *follow.BENCHMARKS,
     *space.BENCHMARKS,
+    *transfer.BENCHMARKS,
 )
 GIGABYTES_MAX = 10.0
 READING = (
