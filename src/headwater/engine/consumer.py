@@ -413,7 +413,7 @@ class Consumer(Iterator[Event]):
             self.skipped += gone
             where = f"topic {self.topic!r}, partition {holding.partition}"
             _log.warning("consumer %r: %d events of %s are gone, it goes on after them", self.name, gone, where)
-        return events
+        return events or (self._read(holding) if gone else [])
 
     def _drain(self) -> Iterator[Event]:
         self._ends = [log.end() for log in self._logs]
@@ -438,8 +438,9 @@ class Consumer(Iterator[Event]):
         """Sleep until there may be more; False when the time is over."""
         now = self._monotonic()
         holdings = list(self._held.values())
-        sleep_s = min([self._member.period_s, *(each.retry_s - now for each in holdings if each.retry_s > now)])
-        if self._timeout is not None:
+        pauses_s = [each.retry_s - now for each in holdings if each.retry_s > now]
+        sleep_s = min([self._member.period_s, *pauses_s])
+        if self._timeout is not None and not (pauses_s and self._ends is not None):  # draining means retries too
             if self._deadline_s is None:
                 self._deadline_s = now + self._timeout
             sleep_s = min(sleep_s, self._deadline_s - now)
