@@ -12,11 +12,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import append, follow, keys, machine, match, scan, space, table, transfer
+from bench import append, follow, keys, machine, match, scan, space, table, transactions, transfer
 from bench.work import Benchmark, Work
 
 ALL: tuple[Benchmark, ...] = (
     *append.BENCHMARKS,
+    *transactions.BENCHMARKS,
     *scan.BENCHMARKS,
     *match.BENCHMARKS,
     *keys.BENCHMARKS,
