@@ -1,4 +1,4 @@
-"""What a log must answer to producers who ask again: a model of what it remembers, made from the events that are there."""
+"""What a log must answer to producers who ask again: a model of what it remembers, made from what is there."""
 
 from __future__ import annotations
 

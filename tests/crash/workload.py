@@ -292,7 +292,9 @@ def transactions(driver: Driver) -> None:
     driver.append("x", 40, "os")
     driver.transact([("y", 0, 60, "bytes"), ("x", 0, 50, "bytes")])
     driver.append("y", 30, "os")
-    driver.transact([("x", 1, 40, "text"), ("y", 0, 20, "bytes"), ("x", 1, 30, "bytes"), ("x", 1, 50, "text")], writer=1)
+    driver.transact(
+        [("x", 1, 40, "text"), ("y", 0, 20, "bytes"), ("x", 1, 30, "bytes"), ("x", 1, 50, "text")], writer=1
+    )
     driver.append("x", 45, "os", partition=1)
     driver.transact([("x", 0, 30, "bytes"), ("x", 0, 35, "text")])  # several batches of one log
     driver.transact([("y", 0, 400, "bytes"), ("x", 0, 300, "bytes"), ("x", 1, 100, "bytes")], writer=1)
@@ -337,7 +339,7 @@ WORKLOADS: dict[str, Workload] = {
     workload.__name__: workload
     for workload in (durabilities, partitions, sealing, topics, huge, writers, transactions, producers)
 }
-ENGINES = {writers: 3, transactions: 2, producers: 2}  # how many take turns
+ENGINES: dict[Workload, int] = {writers: 3, transactions: 2, producers: 2}  # how many take turns
 
 
 def record(

@@ -462,14 +462,12 @@ class Writer:
     def _cut_reserved(self, tail: Tail, slot: Slot) -> None:
         """End the segment's file with its last batch, durably, before another segment follows it."""
         try:
-            reserved = self._disk.size(self._fd) > slot.visible_position
-            if reserved:
+            if self._disk.size(self._fd) > slot.visible_position:
                 self._disk.truncate(self._fd, slot.visible_position)
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_WRITE)
             raise unavailable(self._place, "a segment cannot be finished", error) from error
-        if reserved or slot.durable_offset < slot.visible_offset:
-            self._sync(tail, slot)
+        self._sync(tail, slot)  # in any case: who cut it before, at a close or in a roll, may not have synced that
 
     def _write(self, tail: Tail, slot: Slot, data: bytes, end: int, sync: bool) -> None:
         if end > self._reserved_to:
