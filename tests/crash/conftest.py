@@ -15,7 +15,7 @@ from headwater.storage import journal
 @pytest.fixture(autouse=True)
 def small_journals(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few transactions begin a journal anew, and it holds little that is only reserved."""
-    monkeypatch.setattr(journal, "CHECKPOINT_BYTES", 2_500)
+    monkeypatch.setattr(journal, "CHECKPOINT_BYTES", 1_500)
     monkeypatch.setattr(journal, "RESERVE_BYTES", 512)
 
 

@@ -476,7 +476,7 @@ class Writer:
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_WRITE)
             raise unavailable(self._place, "a segment cannot be finished", error) from error
-        self._sync(tail, slot)  # always: whoever cut it, closing the log or dying at this, may not have synced the cut
+        self._sync(tail, slot)  # in any case: who cut it before, at a close or in a roll, may not have synced that
 
     def _write(self, tail: Tail, slot: Slot, data: bytes, end: int, sync: bool) -> None:
         if end > self._reserved_to:
