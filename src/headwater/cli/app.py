@@ -23,7 +23,7 @@ from headwater.errors import HeadwaterError
 
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
-    "Events": ("append", "read", "tail"),
+    "Events": ("append", "tx", "read", "tail"),
     "Keeping": ("seal", "check", "repair"),
     "Tools": ("bench", "completion"),
 }
