@@ -24,7 +24,7 @@ from headwater.errors import HeadwaterError
 
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
-    "Events": ("append", "read", "tail", "export", "import"),
+    "Events": ("append", "tx", "read", "tail", "export", "import"),
     "Keeping": ("seal", "reindex", "retain", "check", "repair"),
     "Tools": ("bench", "completion"),
 }

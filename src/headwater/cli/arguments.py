@@ -85,6 +85,17 @@ class Natural(Kind):
         return int(value)
 
 
+class Version(Kind):
+    """The offset of a key's last event, or that it has none."""
+
+    name = "version"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value != "none" and not isinstance(value, int) and not value.isdecimal():
+            self.fail(f"{value!r} is not a version; write the offset of the key's last event, or none", param, ctx)
+        return value if value == "none" else int(value)
+
+
 class Size(Kind):
     """A number of bytes."""
 
