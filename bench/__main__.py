@@ -12,10 +12,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import append, follow, machine, scan, space, table
+from bench import append, consume, follow, machine, scan, space, table
 from bench.work import Benchmark, Work
 
-ALL: tuple[Benchmark, ...] = (*append.BENCHMARKS, *scan.BENCHMARKS, *follow.BENCHMARKS, *space.BENCHMARKS)
+ALL: tuple[Benchmark, ...] = (
+    *append.BENCHMARKS,
+    *scan.BENCHMARKS,
+    *follow.BENCHMARKS,
+    *consume.BENCHMARKS,
+    *space.BENCHMARKS,
+)
 GIGABYTES_MAX = 10.0
 READING = (
     "Ratios are ours over theirs, the median over the rounds of one run in which all take turns; figures are medians. "

@@ -24,6 +24,7 @@ from headwater.errors import HeadwaterError
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
     "Events": ("append", "read", "tail"),
+    "Consumers": ("consume", "consumers", "seek", "forget", "replay"),
     "Keeping": ("seal", "check", "repair"),
     "Tools": ("bench", "completion"),
 }
