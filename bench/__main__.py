@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import append, follow, keys, machine, match, scan, space, table, transactions, transfer
+from bench import append, consume, follow, keys, machine, match, scan, space, table, transactions, transfer
 from bench.work import Benchmark, Work
 
 ALL: tuple[Benchmark, ...] = (
@@ -22,6 +22,7 @@ ALL: tuple[Benchmark, ...] = (
     *match.BENCHMARKS,
     *keys.BENCHMARKS,
     *follow.BENCHMARKS,
+    *consume.BENCHMARKS,
     *space.BENCHMARKS,
     *transfer.BENCHMARKS,
 )

@@ -111,8 +111,9 @@ def go_on_after(crash: Crash, path: Path, disk: RecordingDisk) -> None:
             disk.mark(Done("append", topic, ((told,),), ref.durability))
         if (path / "data" / "journal").is_dir():
             _transact(engine, list(seen), disk)
-        for (topic, partition), events in seen.items():
-            _ask_again(engine, topic, partition, crash.expected.topics[topic].logs[partition], events, disk)
+        for (topic, partition), contents in seen.items():
+            log = crash.expected.topics[topic].logs[partition]
+            _ask_again(engine, topic, partition, log, contents.events, disk)
 
 
 def _transact(engine: Engine, logs: list[tuple[str, int]], disk: RecordingDisk) -> None:

@@ -25,6 +25,7 @@ from headwater.errors import HeadwaterError
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
     "Events": ("append", "tx", "read", "tail", "export", "import"),
+    "Consumers": ("consume", "consumers", "seek", "forget", "replay"),
     "Keeping": ("seal", "reindex", "retain", "check", "repair"),
     "Tools": ("bench", "completion"),
 }
