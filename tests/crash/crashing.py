@@ -112,8 +112,8 @@ def go_on_after(crash: Crash, path: Path, disk: RecordingDisk) -> None:
         if (path / "data" / "journal").is_dir():
             _transact(engine, list(seen), disk)
         for (topic, partition), contents in seen.items():
-            log = crash.expected.topics[topic].logs[partition]
-            _ask_again(engine, topic, partition, log, contents.events, disk)
+            expected = crash.expected.topics[topic].logs[partition]
+            _ask_again(engine, topic, partition, expected, contents.events, disk)
 
 
 def _transact(engine: Engine, logs: list[tuple[str, int]], disk: RecordingDisk) -> None:
