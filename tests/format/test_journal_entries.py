@@ -13,7 +13,7 @@ numbers = st.tuples(i64, i64, i64, i64, i64)
 Written = tuple[Entry, list[bytes]]
 
 datas = st.lists(st.binary(max_size=30), max_size=3)
-moves = st.lists(st.builds(Move, unicode_text, unicode_text, unicode_text, u32, st.binary(max_size=9).map(bytes.hex)))
+moves = st.lists(st.builds(Move, unicode_text, unicode_text, u32, st.binary(max_size=9).map(bytes.hex)))
 
 
 @st.composite
