@@ -124,7 +124,7 @@ def check_contents(engine: Engine, crash: Crash) -> Seen:
     for name in names:
         assert name in expected.topics, f"topic {name!r} is deleted or was never made"
         logs = expected.topics[name].logs
-        assert len(engine._topic(name).logs) == len(logs)
+        assert len(engine._topics.get(name).logs) == len(logs)
         for partition, log in enumerate(logs):
             stored = _at(crash.tree, "data", "topics", directory_of(name), str(partition))
             try:
@@ -145,7 +145,7 @@ def check_contents(engine: Engine, crash: Crash) -> Seen:
 def recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
     """Take the locks, and so publish what a killed writer had written and not published."""
     for topic, partition in list(seen):
-        engine._topic(topic).logs[partition].sync()
+        engine._topics.get(topic).logs[partition].sync()
         log = expected.topics[topic].logs[partition]
         if log.pending:
             before, after = seen[topic, partition], contents_of(engine, topic, partition)
@@ -157,7 +157,7 @@ def recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
 
 def _check_told(engine: Engine, topic: str, partition: int, end: int, known: Slot) -> None:
     """Events that the tail remembers, and which are gone, must be in the report."""
-    place = engine._topic(topic).logs[partition].place
+    place = engine._topics.get(topic).logs[partition].place
     told = [report.lost_offsets for report in recovery.reports(place)]
     assert (end, known.visible_offset) in told, f"events {end} to {known.visible_offset - 1} are lost without a word"
 
@@ -178,7 +178,7 @@ def _check_gone(engine: Engine, topic: str, partition: int, start: int) -> None:
         findings = [found for found in engine.check(topic).findings if found.damage]
         # An index is not synced when it is made, and may be torn: it is made again.
         assert all(found.path.endswith(".index") for found in findings), "check takes what was deleted for damage"
-    place = engine._topic(topic).logs[partition].place
+    place = engine._topics.get(topic).logs[partition].place
     sweep(place)
     stems = {name.partition(".")[0] for name in os.listdir(place.path) if name[0].isdecimal()}
     assert all(f"{stem}.log" in os.listdir(place.path) for stem in stems), "files of a deleted segment are left"

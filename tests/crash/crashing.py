@@ -102,7 +102,7 @@ def go_on_after(crash: Crash, path: Path, disk: RecordingDisk) -> None:
             segments = engine.describe(topic).settings.get("retention_segments")
             if segments:  # as the next roll does, also of what a killed process was deleting
                 disk.mark(Begin("retain", topic, starts=tuple(starts_of(engine, topic, segments))))
-                for log in engine._topic(topic).logs:
+                for log in engine._topics.get(topic).logs:
                     engine._keeper.rolled(log.place)
         for topic, partition in [*seen, ("after the crash", 0)]:
             disk.mark(Begin("append", topic, groups=((partition, (NEXT,)),)))

@@ -45,7 +45,7 @@ def ask_again(engine: Engine, topic: str, partition: int, remembered: Remembered
     appended: Events = []
     for request, data in log.requests.items():
         expected = remembered.answer(request)
-        end = engine._topic(topic).logs[partition].end()
+        end = engine._topics.get(topic).logs[partition].end()
         answer: tuple[Acknowledged, ...] | str
         try:
             told = send(engine, topic, partition, request, data)
@@ -58,5 +58,5 @@ def ask_again(engine: Engine, topic: str, partition: int, remembered: Remembered
             appended += [(ref.offset, ref.ticks, each) for ref, each in zip(answer, data, strict=True)]
         else:
             assert answer == expected, f"{request} is answered with {answer}, not {expected}"
-            assert engine._topic(topic).logs[partition].end() == end, f"{request} is there twice"
+            assert engine._topics.get(topic).logs[partition].end() == end, f"{request} is there twice"
     return appended

@@ -161,7 +161,7 @@ class Driver:
         self.disk.mark(Begin("retain", topic, starts=starts))
         engine = self.engines[writer]
         if roll:
-            for log in engine._topic(topic).logs:
+            for log in engine._topics.get(topic).logs:
                 engine._keeper.rolled(log.place)
         else:
             engine.retain(topic, retention_segments=segments)
@@ -208,14 +208,14 @@ class Driver:
 
 def starts_of(engine: Engine, topic: str, segments: int) -> Iterator[tuple[int, ...]]:
     """Where each partition may begin while all but so many of its segments are deleted."""
-    for log in engine._topic(topic).logs:
+    for log in engine._topics.get(topic).logs:
         bases = sorted(base for name in os.listdir(log.place.path) if (base := offset_of(name, "log")) is not None)
         yield tuple(bases[: max(1, len(bases) - segments + 1)])
 
 
 def contents_of(engine: Engine, topic: str, partition: int) -> Contents:
     """All that a partition holds."""
-    return Contents(engine._topic(topic).logs[partition].start(), events_of(engine, topic, partition))
+    return Contents(engine._topics.get(topic).logs[partition].start(), events_of(engine, topic, partition))
 
 
 def events_of(engine: Engine, topic: str, partition: int, *, reverse: bool = False) -> list[tuple[int, int, bytes]]:

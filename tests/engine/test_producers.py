@@ -44,7 +44,7 @@ def told(ref: Ref) -> tuple[Any, ...]:
 def stamps(path: Path) -> int:
     """How many batches of partition 0 have a producer's stamp."""
     with open_unsynced(path) as hw:
-        place = hw._topic("t").logs[0].place
+        place = hw._topics.get("t").logs[0].place
         found = 0
         for base in place.segments():
             segment = SegmentFile(place, base)
@@ -180,7 +180,7 @@ def test_answers_outlive_what_becomes_of_the_log(path: Path, again: str) -> None
     if "sealed" in again:
         hw.seal("t")
     elif again == "rolled":
-        hw._topic("t").logs[0].roll(tell=False)
+        hw._topics.get("t").logs[0].roll(tell=False)
     if again in ("reopened", "sealed and reopened", "without a tail"):
         hw.close()
         if again == "without a tail":
@@ -358,7 +358,7 @@ def test_a_request_is_a_batch_of_its_own_and_a_retry_in_the_same_group_has_its_a
 
 def test_a_retry_that_asks_for_more_durability_gets_it(gated: Engine, disk: GatedDisk) -> None:
     first = gated.append("t", b"", producer=("p", 1, 1), durability="os")
-    log = gated._topic("t").logs[0]
+    log = gated._topics.get("t").logs[0]
     assert log.state().durable_offset == 0
     syncs = disk.syncs
     assert told(gated.append("t", b"", producer=("p", 1, 1), durability="os")) == told(first)

@@ -268,7 +268,7 @@ def test_what_precedes_a_share_is_made_durable_first(path: Path) -> None:
         hw.append("a", b"", durability="os")
         with hw.transaction() as tx:
             move(tx, 1)
-        state = hw._topic("a").logs[0].state()
+        state = hw._topics.get("a").logs[0].state()
         assert (state.durable_offset, state.safe_offset, state.visible_offset) == (1, 2, 2)
 
 
@@ -431,7 +431,7 @@ def test_a_journal_that_has_grown_is_begun_anew_when_the_logs_are_synced(
             move(tx, number)
         sizes.add(journals(path)[0].stat().st_size)
     assert max(sizes) < 5000
-    assert hw._topic("a").logs[0].state().durable_offset > 30
+    assert hw._topics.get("a").logs[0].state().durable_offset > 30
     (file,) = hw._journal._free
     assert file.number == 41
     assert len(list(journal.entries(path / "journal", hw._disk))) == len(file.entries) < 12

@@ -218,7 +218,7 @@ def test_no_damaged_header_leads_astray(tmp_path: Path, way: str, finished: bool
     with open_unsynced(tmp_path / "data") as hw:
         events = [hw.append("t", b"%d" % number) for number in range(9)]
         if finished:
-            hw._topic("t").logs[0].roll(tell=False)
+            hw._topics.get("t").logs[0].roll(tell=False)
     file = tmp_path / "data/topics/t/0/00000000000000000000.log"
     stored = file.read_bytes()
     size = (len(stored) - 64) // 9

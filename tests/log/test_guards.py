@@ -57,7 +57,7 @@ def test_producers_are_read_after_two_power_losses_that_left_an_old_tail(tmp_pat
     segment = tail.with_name("00000000000000000000.log")
     with _booted(tmp_path, b"1") as engine:
         engine.append("a", b"kept", producer=("p", 0, 1))
-        durable = engine._topic("a").logs[0].state().durable_position
+        durable = engine._topics.get("a").logs[0].state().durable_position
         engine.append("a", b"lost".ljust(100), producer=("p", 0, 2), durability="os")
         old = tail.read_bytes()
     os.truncate(segment, durable)

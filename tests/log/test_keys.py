@@ -49,7 +49,7 @@ def by_keys_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def log_of(engine: Engine) -> LocalLog:
-    return engine._live("t").logs[0]
+    return engine._topics.live("t").logs[0]
 
 
 def indexes(engine: Engine) -> list[Path]:

@@ -71,7 +71,7 @@ def hw(open_engine: Open) -> Engine:
 
 
 def only_log(hw: Engine, topic: str = "t") -> LocalLog:
-    [log] = hw._live(topic).logs
+    [log] = hw._topics.live(topic).logs
     return log
 
 
@@ -207,7 +207,7 @@ def test_before_needs_the_partition_of_an_offset(hw: Engine) -> None:
         hw.retain("p", before=1)
     for partition in (0, 1):
         hw.append("p", DATA, partition=partition)
-        hw._live("p").logs[partition].roll(tell=False)
+        hw._topics.live("p").logs[partition].roll(tell=False)
     assert [(each.partition, each.end) for each in hw.retain("p", before=1, partition=1)] == [(1, 1)]
     assert [(each.partition, each.end) for each in hw.retain("p", retention_segments=1)] == [(0, 1)]
     with pytest.raises(Invalid, match="neither"):
@@ -506,7 +506,7 @@ def test_sealers_and_deleters_at_once_leave_no_gap(open_engine: Open) -> None:
     def seal_now(engine: Engine) -> None:
         for base in seal.unsealed(log.place, log.state().segment):
             try:
-                seal.seal(engine._live("t").logs[0].place, base)
+                seal.seal(engine._topics.live("t").logs[0].place, base)
             except FileNotFoundError:
                 continue
 

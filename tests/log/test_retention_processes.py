@@ -121,12 +121,12 @@ def test_a_segment_that_a_stopped_process_seals_is_waited_for(path: Path) -> Non
     with open_unsynced(path) as hw:
         for _ in range(600):
             hw.append("t", b"small", durability="os")
-        hw._live("t").logs[0].roll(tell=False)
+        hw._topics.live("t").logs[0].roll(tell=False)
 
     def seal_and_stop(_: Said) -> bool:
         stops = iter([True])
         with open_unsynced(path) as mine:
-            place = mine._live("t").logs[0].place
+            place = mine._topics.live("t").logs[0].place
             return seal.seal(place, 0, lambda: os.kill(os.getpid(), signal.SIGSTOP) if next(stops, False) else None)
 
     sealer = Child(seal_and_stop)
@@ -135,7 +135,7 @@ def test_a_segment_that_a_stopped_process_seals_is_waited_for(path: Path) -> Non
         with pytest.raises(Unavailable, match="is being sealed") as error:
             hw.retain("t", retention_segments=1)
         assert error.value.code == "locked"
-        hw._keeper.rolled(hw._live("t").logs[0].place)  # does not wait
+        hw._keeper.rolled(hw._topics.live("t").logs[0].place)  # does not wait
         assert hw.append("t", b"nobody else waits").offset == 600
         sealer.resume()
         assert sealer.result() is True
