@@ -223,6 +223,21 @@ def test_only_the_batches_of_the_key_are_read(tmp_path: Path, state: str) -> Non
             assert list(log_of(hw).batches(0, 1000, backwards=backwards, key=b"none")) == []
 
 
+@pytest.mark.usefixtures("by_keys_alone")
+def test_what_is_known_of_the_active_segment_s_keys_grows_with_it(hw: Engine) -> None:
+    """Few events at a time, or many; after each, only batches of the key are read, in their order."""
+    expected: list[int] = []
+    for count in (1, 1, 1000, 2, 1, 1, 700, 700, 1, 5000, 1):
+        refs = hw.append_many("t", [b"x" * 100] * count, keys=[b"other %d" % i for i in range(count - 1)] + [b"k"])
+        hw.append("t", b"", key=b"another")
+        expected.append(refs[0].offset)
+        for backwards, wanted in ((False, expected), (True, expected[::-1])):
+            found = log_of(hw).batches(0, log_of(hw).end(), backwards=backwards, key=b"k")
+            assert [batch.base_offset for batch in found] == wanted
+        assert hw.version("t", b"k") == refs[-1].offset
+    assert log_of(hw).state().segment == 0
+
+
 def test_an_absent_key_is_looked_for_without_opening_segments(tmp_path: Path) -> None:
     disk = CountingDisk()
     with Engine(tmp_path / "data", disk=disk) as hw:
