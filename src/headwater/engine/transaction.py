@@ -6,7 +6,6 @@ in one order, one entry with the final bytes, then each log is written and made 
 
 from __future__ import annotations
 
-import errno
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -16,6 +15,7 @@ from headwater.engine.appending import Data, Meta
 from headwater.errors import Closed, HeadwaterError, TooLarge, Unavailable
 from headwater.event import Content, Durability, Ref
 from headwater.format.journal import Entry
+from headwater.storage.failures import unjournaled
 from headwater.storage.journal import Journal, JournalFile
 from headwater.storage.log import LocalLog
 from headwater.storage.rows import Rows, one_batch
@@ -154,11 +154,7 @@ def _write(journal: Journal, file: JournalFile, parts: list[tuple[Writer, Prepar
     try:
         journal.write(file, entry, [prepared.data for _, prepared in parts])
     except OSError as error:
-        raise Unavailable(
-            f"the transaction cannot be written down: {error.strerror}",
-            hint="is there space on the disk?",
-            code="disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "disk_failed",
-        ) from error
+        raise unjournaled(error) from error
 
 
 def _apply(parts: list[tuple[Writer, Prepared]], *, journaled: bool) -> None:

@@ -20,6 +20,16 @@ def unavailable(place: Place, what: str, error: OSError) -> Unavailable:
     return Unavailable(f"{place}: {what}: {error.strerror or error}", hint=hint, code=code, errno=error.errno)
 
 
+def unjournaled(error: OSError) -> Unavailable:
+    """The disk would not take the journal's part of a transaction, of which nothing is done then."""
+    return Unavailable(
+        f"the transaction cannot be written down: {error.strerror or error}",
+        hint="is there space on the disk?",
+        code="disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "disk_failed",
+        errno=error.errno,
+    )
+
+
 def frozen(place: Place, state: int) -> Unavailable:
     """Somebody's write or sync failed, and nobody has opened the log since."""
     why = "a sync failed" if state == FROZEN_BY_SYNC else "a write failed"

@@ -21,6 +21,7 @@ from headwater.format.journal import Entry, Share
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
 from headwater.storage.disk import Disk
+from headwater.storage.failures import unjournaled
 from headwater.storage.place import Place
 from headwater.storage.segment import read_header
 
@@ -55,10 +56,16 @@ class Journal:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[JournalFile]:
-        """A journal for one transaction. The caller holds no lock of a log: it may have to be begun anew."""
+        """A journal for one transaction. The caller holds no lock of a log: it may have to be begun anew.
+
+        Raises Unavailable if there can be none.
+        """
         with self._mutex:
             file = self._free.pop() if self._free else None
-        file = file or self._create()
+        try:
+            file = file or self._create()
+        except OSError as error:
+            raise unjournaled(error) from error
         try:
             if file.position >= CHECKPOINT_BYTES:
                 file.unfinished = True
@@ -141,8 +148,12 @@ class Journal:
             if disk.hold(fd) and disk.inode(path) is not None:
                 break
             disk.release(fd)  # somebody who finishes abandoned ones came between making and locking it
-        disk.sync_directory(self._path)
-        disk.sync_directory(self._path.parent)  # whoever made the directory may have died before it was durable
+        try:
+            disk.sync_directory(self._path)
+            disk.sync_directory(self._path.parent)  # whoever made the directory may have died before it was durable
+        except OSError:
+            disk.release(fd)  # it is empty: whoever opens the directory next removes it
+            raise
         return JournalFile(path, fd)
 
 
