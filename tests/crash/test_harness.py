@@ -148,7 +148,7 @@ class DiskThatForgetsJournals(RecordingDisk):
 
 def test_the_harness_notices_a_journal_that_is_not_synced(arena: Path) -> None:
     trace = record(transacting, arena / "recorded", disk=DiskThatForgetsJournals)
-    with pytest.raises(Violation, match="a part of a transaction|were acknowledged"):
+    with pytest.raises(Violation, match=r"a part of a transaction|were acknowledged"):
         check_all(after_power_losses(trace), arena)
 
 
