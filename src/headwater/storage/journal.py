@@ -151,7 +151,7 @@ class Journal:
         try:
             disk.sync_directory(self._path)
             disk.sync_directory(self._path.parent)  # whoever made the directory may have died before it was durable
-        except OSError:
+        except BaseException:
             disk.release(fd)  # it is empty: whoever opens the directory next removes it
             raise
         return JournalFile(path, fd)
