@@ -113,9 +113,7 @@ def look(engine: Engine, model: Model, first: int) -> None:
 def go_on(engine: Engine, model: Model, number: int) -> None:
     """What a process that was there before must find and be able to do."""
     model.engine = engine
-    if number % 2:
-        look(engine, model, number % 3)
-    else:
+    if number % 2 == 0:  # append before anything was read
         log = LOGS[number // 2 % 3]
         ref = engine.append(log[0], b"probe", partition=log[1])
         seen = [data for _, _, data in events_of(engine, *log)]
@@ -123,6 +121,7 @@ def go_on(engine: Engine, model: Model, number: int) -> None:
         assert seen.pop() == b"probe"
         model.settle(log, seen)
         model.events[log].append(b"probe")
+    look(engine, model, number % 3)
     if model.asked is not None:
         seq, data = model.asked
         ref = engine.append("a", data, producer=("p", 0, seq))
