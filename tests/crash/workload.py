@@ -141,10 +141,10 @@ class Driver:
         """The same request once more, which was answered."""
         log = self.expected().topics[topic].logs[partition]
         told = send(self.engines[writer], topic, partition, request, log.requests[request], durability)
-        events = [each for group in log.groups for each in zip(group.data, group.ticks or (), strict=True)]
-        assert [events[ref.offset] for ref in told] == [
-            (data, ref.ticks) for data, ref in zip(log.requests[request], told, strict=True)
-        ], "a retry got another answer"
+        [group] = [group for group in log.groups if group.request == request]
+        events = [data for each in log.groups for data in each.data]
+        answer = tuple(events[ref.offset] for ref in told), tuple(ref.ticks for ref in told)
+        assert answer == (group.data, group.ticks), "a retry got another answer"
         self.disk.mark(Done("retry", topic, (told,), durability))
 
     def sync(self, topic: str, *, writer: int = 0) -> None:

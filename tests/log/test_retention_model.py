@@ -209,7 +209,8 @@ class RetentionMachine(RuleBasedStateMachine):
                     sizes[int(stem)] += os.path.getsize(os.path.join(directory, name))
         active = self.model.bases[-1]
         reserved = (
-            os.path.getsize(path / file_of(active, "log")) - self.engines[0]._topics.live("t").logs[0].state().visible_position
+            os.path.getsize(path / file_of(active, "log"))
+            - self.engines[0]._topics.live("t").logs[0].state().visible_position
         )
         return [size - reserved if base == active else size for base, size in sizes.items()]
 

@@ -17,7 +17,8 @@ from headwater.event import Content, Durability, Event, Ref
 from headwater.format.cursors import CursorSlot
 from headwater.format.journal import Entry, Move
 from headwater.storage.cursors import Cursors
-from headwater.storage.journal import Journal, JournalFile, failed, relative_path
+from headwater.storage.failures import unjournaled
+from headwater.storage.journal import Journal, JournalFile, relative_path
 from headwater.storage.log import LocalLog
 from headwater.storage.rows import Rows, one_batch
 from headwater.storage.writer import Prepared, Writer
@@ -208,7 +209,7 @@ def _write(journal: Journal, file: JournalFile, parts: list[tuple[Writer, Prepar
         entry = Entry([writer.share(prepared) for writer, prepared in parts], turns.begin())
         journal.write(file, entry, [prepared.data for _, prepared in parts])
     except OSError as error:
-        raise failed(error) from error
+        raise unjournaled(error) from error
 
 
 def _apply(parts: list[tuple[Writer, Prepared]], *, journaled: bool) -> None:

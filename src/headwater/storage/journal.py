@@ -8,7 +8,6 @@ entry is kept until they had one. Each process has journals of its own, which it
 from __future__ import annotations
 
 import contextlib
-import errno
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from headwater.errors import HeadwaterError, Unavailable
+from headwater.errors import HeadwaterError
 from headwater.format import journal as format
 from headwater.format.cursors import decode_slot
 from headwater.format.journal import Entry, Move, Share
@@ -24,6 +23,7 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
 from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Disk
+from headwater.storage.failures import unjournaled
 from headwater.storage.place import Place
 from headwater.storage.segment import read_header
 
@@ -59,7 +59,10 @@ class Journal:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[JournalFile]:
-        """A journal for one transaction. The caller holds no lock of a log: it may have to be begun anew."""
+        """A journal for one transaction. The caller holds no lock of a log: it may have to be begun anew.
+
+        Raises Unavailable if there can be none.
+        """
         with self._mutex:
             file = self._free.pop() if self._free else None
         if file is not None and file.position >= CHECKPOINT_BYTES and not self._begin_anew(file):
@@ -68,7 +71,7 @@ class Journal:
             try:
                 file = self._create()
             except OSError as error:
-                raise failed(error) from error
+                raise unjournaled(error) from error
         try:
             yield file
         finally:
@@ -176,19 +179,13 @@ class Journal:
             if disk.hold(fd) and disk.inode(path) is not None:
                 break
             disk.release(fd)  # somebody who finishes abandoned ones came between making and locking it
-        disk.sync_directory(self._path)
-        disk.sync_directory(self._path.parent)  # whoever made the directory may have died before it was durable
+        try:
+            disk.sync_directory(self._path)
+            disk.sync_directory(self._path.parent)  # whoever made the directory may have died before it was durable
+        except BaseException:
+            disk.release(fd)  # it is empty: whoever opens the directory next removes it
+            raise
         return JournalFile(path, fd)
-
-
-def failed(error: OSError) -> Unavailable:
-    """That a transaction was not written down, and so is not."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return Unavailable(
-        f"the transaction cannot be written down: {error.strerror}",
-        hint="free some space on the disk" if full else "look at the disk, and at who may write to it",
-        code="disk_full" if full else "disk_failed",
-    )
 
 
 def entries(directory: Path, disk: Disk) -> Iterator[tuple[Path, Entry, list[bytes]]]:
