@@ -135,6 +135,7 @@ def _commit(by_log: dict[LocalLog, list[Rows]], journal: Journal) -> bool:
         try:
             for log in logs:
                 writer = stack.enter_context(log.transacting())
+                stack.callback(writer.leave)  # whatever interrupts this: whoever locks it next finishes or forgets it
                 parts.append((writer, writer.prepare(by_log[log], journaled=journaled)))
             if file is not None:
                 _write(journal, file, parts)
@@ -161,17 +162,11 @@ def _write(journal: Journal, file: JournalFile, parts: list[tuple[Writer, Prepar
 def _apply(parts: list[tuple[Writer, Prepared]], *, journaled: bool) -> None:
     """Write and show every part, also when one of them fails: by now it is committed."""
     refused: HeadwaterError | None = None
-    left = list(parts)
-    try:
-        while left:
-            writer, prepared = left.pop(0)
-            try:
-                writer.apply(prepared, journaled=journaled)
-            except HeadwaterError as error:
-                refused = error
-    finally:
-        for writer, _ in left:  # interrupted: whoever locks them next finds the rest in the journal
-            writer.leave()
+    for writer, prepared in parts:
+        try:
+            writer.apply(prepared, journaled=journaled)
+        except HeadwaterError as error:
+            refused = error
     if refused is not None:
         if not journaled:
             raise refused
