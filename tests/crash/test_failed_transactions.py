@@ -20,7 +20,7 @@ from tests.crash.expectation import Failed, Settled, Unfinished
 from tests.crash.faulty import Fault, FaultyDisk
 from tests.crash.recording import Op, SteadyClock
 from tests.crash.test_faults import KINDS, begin, check_crashes
-from tests.crash.workload import Driver, events_of, open_engine
+from tests.crash.workload import Driver, contents_of, events_of, open_engine
 
 LOGS = [("x", 0), ("x", 1), ("y", 0)]
 
@@ -53,7 +53,7 @@ def check_before_it_is_opened_again(driver: Driver, unfinished: bool) -> None:
         log = driver.expected().topics[topic].logs[partition]
         required = log.events() - (len(log.groups[-1].data) if unfinished and log.groups else 0)
         for engine in driver.engines:
-            log.check(events_of(engine, topic, partition), required)
+            log.check(contents_of(engine, topic, partition), required)
 
 
 def go_on(driver: Driver, where: str) -> None:

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from headwater.engine import transaction
 from headwater.engine.engine import Engine
 from headwater.engine.transaction import Transaction
 from headwater.errors import Closed, Conflict, Invalid, NotFound, TooLarge, Unavailable
 from headwater.limits import Limits
 from headwater.storage import journal
+from headwater.storage.writer import Writer
 from tests.log.children import Child, Said
 from tests.log.conformance import datas
 from tests.log.test_groups import run_together
@@ -659,6 +661,24 @@ def test_a_log_that_cannot_be_synced_does_not_stop_transactions_of_others(
             tx.append("d", b"%d" % number)
     assert len(journals(path)) == 2  # the one with the events of the frozen log is kept
     assert ends(hw, "c", "d") == [3, 3]
+
+
+@pytest.mark.parametrize("where", ["_write", "_apply", "apply"])
+def test_an_interrupt_leaves_no_lock_and_nothing_half_done(
+    hw: Engine, path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Writer if where == "apply" else transaction, where, interrupted)
+        with pytest.raises(KeyboardInterrupt), hw.transaction() as tx:
+            move(tx, 1)
+    with open_unsynced(path, limits=Limits(lock_wait_s=1)) as other:
+        for each in (other, hw):
+            with each.transaction() as tx:
+                move(tx, 2)
+        assert ends(other, "a", "b") == ([2, 2] if where == "_write" else [3, 3])
 
 
 # Forks

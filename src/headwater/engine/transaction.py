@@ -155,6 +155,7 @@ def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal
         try:
             for log in logs:
                 writer = stack.enter_context(log.transacting())
+                stack.callback(writer.leave)  # whatever interrupts this: whoever locks it next finishes or forgets it
                 parts.append((writer, writer.prepare(by_log[log], journaled=journaled)))
             turns = _Turns(moves, stack)
             if file is not None:
@@ -215,17 +216,11 @@ def _write(journal: Journal, file: JournalFile, parts: list[tuple[Writer, Prepar
 def _apply(parts: list[tuple[Writer, Prepared]], *, journaled: bool) -> None:
     """Write and show every part, also when one of them fails: by now it is committed."""
     refused: HeadwaterError | None = None
-    left = list(parts)
-    try:
-        while left:
-            writer, prepared = left.pop(0)
-            try:
-                writer.apply(prepared, journaled=journaled)
-            except HeadwaterError as error:
-                refused = error
-    finally:
-        for writer, _ in left:  # interrupted: whoever locks them next finds the rest in the journal
-            writer.leave()
+    for writer, prepared in parts:
+        try:
+            writer.apply(prepared, journaled=journaled)
+        except HeadwaterError as error:
+            refused = error
     if refused is not None:
         if not journaled:
             raise refused

@@ -203,8 +203,9 @@ class Writer:
             self._on_roll()
 
     def leave(self) -> None:
-        """Let go of the lock in the midst of a committed transaction: whoever takes it next finishes that."""
-        self._unlock()
+        """Let go of the lock, if it is held. In the midst of a transaction, whoever takes it next recovers."""
+        if self._lock_fd >= 0:
+            self._unlock()
 
     def _must_roll(self, slot: Slot, size: int, ticks: int) -> bool:
         return slot.visible_position > HEADER_BYTES and (
