@@ -66,10 +66,13 @@ class Admission:
 
     def committed(self, group: list[Rows], slot: Slot) -> None:
         """Follow what this writer has just committed, after which the log is as `slot` tells."""
+        stamped = False
         for rows in group:
             if rows.producer is not None:
                 self.producers.note(rows.producer, rows.offset, rows.ticks, rows.count)
-        self.producers.read_to(slot)
+                stamped = True
+        if stamped:  # else nobody looked for the requests of others, which are then still to be read
+            self.producers.read_to(slot)
         if self._versions:
             if all(rows.columns is None or rows.expected is not None for rows in group):
                 self._versions.update(

@@ -69,7 +69,7 @@ class Producers:
             del self._known[next(iter(self._known))]
 
     def read_to(self, slot: Slot) -> None:
-        """All up to a slot was noted: by this process, or because it brought no producers."""
+        """All up to a slot was noted: this process asked for an `answer`, and noted what it committed then."""
         if slot.segment == self._segment and slot.generation == self._generation:
             self._position = max(self._position, slot.producers_position)
 
