@@ -74,7 +74,8 @@ class Admission:
         if stamped:  # else nobody looked for the requests of others, which are then still to be read
             self.producers.read_to(slot)
         if self._versions:
-            if all(rows.columns is None or rows.expected is not None for rows in group):
+            simple = all(rows.columns is None or rows.expected is not None for rows in group)
+            if simple and self._known_at == (slot.generation, group[0].offset):  # else others came between
                 self._versions.update(
                     (rows.key, rows.offset + rows.count - 1) for rows in group if rows.key is not None
                 )

@@ -1,4 +1,4 @@
-"""Requests of one producer through several engines: whatever another one does between, a retry gets the first answer."""
+"""What an engine remembers of producers and versions, when others append between: it is never out of date."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import headwater
 from headwater.engine.engine import Engine
+from headwater.errors import Conflict
 
 
 def transact(engine: Engine) -> None:
@@ -31,3 +32,17 @@ def test_what_an_engine_commits_does_not_hide_the_requests_of_others(
         first = others.append("t", b"2", producer=("p", 0, 2))
         meanwhile(mine)
         assert mine.append("t", b"2", producer=("p", 0, 2)) == first
+
+
+@pytest.mark.parametrize("meanwhile", [transact, lambda engine: engine.append("t", b"x")])
+def test_what_an_engine_commits_does_not_hide_the_versions_of_others(
+    meanwhile: Callable[[Engine], object], tmp_path: Path
+) -> None:
+    with headwater.open(tmp_path / "data") as mine, headwater.open(tmp_path / "data") as others:
+        mine.append("t", b"x", key=b"k", expected_version="none")
+        others.append("t", b"x", key=b"k")
+        meanwhile(mine)
+        with pytest.raises(Conflict) as caught:
+            mine.append("t", b"lost update", key=b"k", expected_version=0)
+        assert caught.value.version == 1
+        assert mine.append("t", b"x", key=b"k", expected_version=1).offset == 3
