@@ -188,6 +188,8 @@ class Step:
     after: Model
     parts: list[tuple[str, int]] = field(default_factory=list)  # the logs of a transaction
     moves: list[Move] = field(default_factory=list)
+    # Topics that a process was deleting when it was killed: a power loss may bring them back.
+    ghosts: Model = field(default_factory=dict)
 
 
 class FoundLog(NamedTuple):
@@ -214,6 +216,8 @@ def copy_of(model: Model) -> Model:
 def survived(step: Step, found: Found, *, done: bool, powerless: bool) -> Model:
     """Check what a crash in the last operation left, or after it if that was done; returns the model of it."""
     before = step.after if done else step.before
+    if powerless:
+        before = {name: topic for name, topic in step.ghosts.items() if name not in step.after} | before
     assert set(before) & set(step.after) <= set(found.topics), "a topic is gone"
     assert set(found.topics) <= set(before) | set(step.after), "a topic is there that was deleted, or never made"
     _check_transaction(step, found, done=done)

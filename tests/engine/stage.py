@@ -39,10 +39,10 @@ LIMITS = Limits(
 class StageClock(SteadyClock):
     """Time that passes when it is told to."""
 
-    def __init__(self, boot: int, ticks: int, now_s: float) -> None:
+    def __init__(self, boot: int, ticks: int, now_s: float, random: Random) -> None:
         super().__init__(boot.to_bytes(16, "little"), ticks)
         self.now_s = now_s
-        self._random = Random(boot)
+        self._random = random
 
     def monotonic(self) -> float:  # type: ignore[override]  # a method here, the function itself there
         return self.now_s
@@ -61,13 +61,13 @@ class Stage:
         memory = Path("/dev/shm")
         self._arena = Path(tempfile.mkdtemp(prefix="headwater-", dir=memory if memory.is_dir() else None))
         self._patch = pytest.MonkeyPatch()
-        random = Random(0)
-        self._patch.setattr(secrets, "token_hex", lambda size: random.randbytes(size).hex())
+        self._random = Random(0)
+        self._patch.setattr(secrets, "token_hex", lambda size: self._random.randbytes(size).hex())
         self._machine = Machine()
         self._boot = 1
         self._root = self._arena / "0"
         self._root.mkdir()
-        self.clock = StageClock(self._boot, EPOCH_TICKS, 1000.0)
+        self.clock = StageClock(self._boot, EPOCH_TICKS, 1000.0, self._random)
         self.disk = RecordingDisk(self._root)
         self.engines = [self.open(), self.open()]
 
@@ -126,7 +126,8 @@ class Stage:
         numbers = {inodes[path]: number for path, number in self._machine.numbers().items()}
         self.disk = RecordingDisk(self._root, numbers)
         # Leases of the dead run out, and the wall clock was set back.
-        self.clock = StageClock(self._boot, self.clock._ticks - 10_000_000, self.clock.now_s + LIMITS.lease_ms)
+        ticks, now_s = self.clock._ticks - 10_000_000, self.clock.now_s + LIMITS.lease_ms
+        self.clock = StageClock(self._boot, ticks, now_s, self._random)
         for engine in old:  # whatever it does now, it does to a directory that nobody looks at again
             engine.close()
         shutil.rmtree(root)

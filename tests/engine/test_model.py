@@ -90,7 +90,7 @@ class EngineMachine(RuleBasedStateMachine):
     def doing(self) -> Iterator[Step]:
         """An operation in which a crash may come later; the model is changed inside."""
         self.stage.begin()
-        self.step = Step(copy_of(self.model), {})
+        self.step = Step(copy_of(self.model), {}, ghosts=self.step.ghosts)
         try:
             yield self.step
         finally:
@@ -673,7 +673,9 @@ class EngineMachine(RuleBasedStateMachine):
     def go_on(self, *, done: bool, powerless: bool) -> None:
         self.members.clear()
         self.model = survived(self.step, self.found(), done=done, powerless=powerless)
-        self.step, self.done_at = Step(copy_of(self.model), copy_of(self.model)), 0
+        gone = {name: topic for name, topic in self.step.before.items() if name not in self.model and not done}
+        ghosts = {} if powerless else self.step.ghosts | gone
+        self.step, self.done_at = Step(copy_of(self.model), copy_of(self.model), ghosts=ghosts), 0
         self.stage.begin()
         self.check_everything()
 
