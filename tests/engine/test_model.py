@@ -53,14 +53,11 @@ class Member:
     consumer: Consumer
     engine: int
     handles: dict[int, Handle] = field(default_factory=dict)
+    moved: bool = False  # somebody moved the consumer since it last stored its acks: some may have been lost
 
     @property
     def filters(self) -> dict[str, Any]:
         return FILTERS[self.consumer.name]
-
-    @property
-    def stale(self) -> bool:
-        return any(handle.stale for handle in self.handles.values())
 
 
 def row_of(event: Event) -> Row:
@@ -136,11 +133,19 @@ class EngineMachine(RuleBasedStateMachine):
 
     # Topics
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(
+        events=st.lists(st.tuples(picks, st.lists(shapes, min_size=1, max_size=6)), max_size=4),
+        joined=st.lists(st.tuples(engines, picks, st.sampled_from(sorted(FILTERS))), max_size=2),
+    )
+    def begin(self, events: list[tuple[int, list[Shape]]], joined: list[tuple[int, int, str]]) -> None:
         for name in PARTITIONS:
             self.create(0, name)
+        for pick, drawn in events:
+            self.append_many(0, pick, drawn, "fsync")
+        for engine, pick, name in joined:
+            self.join(engine, pick, name, "earliest")
 
+    @precondition(lambda self: len(self.model) < len(PARTITIONS))
     @rule(engine=engines, name=st.sampled_from(sorted(PARTITIONS)))
     def create(self, engine: int, name: str) -> None:
         with self.doing():
@@ -151,8 +156,10 @@ class EngineMachine(RuleBasedStateMachine):
                 self.model[name] = Topic([Log() for _ in range(PARTITIONS[name])])
 
     @precondition(lambda self: self.model)
-    @rule(engine=engines, pick=picks)
-    def delete(self, engine: int, pick: int) -> None:
+    @rule(engine=engines, pick=picks, sure=st.sampled_from([False, False, True]))
+    def delete(self, engine: int, pick: int, sure: bool) -> None:
+        if not sure:
+            return  # it would be done too often
         topic = self.topic_of(pick)
         with self.doing():
             self.stage.engines[engine].delete(topic)
@@ -270,12 +277,12 @@ class EngineMachine(RuleBasedStateMachine):
         commit: bool,
         durability: Durability,
     ) -> None:
-        member = self.members[pick % len(self.members)] if self.members and acks else None
+        member = self.member_of(pick) if self.members and acks else None
+        if member is not None and not any(handle.open() for handle in member.handles.values()):
+            self.take(pick, acks)
         engine = engine if member is None else member.engine
         rows = [(self.topic_of(where), self.row(shape)) for where, shape, _ in drawn]
-        conditions = [
-            self.expect(topic, row.key, mode) for (topic, row), (_, _, mode) in zip(rows, drawn, strict=True)
-        ]
+        conditions = [self.expect(topic, row.key, mode) for (topic, row), (_, _, mode) in zip(rows, drawn, strict=True)]
         holds = all(each[2] for each in conditions)
         with self.doing() as step:
             tx = self.stage.engines[engine].transaction(durability=durability)
@@ -354,6 +361,7 @@ class EngineMachine(RuleBasedStateMachine):
                 next(hw.read(topic, partition=number, start=log.start - 1))
             assert (caught.value.code, caught.value.oldest) == ("offset_gone", log.start)
 
+    @precondition(lambda self: len(self.model) < len(PARTITIONS))
     @rule(engine=engines, name=st.sampled_from(sorted(PARTITIONS)))
     def look_for_a_topic(self, engine: int, name: str) -> None:
         hw = self.stage.engines[engine]
@@ -397,7 +405,9 @@ class EngineMachine(RuleBasedStateMachine):
         for number, fence in fences.items():
             if number not in member.handles:
                 assert stored[number].durable <= cursors[number] <= max(stored[number].highest, logs[number].end)
-                assert not any(number in other.handles and not other.handles[number].stale for other in self.fellows(member))
+                assert not any(
+                    number in other.handles and not other.handles[number].stale for other in self.fellows(member)
+                )
                 member.handles[number] = Handle(fence, cursors[number], cursors[number])
 
     def fellows(self, member: Member) -> list[Member]:
@@ -413,7 +423,9 @@ class EngineMachine(RuleBasedStateMachine):
         stored.durable, stored.highest = cursor, hi
 
     @precondition(lambda self: self.model and len(self.members) < 4)
-    @rule(engine=engines, pick=picks, name=st.sampled_from(sorted(FILTERS)), start=st.sampled_from(["earliest", "latest"]))
+    @rule(
+        engine=engines, pick=picks, name=st.sampled_from(sorted(FILTERS)), start=st.sampled_from(["earliest", "latest"])
+    )
     def join(self, engine: int, pick: int, name: str, start: Any) -> None:
         topic = self.topic_of(pick)
         logs = self.model[topic].logs
@@ -429,9 +441,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.members.append(member)
 
     @precondition(lambda self: self.members)
-    @rule(pick=picks, count=st.integers(1, 6))
-    def take(self, pick: int, count: int) -> None:
+    @rule(pick=picks, count=st.integers(1, 6), pause_s=st.sampled_from([0, 0, 2]))
+    def take(self, pick: int, count: int, pause_s: int = 0) -> None:
         member = self.member_of(pick)
+        self.stage.clock.now_s += pause_s  # then it looks for partitions to claim, or to give up
         with self.doing():
             for _ in range(count):
                 event = next(member.consumer, None)
@@ -453,15 +466,17 @@ class EngineMachine(RuleBasedStateMachine):
             handle.position = max(handle.position, event.offset + 1)
 
     def nothing_is_left(self, member: Member) -> None:
-        if not self.fellows(member) and not member.stale:
+        if not self.fellows(member) and not any(handle.stale for handle in member.handles.values()):
             for number, handle in member.handles.items():
                 log = self.model[member.consumer.topic].logs[number]
                 assert not handle.next(log, member.filters), "a consumer left something out"
 
     @precondition(lambda self: self.members)
-    @rule(pick=picks, which=st.lists(picks, min_size=1, max_size=4), to=st.booleans())
-    def ack(self, pick: int, which: list[int], to: bool) -> None:
+    @rule(pick=picks, which=st.lists(picks, min_size=1, max_size=4), to=st.booleans(), more=st.integers(0, 4))
+    def ack(self, pick: int, which: list[int], to: bool, more: int) -> None:
         member = self.member_of(pick)
+        if more:
+            self.take(pick, more)
         fresh = [handle for handle in member.handles.values() if not handle.stale]
         places = [(handle, offset) for handle in fresh for offset in sorted(handle.handed)]
         with self.doing():
@@ -522,7 +537,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def drain(self, pick: int) -> None:
         member = self.member_of(pick)
-        if member.stale:
+        if member.moved:
             return
 
         def handle(event: Event) -> None:
@@ -541,7 +556,8 @@ class EngineMachine(RuleBasedStateMachine):
         try:
             call()
         except Fenced:
-            assert member.stale
+            assert member.moved
+        member.moved = any(handle.stale for handle in member.handles.values())
         cursors = self.cursors(member.consumer.topic, member.consumer.name)
         for number, handle in member.handles.items():
             if not handle.stale:
@@ -556,7 +572,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.members.remove(member)
 
     @precondition(lambda self: any(topic.consumers for topic in self.model.values()))
-    @rule(engine=engines, pick=picks, at=st.integers(0, 30) | st.sampled_from(["earliest", "latest"]), own=st.booleans())
+    @rule(
+        engine=engines, pick=picks, at=st.integers(0, 30) | st.sampled_from(["earliest", "latest"]), own=st.booleans()
+    )
     def seek(self, engine: int, pick: int, at: Any, own: bool) -> None:
         places = [
             (topic, name, number)
@@ -587,13 +605,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.model[topic].consumers[name][number] = Cursor(offset, offset)
             log.durable = max(log.durable, offset)
             for member in holders:
-                member.handles[number].stale = True
+                member.handles[number].stale = member.moved = True
             if own and owner is not None:
                 self.note(owner)
-
-    @rule()
-    def time_passes(self) -> None:
-        self.stage.clock.now_s += 2
 
     # Keeping
 
@@ -614,38 +628,25 @@ class EngineMachine(RuleBasedStateMachine):
             step.before[topic].logs[number].starts -= {base for base in bases if base > kept}
 
     @precondition(lambda self: self.model)
-    @rule(engine=engines, pick=picks)
-    def seal(self, engine: int, pick: int) -> None:
-        topic = self.topic_of(pick)
+    @rule(engine=engines, pick=picks, what=st.sampled_from(["seal", "sync", "reindex", "lose indexes"]))
+    def tidy(self, engine: int, pick: int, what: str) -> None:
+        topic, hw = self.topic_of(pick), self.stage.engines[engine]
         with self.doing():
-            self.stage.engines[engine].seal(topic)
-            for log in self.model[topic].logs:
-                log.durable = log.end
+            if what == "reindex":
+                hw.reindex(topic)
+            elif what == "lose indexes":
+                for number in range(len(self.model[topic].logs)):
+                    self.lose_indexes(topic, number)
+            else:
+                hw.seal(topic) if what == "seal" else hw.sync(topic)
+                for log in self.model[topic].logs:
+                    log.durable = log.end
 
-    @precondition(lambda self: self.model)
-    @rule(engine=engines, pick=picks)
-    def sync(self, engine: int, pick: int) -> None:
-        topic = self.topic_of(pick)
-        with self.doing():
-            self.stage.engines[engine].sync(topic)
-            for log in self.model[topic].logs:
-                log.durable = log.end
-
-    @precondition(lambda self: self.model)
-    @rule(engine=engines, pick=picks)
-    def reindex(self, engine: int, pick: int) -> None:
-        with self.doing():
-            self.stage.engines[engine].reindex(self.topic_of(pick))
-
-    @precondition(lambda self: self.model)
-    @rule(pick=picks)
-    def lose_indexes(self, pick: int) -> None:
-        topic, number, _ = self.log_of(pick)
-        with self.doing():
-            for base in segments_of(self.stage, topic, number):
-                index = self.stage.path / "topics" / topic / str(number) / file_of(base, "index")
-                if index.exists():
-                    self.stage.disk.unlink(index)
+    def lose_indexes(self, topic: str, number: int) -> None:
+        for base in segments_of(self.stage, topic, number):
+            index = self.stage.path / "topics" / topic / str(number) / file_of(base, "index")
+            if index.exists():
+                self.stage.disk.unlink(index)
 
     @rule(engine=engines)
     def reopen(self, engine: int) -> None:
@@ -658,17 +659,15 @@ class EngineMachine(RuleBasedStateMachine):
 
     # Crashes
 
-    @rule(percent=cuts)
-    def kill(self, percent: int) -> None:
+    @rule(percent=cuts, loss=st.none() | losses)
+    def crash(self, percent: int, loss: Loss | None) -> None:
+        """Killed if there is no loss."""
         cut = self.stage.operations() * percent // 100
-        self.stage.kill(cut)
-        self.go_on(done=cut >= self.done_at, powerless=False)
-
-    @rule(percent=cuts, loss=losses)
-    def lose_power(self, percent: int, loss: Loss) -> None:
-        cut = self.stage.operations() * percent // 100
-        self.stage.boot(self.stage.lose_power(cut, loss))
-        self.go_on(done=cut >= self.done_at, powerless=True)
+        if loss is None:
+            self.stage.kill(cut)
+        else:
+            self.stage.boot(self.stage.lose_power(cut, loss))
+        self.go_on(done=cut >= self.done_at, powerless=loss is not None)
 
     def go_on(self, *, done: bool, powerless: bool) -> None:
         self.members.clear()
@@ -685,7 +684,9 @@ class EngineMachine(RuleBasedStateMachine):
         found = Found({}, {})
         for name in hw.topics():
             hw.sync(name)
-            logs = [(each.start, list(hw.read(name, partition=each.partition))) for each in hw.describe(name).partitions]
+            logs = [
+                (each.start, list(hw.read(name, partition=each.partition))) for each in hw.describe(name).partitions
+            ]
             for start, events in logs:
                 assert [event.offset for event in events] == list(range(start, start + len(events)))
             found.topics[name] = [FoundLog(at, [(event.ticks, row_of(event)) for event in es]) for at, es in logs]
