@@ -184,3 +184,12 @@ def test_only_so_many_topics_are_open_at_once(tmp_path: Path) -> None:
         assert raised.value.code == "too_many_open_topics"
         hw.delete("a")
         assert hw.append("c", b"").offset == 0
+
+
+def test_a_topic_that_a_power_loss_left_under_both_names_can_be_deleted(hw: Engine) -> None:
+    hw.append("t", b"x")
+    left = hw.path / "topics" / f".deleted-{hw.describe('t').uuid}" / "0"
+    left.mkdir(parents=True)
+    (left / "lock").touch()
+    hw.delete("t")
+    assert hw.topics() == []

@@ -185,6 +185,7 @@ class Catalogue:
     def remove(self, topic: Topic) -> None:
         """Take a topic away. The caller holds its logs."""
         hidden = self._topics / f".deleted-{topic.uuid}"
+        self._disk.remove_tree(hidden)  # a power loss may have left it under both names
         self._disk.rename(self._topics / names.directory_of(topic.name), hidden)
         self._disk.sync_directory(self._topics)
         self._disk.remove_tree(hidden)
