@@ -518,6 +518,16 @@ def test_whoever_comes_next_finishes_what_a_killed_process_has_committed(
     assert journals(path) == []
 
 
+def test_one_who_follows_alone_sees_what_a_killed_process_has_committed(
+    hw: Engine, dies: Callable[[str, int], None]
+) -> None:
+    hw.append("b", b"before")
+    with hw.follow("b", start=0, timeout=20) as follow:
+        assert next(follow).data == b"before"
+        dies("log", 0)
+        assert next(follow).data == b'{"n":1}'
+
+
 def test_a_damaged_log_does_not_keep_others_from_being_opened_and_finished(
     hw: Engine, path: Path, dies: Callable[[str, int], None]
 ) -> None:
@@ -663,15 +673,20 @@ def test_a_log_that_cannot_be_synced_does_not_stop_transactions_of_others(
     assert ends(hw, "c", "d") == [3, 3]
 
 
-@pytest.mark.parametrize("where", ["_write", "_apply", "apply"])
+@pytest.mark.parametrize("where", ["_write", "written", "_apply", "apply"])
 def test_an_interrupt_leaves_no_lock_and_nothing_half_done(
     hw: Engine, path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
+    write = transaction._write
+
+    def interrupted(*arguments: Any, **_: object) -> None:
+        if where == "written":
+            write(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Writer if where == "apply" else transaction, where, interrupted)
+        name = "_write" if where == "written" else where
+        patched.setattr(Writer if where == "apply" else transaction, name, interrupted)
         with pytest.raises(KeyboardInterrupt), hw.transaction() as tx:
             move(tx, 1)
     with open_unsynced(path, limits=Limits(lock_wait_s=1)) as other:

@@ -585,6 +585,9 @@ class LogConformance:
                 place.settle(log, "t")
             assert log.version("t", key) == other.version("t", key.decode()) == 2 * number
         assert log.version("t", b"") is None
+        none: Any = None
+        with pytest.raises(Invalid, match="without a key"):
+            log.version("t", none)
 
     def test_a_version_is_that_of_the_key_s_partition(self, log: Log) -> None:
         log.create("t", partitions=4)

@@ -374,7 +374,8 @@ class Engine:
         """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""
         opened = self._topics.live(topic)
         encoded = appending.encode_key(key, self._limits)
-        assert encoded is not None
+        if encoded is None:
+            raise Invalid("events without a key have no version", hint="give a key; the empty one is one too")
         return opened.choose(encoded, partition).version(encoded)
 
     def follow(

@@ -160,11 +160,19 @@ def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal
             turns = _Turns(moves, stack)
             if file is not None:
                 _write(journal, file, parts, turns)
-        except BaseException:
+        except BaseException as error:
+            if file is not None and file.committed:
+                raise  # an interrupt, too late: whoever locks the logs next finishes it
             # An entry that could be neither written nor made void may yet be found: nobody must append before that.
             doubtful = file is not None and file.unfinished
             for writer, prepared in parts:
                 writer.drop(prepared, freeze=doubtful)
+            if doubtful and isinstance(error, Exception):
+                raise Unavailable(
+                    f"whether the transaction is committed is not known: {error}",
+                    hint="do not repeat it; see to the disk, open the log again, and look",
+                    code="transaction_in_doubt",
+                ) from error
             raise
         _apply(parts, journaled=journaled)
         turns.put()

@@ -42,6 +42,7 @@ class JournalFile:
         self.number = 1
         self.reserved_to = 0
         self.entries: list[Entry] = []  # since it was begun anew
+        self.committed = False  # whether the transaction that took it has a whole, durable entry
         self.unfinished = False  # whether its last entry is not in all logs
 
 
@@ -72,6 +73,7 @@ class Journal:
                 file = self._create()
             except OSError as error:
                 raise unjournaled(error) from error
+        file.committed = False
         try:
             yield file
         finally:
@@ -101,6 +103,7 @@ class Journal:
             self._disk.fdatasync(file.fd)
             file.unfinished = False
             raise
+        file.committed = True
         file.position = end
         file.number += 1
         file.entries.append(entry)
@@ -150,8 +153,12 @@ class Journal:
         fd = self._disk.open_write(path)
         try:
             if self._disk.hold(fd) and self._disk.inode(path) is not None:
-                self._disk.fdatasync(fd)  # what its writer did not live to see synced must not be half undone later
-                self._checkpoint([entry for entry, _ in format.decode(self._disk.read_file(path))])
+                stored = self._disk.read_file(path)
+                # What its writer did not live to see synced must not be half undone later. Written again and not only
+                # synced: after a sync that failed, the system believes that it is on disk.
+                self._disk.write(fd, stored, 0)
+                self._disk.fdatasync(fd)
+                self._checkpoint([entry for entry, _ in format.decode(stored)])
                 self._disk.unlink(path)
         finally:
             self._disk.release(fd)

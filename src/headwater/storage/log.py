@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from headwater.errors import HeadwaterError
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
 from headwater.format.names import file_of
@@ -157,10 +158,10 @@ class LocalLog:
         self._reader.wake()
 
     def settle(self) -> None:
-        """Finish what a process that died in the midst of a commit has left, so that it can be read."""
+        """Finish what a process that died in the midst of a commit has left, so that it can be read; best effort."""
         tail = self._reader.wait_on()
         if tail is not None and tail.writable and tail.busy() and not self._group.led:
-            with self._writer() as writer:
+            with contextlib.suppress(HeadwaterError), self._writer() as writer:
                 if writer.abandoned():
                     writer.recover()
 
