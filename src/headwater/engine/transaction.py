@@ -81,6 +81,8 @@ class Transaction:
             appending.encode_meta(meta, limits),
         )
         rows.guard(appending.check_version(expected_version, encoded_key), None)
+        if rows.expected is not None:
+            log.learn_keys(rows)
         size = self._size + rows.size + len(rows.key or b"") + len(rows.meta or b"")
         if size > limits.transaction_bytes_max:
             raise _too_large("bytes", "transaction_bytes_max", limits.transaction_bytes_max)
