@@ -45,7 +45,7 @@ def set_aside(engine: Engine, consumer: Consumer, event: Event, error: object) -
             raise
         _append(engine, topic, event, meta)  # its own meta filled the limit: what became of it matters more
     consumer.ack(event)
-    consumer.flush()
+    consumer.store()
 
 
 def replay(engine: Engine, topic: str, consumer: str | None = None) -> int:
