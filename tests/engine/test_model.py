@@ -115,6 +115,7 @@ class EngineMachine(RuleBasedStateMachine):
             mine = [(ref, row) for ref, row in zip(refs, rows, strict=True) if ref.partition == number]
             assert [ref.offset for ref, _ in mine] == list(range(log.end, log.end + len(mine)))
             durable = any(ref.durability == "fsync" for ref, _ in mine)
+            self.model[topic].sure |= durable
             log.append([row for _, row in mine], [ref.ticks for ref, _ in mine], durable=durable)
         for ref, row in zip(refs, rows, strict=True):
             assert len(logs) == 1 or row.key is None or ref.partition == partition_of(row.key, len(logs))
@@ -154,6 +155,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert new == (name not in self.model)
             if new:
                 self.model[name] = Topic([Log() for _ in range(PARTITIONS[name])])
+            self.model[name].sure = True
 
     @precondition(lambda self: self.model)
     @rule(engine=engines, pick=picks, sure=st.sampled_from([False, False, True]))
@@ -436,6 +438,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.model[topic].consumers[name] = [Cursor(at, at) for at in starts]
                 for log, at in zip(logs, starts, strict=True):
                     log.durable = max(log.durable, at)
+            self.model[topic].sure_consumers.add(name)
             member = Member(consumer, engine)
             self.note(member)
             self.members.append(member)
