@@ -281,7 +281,7 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         member = self.member_of(pick) if self.members and acks else None
         if member is not None and not any(handle.open() for handle in member.handles.values()):
-            self.take(pick, acks)
+            self.take_some(member, acks)
         engine = engine if member is None else member.engine
         rows = [(self.topic_of(where), self.row(shape)) for where, shape, _ in drawn]
         conditions = [self.expect(topic, row.key, mode) for (topic, row), (_, _, mode) in zip(rows, drawn, strict=True)]
@@ -444,9 +444,20 @@ class EngineMachine(RuleBasedStateMachine):
             self.members.append(member)
 
     @precondition(lambda self: self.members)
-    @rule(pick=picks, count=st.integers(1, 6), pause_s=st.sampled_from([0, 0, 2]))
-    def take(self, pick: int, count: int, pause_s: int = 0) -> None:
+    @rule(
+        pick=picks,
+        count=st.integers(1, 6),
+        pause_s=st.sampled_from([0, 0, 2]),
+        fresh=st.lists(shapes, max_size=5),
+        durability=durabilities,
+    )
+    def take(self, pick: int, count: int, pause_s: int, fresh: list[Shape], durability: Any) -> None:
         member = self.member_of(pick)
+        if fresh:
+            self.append_many(member.engine, sorted(self.model).index(member.consumer.topic), fresh, durability)
+        self.take_some(member, count, pause_s)
+
+    def take_some(self, member: Member, count: int, pause_s: int = 0) -> None:
         self.stage.clock.now_s += pause_s  # then it looks for partitions to claim, or to give up
         with self.doing():
             for _ in range(count):
@@ -479,7 +490,7 @@ class EngineMachine(RuleBasedStateMachine):
     def ack(self, pick: int, which: list[int], to: bool, more: int) -> None:
         member = self.member_of(pick)
         if more:
-            self.take(pick, more)
+            self.take_some(member, more)
         fresh = [handle for handle in member.handles.values() if not handle.stale]
         places = [(handle, offset) for handle in fresh for offset in sorted(handle.handed)]
         with self.doing():
