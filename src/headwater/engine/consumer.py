@@ -413,7 +413,7 @@ class Consumer(Iterator[Event]):
             self.skipped += gone
             where = f"topic {self.topic!r}, partition {holding.partition}"
             _log.warning("consumer %r: %d events of %s are gone, it goes on after them", self.name, gone, where)
-        return events
+        return self._read(holding) if gone and not events else events
 
     def _drain(self) -> Iterator[Event]:
         self._ends = [log.end() for log in self._logs]

@@ -1,4 +1,4 @@
-"""Consumers whose maker was killed: whoever joins them later builds on something that stays."""
+"""Consumers that something is taken from: by a crash of their maker, or by retention."""
 
 from __future__ import annotations
 
@@ -29,3 +29,15 @@ def test_a_consumer_whose_maker_was_killed_is_durable_for_whoever_joins_it(stage
     consumer.flush()
     stage.boot(stage.lose_power(stage.operations(), Loss("dropped", "dropped")))
     assert [(info.name, info.cursor) for info in stage.engines[0].consumers("t")] == [("c", 1)]
+
+
+def test_a_consumer_without_time_goes_on_after_what_retention_took(stage: Stage) -> None:
+    hw = stage.engines[0]
+    for number in range(30):
+        hw.append("t", b"%d" % number)
+    consumer = hw.consumer("c", "t", timeout=0)
+    [deleted, *_] = hw.retain("t", before=30)
+    start = hw.describe("t").partitions[0].start
+    assert deleted.first == 0
+    assert [event.offset for event in consumer] == list(range(start, 30))
+    assert consumer.skipped == start
