@@ -128,12 +128,16 @@ class Cursor:
 
 @dataclass
 class Topic:
+    """What was being made when its maker was killed is there, and not `sure` until somebody builds on it."""
+
     logs: list[Log]
     consumers: dict[str, list[Cursor]] = field(default_factory=dict)
+    sure: bool = True
+    sure_consumers: set[str] = field(default_factory=set)
 
     def copy(self) -> Topic:
         cursors = {name: [Cursor(c.durable, c.highest) for c in each] for name, each in self.consumers.items()}
-        return Topic([log.copy() for log in self.logs], cursors)
+        return Topic([log.copy() for log in self.logs], cursors, self.sure, set(self.sure_consumers))
 
 
 Model = dict[str, Topic]
@@ -218,7 +222,8 @@ def survived(step: Step, found: Found, *, done: bool, powerless: bool) -> Model:
     before = step.after if done else step.before
     if powerless:
         before = {name: topic for name, topic in step.ghosts.items() if name not in step.after} | before
-    assert set(before) & set(step.after) <= set(found.topics), "a topic is gone"
+    kept = {name for name in set(before) & set(step.after) if before[name].sure or not powerless}
+    assert kept <= set(found.topics), "a topic is gone"
     assert set(found.topics) <= set(before) | set(step.after), "a topic is there that was deleted, or never made"
     _check_transaction(step, found, done=done)
     model: Model = {}
@@ -240,9 +245,17 @@ def survived(step: Step, found: Found, *, done: bool, powerless: bool) -> Model:
             assert any(lo <= cursor <= hi for lo, hi in allowed), f"{where}: cursor {cursor}, not in {allowed}"
             assert cursor <= found.topics[topic][number].end, f"{where}: cursor {cursor} is behind the end"
         model[topic].consumers[name] = [Cursor(cursor, cursor) for cursor in cursors]
-    for topic_name in set(before) & set(step.after):
-        kept = set(before[topic_name].consumers) & set(step.after[topic_name].consumers)
-        assert kept <= set(model[topic_name].consumers), f"a consumer of {topic_name!r} is gone"
+    for name in kept:
+        old = before[name]
+        made = set(old.consumers) & set(step.after[name].consumers)
+        consumers = made & old.sure_consumers if powerless else made
+        assert consumers <= set(model[name].consumers), f"a consumer of {name!r} is gone"
+        # After a power loss, all that is there is on the disk.
+        model[name].sure_consumers = set(model[name].consumers) if powerless else old.sure_consumers
+        model[name].sure = powerless or old.sure
+    for name in set(model) - kept:
+        model[name].sure = powerless
+        model[name].sure_consumers = set(model[name].consumers) if powerless else set()
     return model
 
 

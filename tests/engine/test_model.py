@@ -130,6 +130,7 @@ class EngineMachine(RuleBasedStateMachine):
             mine = [(ref, row) for ref, row in zip(refs, rows, strict=True) if ref.partition == number]
             assert [ref.offset for ref, _ in mine] == list(range(log.end, log.end + len(mine)))
             durable = any(ref.durability == "fsync" for ref, _ in mine)
+            self.model[topic].sure |= durable
             log.append([row for _, row in mine], [ref.ticks for ref, _ in mine], durable=durable)
         for ref, row in zip(refs, rows, strict=True):
             assert len(logs) == 1 or row.key is None or ref.partition == partition_of(row.key, len(logs))
@@ -169,6 +170,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert new == (name not in self.model)
             if new:
                 self.model[name] = Topic([Log() for _ in range(PARTITIONS[name])])
+            self.model[name].sure = True
 
     @precondition(lambda self: self.model)
     @rule(engine=engines, pick=picks, sure=st.sampled_from([False, False, True]))
@@ -294,7 +296,7 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         member = self.member_of(pick) if self.members and acks else None
         if member is not None and not any(handle.open() for handle in member.handles.values()):
-            self.take(pick, acks)
+            self.take_some(member, acks)
         engine = engine if member is None else member.engine
         rows = [(self.topic_of(where), self.row(shape)) for where, shape, _ in drawn]
         conditions = [self.expect(topic, row.key, mode) for (topic, row), (_, _, mode) in zip(rows, drawn, strict=True)]
@@ -451,14 +453,26 @@ class EngineMachine(RuleBasedStateMachine):
                 self.model[topic].consumers[name] = [Cursor(at, at) for at in starts]
                 for log, at in zip(logs, starts, strict=True):
                     log.durable = max(log.durable, at)
+            self.model[topic].sure_consumers.add(name)
             member = Member(consumer, engine)
             self.note(member)
             self.members.append(member)
 
     @precondition(lambda self: self.members)
-    @rule(pick=picks, count=st.integers(1, 6), pause_s=st.sampled_from([0, 0, 2]))
-    def take(self, pick: int, count: int, pause_s: int = 0) -> None:
+    @rule(
+        pick=picks,
+        count=st.integers(1, 6),
+        pause_s=st.sampled_from([0, 0, 2]),
+        fresh=st.lists(shapes, max_size=5),
+        durability=durabilities,
+    )
+    def take(self, pick: int, count: int, pause_s: int, fresh: list[Shape], durability: Any) -> None:
         member = self.member_of(pick)
+        if fresh:
+            self.append_many(member.engine, sorted(self.model).index(member.consumer.topic), fresh, durability)
+        self.take_some(member, count, pause_s)
+
+    def take_some(self, member: Member, count: int, pause_s: int = 0) -> None:
         self.stage.clock.now_s += pause_s  # then it looks for partitions to claim, or to give up
         with self.doing():
             for _ in range(count):
@@ -491,7 +505,7 @@ class EngineMachine(RuleBasedStateMachine):
     def ack(self, pick: int, which: list[int], to: bool, more: int) -> None:
         member = self.member_of(pick)
         if more:
-            self.take(pick, more)
+            self.take_some(member, more)
         fresh = [handle for handle in member.handles.values() if not handle.stale]
         places = [(handle, offset) for handle in fresh for offset in sorted(handle.handed)]
         with self.doing():

@@ -82,16 +82,14 @@ class Consumers:
 
     def find_or_make(self, name: str, topic: Topic, starts: Callable[[], list[int]]) -> Cursors:
         """The stored cursors, made durably, with these starts, if the consumer is new or its topic was deleted."""
-        try:
-            return self.find(name, topic)
-        except NotFound:
-            pass
         path, uuid = self._file(name, topic.name), UUID(topic.uuid).bytes
         try:
+            with contextlib.suppress(NotFound):
+                return self._made(name, topic)
             with self._locked():
                 header = read_header(path, self._disk)
                 if header is not None and header.topic_uuid == uuid:
-                    return self.find(name, topic)  # another process was first
+                    return self._made(name, topic)  # another process was first
                 with contextlib.suppress(FileExistsError):
                     self._disk.mkdir(path.parent)
                 # Whoever made the directories may have died before they were durable.
@@ -105,6 +103,12 @@ class Consumers:
                 hint="is the directory writable, and is there space?",
                 code="read_only",
             ) from error
+
+    def _made(self, name: str, topic: Topic) -> Cursors:
+        """The stored cursors, in a file that stays: whoever made it may have died before its name was durable."""
+        found = self.find(name, topic)
+        self._disk.sync_directory(found.path.parent)
+        return found
 
     def names(self, topic: Topic) -> list[str]:
         """The names of all consumers of a topic, sorted."""
