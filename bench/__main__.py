@@ -12,15 +12,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import append, follow, machine, match, scan, space, table
+from bench import append, consume, follow, keys, machine, match, scan, space, table, transactions, transfer
 from bench.work import Benchmark, Work
 
 ALL: tuple[Benchmark, ...] = (
     *append.BENCHMARKS,
+    *transactions.BENCHMARKS,
     *scan.BENCHMARKS,
     *match.BENCHMARKS,
+    *keys.BENCHMARKS,
     *follow.BENCHMARKS,
+    *consume.BENCHMARKS,
     *space.BENCHMARKS,
+    *transfer.BENCHMARKS,
 )
 GIGABYTES_MAX = 10.0
 READING = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import threading
 import time
@@ -81,10 +82,39 @@ def busy(path: str) -> None:
     _say(json.dumps(end))
 
 
+def keys(path: str, count: str) -> None:
+    """Milliseconds that each of some look-ups takes in a log of `count` keys, by what is looked up."""
+    source = random.Random(os.getpid())
+    taken: dict[str, list[float]] = {"history": [], "backwards": [], "version": [], "absent": []}
+
+    def timed(name: str, look_up: Callable[[bytes], object]) -> object:
+        key = b"key-%06d" % source.randrange(int(count))
+        began = time.perf_counter()
+        found = look_up(key)
+        taken[name].append((time.perf_counter() - began) * 1e3)
+        return found
+
+    with headwater.open(path, mode="existing") as log:
+        log.describe(TOPIC)
+        for _ in range(15):
+            assert timed("history", lambda key: list(log.read(TOPIC, key=key)))
+            assert timed("backwards", lambda key: list(log.read(TOPIC, key=key, reverse=True)))
+            assert timed("version", lambda key: log.version(TOPIC, key)) is not None
+            assert timed("absent", lambda key: log.version(TOPIC, b"absent " + key)) is None
+        taken["segments"] = [log.describe(TOPIC).partitions[0].segments]
+    _say(json.dumps(taken))
+
+
 def _say(line: str) -> None:
     print(line, flush=True)
 
 
 if __name__ == "__main__":
-    children: dict[str, Callable[..., None]] = {"follow": follow, "pipe": pipe, "idle": idle, "busy": busy}
+    children: dict[str, Callable[..., None]] = {
+        "follow": follow,
+        "pipe": pipe,
+        "idle": idle,
+        "busy": busy,
+        "keys": keys,
+    }
     children[sys.argv[1]](*sys.argv[2:])

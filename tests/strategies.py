@@ -16,6 +16,7 @@ from headwater.format.column import Column
 from headwater.format.cursors import CursorsHeader, CursorSlot, Member
 from headwater.format.index import Index
 from headwater.format.segment import SegmentHeader
+from headwater.format.settings import TopicSettings
 from headwater.format.tail import Slot
 
 NOW_TICKS = 139_000_000_000_000_000  # a time in 2023
@@ -154,4 +155,24 @@ def indexes(draw: st.DrawFn) -> Index:
     )
     kept = draw(st.none() | st.dictionaries(st.binary(max_size=20), batches_of_type, max_size=6))
     offsets, tick_numbers, positions = numbers
-    return Index(draw(u32), draw(i64), draw(i64), draw(i64), offsets, tick_numbers, positions, kept)
+    entries = st.integers(0, 2**32 - 1).map(lambda upper: upper << 32) | st.integers(0, 2**64 - 1)
+    pages = st.integers(1, 2**40).map(lambda step: range(0, 3000 * step, step))
+    drawn = draw(st.none() | st.lists(entries, max_size=30) | pages)
+    keys = None if drawn is None else np.unique(np.array(drawn, np.uint64))
+    return Index(draw(u32), draw(i64), draw(i64), draw(i64), offsets, tick_numbers, positions, kept, keys)
+
+
+sizes = st.integers(0, 2**40)
+topic_settings = st.builds(
+    TopicSettings,
+    segment_bytes=sizes,
+    segment_age_ms=sizes,
+    data_bytes_max=sizes,
+    compression=st.sampled_from(["none", "zstd"]),
+    retention_bytes=sizes,
+    retention_segments=sizes,
+    retention_age_ms=sizes,
+    retention_consumers=st.booleans(),
+    retention_bytes_hard=sizes,
+    overflow=st.sampled_from(["delete", "refuse"]),
+)

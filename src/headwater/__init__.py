@@ -1,7 +1,8 @@
 """Headwater: an event log that grows with its users.
 
 `headwater.open("data")` is the door. What comes out of it: `Engine`, with all the verbs; `Event`, what is read;
-`Ref`, where an appended event is; `Limits`, what may be changed. Every error is a `HeadwaterError`.
+`Ref`, where an appended event is; `Transaction` and `Producer`, to append with care; `Limits`, what may be changed.
+Every error is a `HeadwaterError`.
 """
 
 from importlib import import_module
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from headwater.engine.batches import EventBatch
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
+    from headwater.engine.transaction import Transaction
     from headwater.event import Event, Ref, Refs
+    from headwater.format.producers import Producer
     from headwater.limits import Limits
 
 __version__ = "0.1.0"
@@ -43,9 +46,11 @@ __all__ = [
     "Invalid",
     "Limits",
     "NotFound",
+    "Producer",
     "Ref",
     "Refs",
     "TooLarge",
+    "Transaction",
     "Unavailable",
     "Unsupported",
     "open",
@@ -57,8 +62,10 @@ _HOMES = {
     "EventBatch": "headwater.engine.batches",
     "Follow": "headwater.engine.follow",
     "Limits": "headwater.limits",
+    "Producer": "headwater.format.producers",
     "Ref": "headwater.event",
     "Refs": "headwater.event",
+    "Transaction": "headwater.engine.transaction",
     "open": "headwater.api",
 }
 

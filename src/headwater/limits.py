@@ -51,7 +51,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     segment_bytes: int = 64 * MIB  # the unit of sealing, retention and archiving
     segment_age_ms: int = 7 * 24 * 3600 * 1000  # so that a quiet log is sealed and archived at some time
-    pack_bytes: int = MIB  # sealing packs batches up to this: large enough to vectorise, small to skip
+    pack_bytes: int = 512 * KIB  # sealing makes batches of about this: large enough to vectorise, small to look up
     pack_events: int = 65_536  # and up to this many events
 
     producers_max: int = 10_000  # producers that a partition remembers; the one that was silent longest is forgotten

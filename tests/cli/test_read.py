@@ -148,9 +148,9 @@ def test_tail_shows_only_what_matches(run: Run, data: Path, orders: headwater.En
     assert [event["offset"] for event in run("tail", data, "orders", "-n", "1", *match).objects] == [4]
 
 
-@pytest.mark.parametrize("command", ["read", "tail", "topics", "info", "check", "repair", "seal", "delete"])
+@pytest.mark.parametrize("command", ["read", "tail", "topics", "info", "check", "repair", "reindex", "seal", "delete"])
 def test_commands_that_read_never_create(run: Run, data: Path, command: str) -> None:
-    topic = [] if command in ("topics", "info", "check", "repair") else ["t"]
+    topic = [] if command in ("topics", "info", "check", "repair", "reindex") else ["t"]
     assert run(command, data, *topic, code=1).err == f"error: {data} is not a log — make one: headwater init {data}\n"
     assert not data.exists()
 

@@ -100,3 +100,16 @@ def test_seal_finishes_segments(run: Run, data: Path) -> None:
     run("append", data, "t", "x", "--quiet")
     assert run("seal", data, "t").out == "✓ topic t has 1 sealed segment, 1 of them new\n"
     assert run("seal", data, "t").out == "✓ topic t has nothing to seal\n"
+
+
+def test_reindex_makes_indexes_again(run: Run, data: Path) -> None:
+    run("append", data, "t", "x", "--quiet")
+    assert run("reindex", data).out == "✓ there is no finished segment to index\n"
+    run("seal", data, "t")
+    (index,) = data.rglob("*.index")
+    stored = index.read_bytes()
+    index.unlink()
+    assert run("reindex", data).out == "✓ 1 segment indexed\n"
+    assert index.read_bytes() == stored
+    assert run("reindex", data, "t", "--json").objects == [{"indexed": 1}]
+    assert "no topic" in run("reindex", data, "other", code=1).err

@@ -26,6 +26,7 @@ from headwater.storage.retention import sweep
 from tests.crash.expectation import Contents, Expectation, ExpectedLog
 from tests.crash.machine import Tree, fingerprint, read_tree, write_tree
 from tests.crash.recording import EPOCH_TICKS, SteadyClock
+from tests.crash.requests import Remembered, ask_again
 from tests.crash.workload import contents_of, events_of, open_engine
 
 NEXT = b"the next event"
@@ -74,6 +75,7 @@ def _check_directory(path: Path, crash: Crash) -> None:
         seen = check_contents(engine, crash)
         recover(engine, seen, expected)
     settled = _without_hints(read_tree(path))
+    assert not _at(settled, "data", "journal"), "a journal is left although all is finished"
     _check_kept(crash.tree, settled)
     with reopen(path, crash) as engine:
         for (topic, partition), contents in seen.items():
@@ -90,6 +92,20 @@ def _check_directory(path: Path, crash: Crash) -> None:
             assert there[::-1] == contents.events, "reading backwards shows something else"
             assert [event.data for event in engine.read(topic, partition=partition, start=contents.end)] == [NEXT]
             _check_gone(engine, topic, partition, contents.start)
+    _check_requests(path, crash, seen)
+
+
+def _check_requests(path: Path, crash: Crash, seen: Seen) -> None:
+    """Producers ask all that they ever asked, twice: what is there is not appended again."""
+    asked = {at: log for at in seen if (log := crash.expected.topics[at[0]].logs[at[1]]).requests}
+    remembered = {at: Remembered(log, seen[at].events) for at, log in asked.items()}
+    for turn in range(2 if asked else 0):
+        with reopen(path, crash) as engine:
+            for at, log in asked.items():
+                before = events_of(engine, *at)
+                appended = ask_again(engine, *at, remembered[at], log)
+                assert not turn or not appended, "a request was appended twice"
+                assert events_of(engine, *at) == before + appended
 
 
 def reopen(path: Path, crash: Crash, disk: Disk | None = None) -> Engine:
@@ -108,7 +124,7 @@ def check_contents(engine: Engine, crash: Crash) -> Seen:
     for name in names:
         assert name in expected.topics, f"topic {name!r} is deleted or was never made"
         logs = expected.topics[name].logs
-        assert len(engine._topic(name).logs) == len(logs)
+        assert len(engine._topics.get(name).logs) == len(logs)
         for partition, log in enumerate(logs):
             stored = _at(crash.tree, "data", "topics", directory_of(name), str(partition))
             try:
@@ -122,24 +138,26 @@ def check_contents(engine: Engine, crash: Crash) -> Seen:
             known = _slot(stored)
             if known is not None and known.visible_offset > contents.end:
                 _check_told(engine, name, partition, contents.end, known)
+    expected.check_together({at: contents.end for at, contents in seen.items()})
     return seen
 
 
 def recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
     """Take the locks, and so publish what a killed writer had written and not published."""
     for topic, partition in list(seen):
-        engine._topic(topic).logs[partition].sync()
+        engine._topics.get(topic).logs[partition].sync()
         log = expected.topics[topic].logs[partition]
         if log.pending:
             before, after = seen[topic, partition], contents_of(engine, topic, partition)
             assert after.events[: len(before.events)] == before.events, "recovery took away what was seen"
             log.check(after, before.end)
             seen[topic, partition] = after
+    expected.check_together({at: contents.end for at, contents in seen.items()})
 
 
 def _check_told(engine: Engine, topic: str, partition: int, end: int, known: Slot) -> None:
     """Events that the tail remembers, and which are gone, must be in the report."""
-    place = engine._topic(topic).logs[partition].place
+    place = engine._topics.get(topic).logs[partition].place
     told = [report.lost_offsets for report in recovery.reports(place)]
     assert (end, known.visible_offset) in told, f"events {end} to {known.visible_offset - 1} are lost without a word"
 
@@ -160,7 +178,7 @@ def _check_gone(engine: Engine, topic: str, partition: int, start: int) -> None:
         findings = [found for found in engine.check(topic).findings if found.damage]
         # An index is not synced when it is made, and may be torn: it is made again.
         assert all(found.path.endswith(".index") for found in findings), "check takes what was deleted for damage"
-    place = engine._topic(topic).logs[partition].place
+    place = engine._topics.get(topic).logs[partition].place
     sweep(place)
     stems = {name.partition(".")[0] for name in os.listdir(place.path) if name[0].isdecimal()}
     assert all(f"{stem}.log" in os.listdir(place.path) for stem in stems), "files of a deleted segment are left"

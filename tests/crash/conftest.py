@@ -9,6 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from headwater.storage import journal
+
+
+@pytest.fixture(autouse=True)
+def small_journals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few transactions begin a journal anew, and it holds little that is only reserved."""
+    monkeypatch.setattr(journal, "CHECKPOINT_BYTES", 1_500)
+    monkeypatch.setattr(journal, "RESERVE_BYTES", 512)
+
 
 @pytest.fixture
 def arena(tmp_path: Path) -> Iterator[Path]:

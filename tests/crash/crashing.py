@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from headwater.engine.engine import Engine
 from tests.crash.checking import NEXT, Crash, check_contents, recover, reopen
-from tests.crash.expectation import Acknowledged, Begin, Done, Expectation, Settled, expectation_of
+from tests.crash.expectation import Acknowledged, Begin, Done, Expectation, ExpectedLog, Settled, expectation_of
 from tests.crash.machine import Loss, Machine, write_tree
 from tests.crash.recording import BOOT, Op, RecordingDisk
-from tests.crash.workload import starts_of
+from tests.crash.requests import Remembered
+from tests.crash.workload import send, starts_of
 
 NEXT_BOOT = bytes(reversed(BOOT))
 LAST_BOOT = bytes(16)
@@ -86,7 +88,10 @@ def resume(crash: Crash, machine: Machine, arena: Path) -> list[Op]:
 
 
 def go_on_after(crash: Crash, path: Path, disk: RecordingDisk) -> None:
-    """Open the log, check and settle it, and append to each partition and to a new topic."""
+    """Open the log, check and settle it, and append to each partition and to a new topic.
+
+    Where there were transactions there is one more, over all partitions; and producers ask again what is not there.
+    """
     with reopen(path, crash, disk) as engine:
         disk.mark(Done("open"))
         seen = check_contents(engine, crash)
@@ -97,13 +102,46 @@ def go_on_after(crash: Crash, path: Path, disk: RecordingDisk) -> None:
             segments = engine.describe(topic).settings.get("retention_segments")
             if segments:  # as the next roll does, also of what a killed process was deleting
                 disk.mark(Begin("retain", topic, starts=tuple(starts_of(engine, topic, segments))))
-                for log in engine._topic(topic).logs:
+                for log in engine._topics.get(topic).logs:
                     engine._keeper.rolled(log.place)
         for topic, partition in [*seen, ("after the crash", 0)]:
             disk.mark(Begin("append", topic, groups=((partition, (NEXT,)),)))
             ref = engine.append(topic, NEXT, partition=partition)
             told = Acknowledged(ref.partition, ref.offset, ref.ticks)
             disk.mark(Done("append", topic, ((told,),), ref.durability))
+        if (path / "data" / "journal").is_dir():
+            _transact(engine, list(seen), disk)
+        for (topic, partition), contents in seen.items():
+            expected = crash.expected.topics[topic].logs[partition]
+            _ask_again(engine, topic, partition, expected, contents.events, disk)
+
+
+def _transact(engine: Engine, logs: list[tuple[str, int]], disk: RecordingDisk) -> None:
+    topics = tuple(topic for topic, _ in logs)
+    disk.mark(Begin("transact", topics=topics, groups=tuple((partition, (NEXT, NEXT)) for _, partition in logs)))
+    with engine.transaction() as transaction:
+        for topic, partition in logs:
+            transaction.append(topic, NEXT, partition=partition)
+            transaction.append(topic, NEXT, partition=partition, content="text")
+    told = [Acknowledged(ref.partition, ref.offset, ref.ticks) for ref in transaction.refs]
+    disk.mark(Done("transact", refs=tuple(zip(told[::2], told[1::2], strict=True)), topics=topics))
+
+
+def _ask_again(
+    engine: Engine,
+    topic: str,
+    partition: int,
+    log: ExpectedLog,
+    events: list[tuple[int, int, bytes]],
+    disk: RecordingDisk,
+) -> None:
+    remembered = Remembered(log, events)
+    for request, data in log.requests.items():
+        if remembered.answer(request) is None:
+            disk.mark(Begin("append", topic, groups=((partition, data),), request=request))
+            told = send(engine, topic, partition, request, data)
+            disk.mark(Done("append", topic, (told,)))
+            remembered.note(request, told)
 
 
 def replay(trace: list[Op]) -> tuple[Machine, Expectation]:

@@ -1,7 +1,8 @@
 """What must be there after a crash: folded from the marks that a workload left in a trace.
 
 A workload says what it begins (`Begin`) and what it was told (`Done`). Events of one call to one partition are a group:
-there as a whole or not at all. At any moment at most one call is under way.
+there as a whole or not at all. A transaction has a group for each of its logs: all of them are there, or none. At any
+moment at most one call is under way.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Literal, NamedTuple
 from headwater.event import Durability
 from tests.crash.recording import Op
 
-Verb = Literal["open", "create", "delete", "append", "sync", "retain"]
+Verb = Literal["open", "create", "delete", "append", "transact", "retry", "sync", "retain"]
+Request = tuple[str, int, int]  # of a producer: its id, epoch and seq
 
 
 class Begin(NamedTuple):
@@ -21,6 +23,8 @@ class Begin(NamedTuple):
     partitions: int = 1
     groups: tuple[tuple[int, tuple[bytes, ...]], ...] = ()  # what goes to which partition
     starts: tuple[tuple[int, ...], ...] = ()  # where each partition may begin while segments go; at last, where it must
+    topics: tuple[str, ...] = ()  # of a transaction: that of each group
+    request: Request | None = None
 
 
 class Acknowledged(NamedTuple):
@@ -34,6 +38,11 @@ class Done(NamedTuple):
     topic: str = ""
     refs: tuple[tuple[Acknowledged, ...], ...] = ()  # one for each event of each group
     durability: Durability = "fsync"
+    topics: tuple[str, ...] = ()  # of a transaction: that of each group
+
+
+class Unfinished(NamedTuple):
+    """The transaction under way was committed, and a log could not take its part: whoever opens it next finishes it."""
 
 
 class Failed(NamedTuple):
@@ -54,6 +63,7 @@ class Settled(NamedTuple):
 class Group(NamedTuple):
     data: tuple[bytes, ...]
     ticks: tuple[int, ...] | None  # None while it was not acknowledged
+    request: Request | None = None
 
 
 class Contents(NamedTuple):
@@ -79,6 +89,7 @@ class ExpectedLog:
         self.groups: list[Group] = []
         self.pending: list[Group] = []
         self.durable = 0  # events that a power loss must leave
+        self.requests: dict[Request, tuple[bytes, ...]] = {}  # all that producers ever asked, in order
 
     def events(self) -> int:
         return sum(len(group.data) for group in self.groups)
@@ -128,6 +139,7 @@ class Expectation:
         self.opened = False
         self.topics: dict[str, ExpectedTopic] = {}
         self.acknowledged = 0  # how many marks told of something that is done
+        self.together: list[tuple[str, int, int]] = []  # the logs of a transaction under way, and their ends before it
 
     def fold(self, op: Op) -> None:
         """Take in one operation of the trace."""
@@ -139,18 +151,38 @@ class Expectation:
             self._done(note)
         elif isinstance(note, Failed):
             self.acknowledged += 1
-            for log in self.topics[note.topic].logs:
-                log.pending = []
+            self.together = []
+            for topic in self.topics.values():
+                for log in topic.logs:
+                    log.pending = []
+        elif isinstance(note, Unfinished):
+            self.acknowledged += 1
+            self._finish()
         elif isinstance(note, Settled):
             self.acknowledged += 1
+            self.together = []
             self.topics[note.topic].logs[note.partition].settle(note.events)
 
+    def check_together(self, ends: dict[tuple[str, int], int]) -> None:
+        """`ends` are the ends of the logs that could be read: a transaction under way is in all of them, or in none."""
+        there = {ends[topic, number] > end for topic, number, end in self.together if (topic, number) in ends}
+        assert len(there) < 2, "a part of a transaction"
+
     def _begin(self, note: Begin) -> None:
+        self.together = []
         if note.verb in ("create", "append") and note.topic not in self.topics:
             self.topics[note.topic] = ExpectedTopic(note.partitions)
         if note.verb == "append":
             for partition, data in note.groups:
-                self.topics[note.topic].logs[partition].pending.append(Group(data, None))
+                log = self.topics[note.topic].logs[partition]
+                log.pending.append(Group(data, None, note.request))
+                if note.request is not None:
+                    log.requests[note.request] = data
+        elif note.verb == "transact":
+            for topic, (partition, data) in zip(note.topics, note.groups, strict=True):
+                log = self.topics[topic].logs[partition]
+                self.together.append((topic, partition, log.events()))
+                log.pending.append(Group(data, None))
         elif note.verb == "retain":
             for log, starts in zip(self.topics[note.topic].logs, note.starts, strict=True):
                 log.starts |= set(starts)
@@ -172,18 +204,37 @@ class Expectation:
             case "retain":
                 for log in self.topics[note.topic].logs:
                     log.starts = {max(log.starts)}
+            case "transact":
+                self.together = []
+                for topic, refs in zip(note.topics, note.refs, strict=True):
+                    self._append(self.topics[topic].logs[refs[0].partition], refs, note.durability)
+            case "retry":
+                self._retry(note)
             case "sync":
                 for log in self.topics[note.topic].logs:
                     log.durable = log.events()
+
+    def _retry(self, note: Done) -> None:
+        """What was asked again is as durable as that, whatever it was the first time."""
+        for refs in note.refs if note.durability == "fsync" else ():
+            log = self.topics[note.topic].logs[refs[0].partition]
+            log.durable = max(log.durable, refs[-1].offset + 1)
 
     def _append(self, log: ExpectedLog, refs: tuple[Acknowledged, ...], durability: Durability) -> None:
         count = log.events()
         assert [ref.offset for ref in refs] == list(range(count, count + len(refs))), "acknowledged at wrong offsets"
         [pending] = log.pending
-        log.groups.append(Group(pending.data, tuple(ref.ticks for ref in refs)))
+        log.groups.append(pending._replace(ticks=tuple(ref.ticks for ref in refs)))
         log.pending = []
         if durability == "fsync":
             log.durable = log.events()
+
+    def _finish(self) -> None:
+        for topic, partition, _ in self.together:
+            log = self.topics[topic].logs[partition]
+            log.groups += log.pending
+            log.pending, log.durable = [], log.events()
+        self.together = []
 
 
 def expectation_of(trace: list[Op]) -> Expectation:

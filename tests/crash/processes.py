@@ -1,8 +1,12 @@
-"""What the processes of `test_kill` do. Each is started by a server of forks, and so within milliseconds."""
+"""What the processes of `test_kill` and `test_killed_transactions` do.
+
+Each is started by a server of forks, and so within milliseconds.
+"""
 
 from __future__ import annotations
 
 import threading
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
@@ -13,8 +17,9 @@ import msgspec
 
 from headwater.api import open
 from headwater.engine.engine import Engine
-from headwater.event import Durability, Refs
+from headwater.event import Content, Durability, Refs
 from headwater.limits import Limits
+from headwater.storage import journal
 
 TOPIC = "killed"
 PARTITIONS = 2
@@ -109,5 +114,66 @@ def follow(path: Path, channel: Connection) -> None:
                 ended += data == END
                 if ended == PARTITIONS:
                     break
+    except Exception as error:  # noqa: BLE001  # whatever it is, the test must hear of it
+        channel.send_bytes(_encode(repr(error)))
+
+
+# Transactions and requests.
+
+TRANSACTED = ("one", "two", "three")
+REQUESTS = "requests"
+ALONE = b"-1 0 0 0"  # an event that belongs to no transaction
+TRANSACTION_LIMITS = Limits(segment_bytes=16_384)
+Number = tuple[int, int, int, int]  # of a transaction: name, start, events in each topic, and which
+
+
+class Committed(msgspec.Struct, tag=True):
+    """A transaction was acknowledged; its first events are at these offsets of the topics."""
+
+    number: Number
+    offsets: list[int]
+
+
+class Answered(msgspec.Struct, tag=True):
+    """A request was answered: the next one of its producer."""
+
+    offset: int
+    ticks: int
+
+
+msgspec.msgpack.decode(_encode(Answered(0, 0)), type=Committed | Answered | str)
+
+
+def number_of(data: bytes) -> Number:
+    """The transaction that an event belongs to."""
+    name, start, events, which = map(int, data.split(b" ")[:4])
+    return name, start, events, which
+
+
+def transact(path: Path, name: int, start: int, asked: int, seed: str, channel: Connection) -> None:
+    """Transactions over three topics, and requests from the first that nobody told of, until killed."""
+    random = Random(seed)
+    journal.CHECKPOINT_BYTES = 20_000  # so that it is begun anew now and then
+    try:
+        engine = open(path, limits=TRANSACTION_LIMITS)
+        for which in count():
+            events = random.choice((1, 1, 2, 5))
+            padding = b"." * random.choice((0, 50, 500))
+            with engine.transaction() as transaction:
+                for number, topic in enumerate(random.sample(TRANSACTED * events, 3 * events)):
+                    content: Content = random.choice(("bytes", "text"))
+                    data = b"%d %d %d %d %d %s" % (name, start, events, which, number, padding)
+                    transaction.append(topic, data, content=content)
+            offsets = {ref.topic: ref.offset for ref in reversed(transaction.refs)}
+            committed = Committed((name, start, events, which), [offsets[topic] for topic in TRANSACTED])
+            channel.send_bytes(_encode(committed))
+            if random.random() < 0.3:
+                engine.append(random.choice(TRANSACTED), ALONE, durability="os")
+            for _ in range(random.choice((0, 1, 3))):
+                request = b"%d %d" % (name, asked)
+                durability: Durability = random.choice(("fsync", "os"))
+                ref = engine.append(REQUESTS, request, producer=(f"p{name}", start, asked), durability=durability)
+                channel.send_bytes(_encode(Answered(ref.offset, ref.ticks)))
+                asked += 1
     except Exception as error:  # noqa: BLE001  # whatever it is, the test must hear of it
         channel.send_bytes(_encode(repr(error)))

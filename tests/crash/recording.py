@@ -53,6 +53,11 @@ class RecordingDisk(Disk):
         self.trace.append(Op("create", self._relative(path), file=number))
         return fd
 
+    def open_read(self, path: Path) -> int:
+        fd = super().open_read(path)
+        self._open[fd] = self._files.get(os.fstat(fd).st_ino, 0)  # what was there before is only read
+        return fd
+
     def open_write(self, path: Path) -> int:
         fd = super().open_write(path)
         self._open[fd] = self._files[os.fstat(fd).st_ino]

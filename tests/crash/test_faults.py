@@ -24,7 +24,7 @@ from tests.crash.crashing import NEXT_BOOT, go_on_after, replay
 from tests.crash.faulty import Fault, FaultyDisk
 from tests.crash.machine import Loss, write_tree
 from tests.crash.recording import BOOT, Op, SteadyClock
-from tests.crash.workload import Driver, contents_of, durabilities, open_engine, record
+from tests.crash.workload import Driver, contents_of, durabilities, open_engine, record, transactions
 
 KINDS = {
     "sync": errno.EIO,
@@ -82,11 +82,11 @@ def go_on(driver: Driver, where: str) -> bool:
     frozen = False
     if "a" in driver.engines[0].topics():
         for engine in driver.engines:
-            frozen = engine._topic("a").logs[0].state().state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE)
+            frozen = engine._topics.get("a").logs[0].state().state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE)
             expected.check(contents_of(engine, "a", 0), expected.events())
         if frozen:
             for engine in driver.engines:
-                if engine._topic("a").logs[0]._group.writer._slot is None:
+                if engine._topics.get("a").logs[0]._group.writer._slot is None:
                     continue  # it has only just opened this log, after it froze
                 with pytest.raises(Unavailable, match="frozen"):
                     engine.append("a", b"refused")
@@ -140,8 +140,25 @@ def test_a_failure_of_any_operation_is_clear_and_loses_nothing(kind: str, trunca
 @pytest.mark.parametrize("kind", ["sync", "write", "rename", "create", "sync directory"])
 def test_a_recovery_that_fails_can_be_tried_again(kind: str, arena: Path) -> None:
     trace = record(durabilities, arena / "recorded")
+    assert fail_to_recover_at(
+        [number for number, op in enumerate(trace) if op.kind == "write"][6::4], trace, kind, arena
+    )
+
+
+@pytest.mark.parametrize("kind", ["sync", "write", "sync directory"])
+def test_finishing_a_transaction_that_fails_can_be_tried_again(kind: str, arena: Path) -> None:
+    trace = record(transactions, arena / "recorded")
+    journals = {op.file for op in trace if op.kind == "create" and op.path.endswith(".journal")}
+    ends = [number for number, op in enumerate(trace) if op.kind == "write" and op.file in journals]
+    first_logs = [end + 2 for end in ends if trace[end + 2].kind == "write"]
+    assert len(first_logs) > 3
+    assert fail_to_recover_at(sorted([*ends[1::4], *first_logs[1::2]]), trace, kind, arena)
+
+
+def fail_to_recover_at(ends: list[int], trace: list[Op], kind: str, arena: Path) -> bool:
+    """Kill in these writes, and let each operation of recovery fail; returns whether that was often."""
     failures = 0
-    for end in [number for number, op in enumerate(trace) if op.kind == "write"][6::4]:
+    for end in ends:
         for size in (len(trace[end].data) // 2, len(trace[end].data)):
             for number in count():
                 torn = [*trace[:end], trace[end]._replace(data=trace[end].data[:size])]
@@ -149,7 +166,7 @@ def test_a_recovery_that_fails_can_be_tried_again(kind: str, arena: Path) -> Non
                 if not fail_to_recover(torn, fault, arena):
                     break
                 failures += 1
-    assert failures > 5
+    return failures > 5
 
 
 def fail_to_recover(trace: list[Op], fault: Fault, arena: Path) -> bool:
@@ -180,7 +197,7 @@ def test_what_was_written_before_a_failure_and_not_cut_off_is_never_seen(arena: 
     """Appends that wait together but differ in content are several batches of one write, which may fail behind one."""
     driver = begin(arena, None)
     driver.append("a")
-    [log] = driver.engines[0]._topic("a").logs
+    [log] = driver.engines[0]._topics.get("a").logs
     assert isinstance(driver.disk, FaultyDisk)
     driver.disk.set(Fault("short write", 0, errno.ENOSPC, truncate=False))
     with log._group.exclusive() as writer, pytest.raises(Unavailable):

@@ -9,13 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.storage import recovery
+from headwater.engine import transaction
+from headwater.storage import journal, recovery
+from headwater.storage.producers import Producers
 from headwater.storage.writer import Writer
 from tests.crash.checking import Crash, Violation, check_all
 from tests.crash.crashing import killed, powerless
 from tests.crash.machine import Loss
 from tests.crash.recording import Op, RecordingDisk
-from tests.crash.workload import durabilities, huge, record, topics
+from tests.crash.workload import Driver, durabilities, huge, record, topics
 
 LOSSES = [Loss("dropped", "kept"), Loss("dropped", "dropped"), Loss("random", "adversarial")]
 
@@ -114,3 +116,82 @@ def test_the_harness_notices_a_recovery_that_loses_events_without_a_word(
     monkeypatch.setattr(recovery, "_report", lambda *_: None)
     with pytest.raises(Violation, match="without a word"):
         check_all(powerless(trace, [Loss("random", "ordered", seed) for seed in range(5)]), arena)
+
+
+def transacting(driver: Driver) -> None:
+    driver.create("x", 2)
+    driver.append("x", 30)
+    driver.transact([("x", 0, 40, "bytes"), ("x", 1, 50, "bytes")])
+    driver.transact([("x", 0, 41, "bytes"), ("x", 1, 51, "bytes"), ("x", 1, 52, "text")])
+
+
+def asking(driver: Driver) -> None:
+    driver.create("q")
+    driver.ask("q", ("p", 0, 1), [400])
+    driver.ask("q", ("p", 0, 2), [590])  # rolls
+
+
+class DiskThatForgetsJournals(RecordingDisk):
+    def __init__(self, root: Path, files: dict[int, int] | None = None) -> None:
+        super().__init__(root, files)
+        self._journals: set[int] = set()
+
+    def create(self, path: Path) -> int:
+        fd = super().create(path)
+        (self._journals.add if path.parent.name == "journal" else self._journals.discard)(fd)
+        return fd
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        if fd not in self._journals:
+            super().fdatasync(fd)
+
+
+def test_the_harness_notices_a_journal_that_is_not_synced(arena: Path) -> None:
+    trace = record(transacting, arena / "recorded", disk=DiskThatForgetsJournals)
+    with pytest.raises(Violation, match=r"a part of a transaction|were acknowledged"):
+        check_all(after_power_losses(trace), arena)
+
+
+@pytest.mark.parametrize("crashes", [killed, after_power_losses], ids=["killed", "powerless"])
+def test_the_harness_notices_a_transaction_that_is_not_finished(
+    crashes: Callable[[list[Op]], Iterator[Crash]], arena: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = record(transacting, arena / "recorded")
+    monkeypatch.setattr(journal, "redo", lambda _, known: known)
+    with pytest.raises(Violation):
+        check_all(crashes(trace), arena)
+
+
+def test_the_harness_notices_logs_that_are_written_before_the_journal(
+    arena: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, apply = transaction._write, transaction._apply
+    put_off: list[Callable[[], None]] = []
+
+    def apply_first(*args: Any, **options: Any) -> None:
+        apply(*args, **options)
+        put_off.pop()()
+
+    monkeypatch.setattr(transaction, "_write", lambda *args: put_off.append(lambda: write(*args)))
+    monkeypatch.setattr(transaction, "_apply", apply_first)
+    trace = record(transacting, arena / "recorded")
+    monkeypatch.undo()
+    with pytest.raises(Violation, match="a part of a transaction"):
+        check_all(killed(trace), arena)
+
+
+def test_the_harness_notices_a_segment_without_a_snapshot_of_its_producers(
+    arena: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Producers, "snapshot", lambda *_: None)
+    trace = record(asking, arena / "recorded")
+    monkeypatch.undo()
+    with pytest.raises(Violation, match=r"\('p', 0, 1\)"):
+        check_all(killed(trace), arena)
+
+
+def test_the_harness_notices_producers_that_are_not_remembered(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = record(asking, arena / "recorded")
+    monkeypatch.setattr(Producers, "answer", lambda *_: None)
+    with pytest.raises(Violation, match="not"):
+        check_all(killed(trace), arena)

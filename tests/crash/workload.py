@@ -9,18 +9,30 @@ from pathlib import Path
 
 from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
-from headwater.event import Durability, Ref
+from headwater.event import Content, Durability, Ref
 from headwater.format.names import offset_of, partition_of
 from headwater.limits import Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.place import Place
 from headwater.storage.sealer import Sealer
-from tests.crash.expectation import Acknowledged, Begin, Contents, Done, Expectation, Failed, Verb, expectation_of
+from tests.crash.expectation import (
+    Acknowledged,
+    Begin,
+    Contents,
+    Done,
+    Expectation,
+    Failed,
+    Request,
+    Verb,
+    expectation_of,
+)
 from tests.crash.recording import Op, RecordingDisk, SteadyClock
 
 # Small, so that a few appends roll a segment, and a few hundred bytes are a huge event.
 AGE_MS = 1
-LIMITS = Limits(segment_bytes=1024, blob_bytes_min=600, lock_wait_s=2.0)
+LIMITS = Limits(segment_bytes=1024, blob_bytes_min=600, lock_wait_s=2.0, producer_answers_max=3)
+
+Part = tuple[str, int, int, Content]  # of a transaction: topic, partition, size and content of an event
 
 
 class QuietSealer(Sealer):
@@ -91,6 +103,50 @@ class Driver:
         told = tuple(tuple(_acknowledged(refs[row]) for row in rows) for rows in groups.values())
         self.disk.mark(Done("append", topic, told, refs.durability))
 
+    def transact(self, parts: Sequence[Part], durability: Durability = "fsync", *, writer: int = 0) -> None:
+        """Append to several logs at once."""
+        rows: dict[tuple[str, int], list[int]] = {}
+        for number, (topic, partition, _, _) in enumerate(parts):
+            rows.setdefault((topic, partition), []).append(number)
+        data = [self._data(size) for _, _, size, _ in parts]
+        topics = tuple(topic for topic, _ in rows)
+        groups = tuple((partition, tuple(data[row] for row in rows[topic, partition])) for topic, partition in rows)
+        self.disk.mark(Begin("transact", topics=topics, groups=groups))
+        with self.engines[writer].transaction(durability=durability) as transaction:
+            for event, (topic, partition, _, content) in zip(data, parts, strict=True):
+                transaction.append(topic, event, partition=partition, content=content)
+        refs = transaction.refs
+        told = tuple(tuple(_acknowledged(refs[row]) for row in some) for some in rows.values())
+        self.disk.mark(Done("transact", refs=told, durability=refs[0].durability, topics=topics))
+
+    def ask(
+        self,
+        topic: str,
+        request: Request,
+        sizes: Sequence[int],
+        durability: Durability = "fsync",
+        *,
+        partition: int = 0,
+        writer: int = 0,
+    ) -> None:
+        """A producer's request."""
+        data = tuple(map(self._data, sizes))
+        self.disk.mark(Begin("append", topic, groups=((partition, data),), request=request))
+        told = send(self.engines[writer], topic, partition, request, data, durability)
+        self.disk.mark(Done("append", topic, (told,), durability))
+
+    def retry(
+        self, topic: str, request: Request, durability: Durability = "fsync", *, partition: int = 0, writer: int = 0
+    ) -> None:
+        """The same request once more, which was answered."""
+        log = self.expected().topics[topic].logs[partition]
+        told = send(self.engines[writer], topic, partition, request, log.requests[request], durability)
+        [group] = [group for group in log.groups if group.request == request]
+        events = [data for each in log.groups for data in each.data]
+        answer = tuple(events[ref.offset] for ref in told), tuple(ref.ticks for ref in told)
+        assert answer == (group.data, group.ticks), "a retry got another answer"
+        self.disk.mark(Done("retry", topic, (told,), durability))
+
     def sync(self, topic: str, *, writer: int = 0) -> None:
         self.engines[writer].sync(topic)
         self.disk.mark(Done("sync", topic))
@@ -105,7 +161,7 @@ class Driver:
         self.disk.mark(Begin("retain", topic, starts=starts))
         engine = self.engines[writer]
         if roll:
-            for log in engine._topic(topic).logs:
+            for log in engine._topics.get(topic).logs:
                 engine._keeper.rolled(log.place)
         else:
             engine.retain(topic, retention_segments=segments)
@@ -152,14 +208,14 @@ class Driver:
 
 def starts_of(engine: Engine, topic: str, segments: int) -> Iterator[tuple[int, ...]]:
     """Where each partition may begin while all but so many of its segments are deleted."""
-    for log in engine._topic(topic).logs:
+    for log in engine._topics.get(topic).logs:
         bases = sorted(base for name in os.listdir(log.place.path) if (base := offset_of(name, "log")) is not None)
         yield tuple(bases[: max(1, len(bases) - segments + 1)])
 
 
 def contents_of(engine: Engine, topic: str, partition: int) -> Contents:
     """All that a partition holds."""
-    return Contents(engine._topic(topic).logs[partition].start(), events_of(engine, topic, partition))
+    return Contents(engine._topics.get(topic).logs[partition].start(), events_of(engine, topic, partition))
 
 
 def events_of(engine: Engine, topic: str, partition: int, *, reverse: bool = False) -> list[tuple[int, int, bytes]]:
@@ -168,6 +224,22 @@ def events_of(engine: Engine, topic: str, partition: int, *, reverse: bool = Fal
         (event.offset, event.ticks, b"".join(event.chunks()))
         for event in engine.read(topic, partition=partition, reverse=reverse)
     ]
+
+
+def send(
+    engine: Engine,
+    topic: str,
+    partition: int,
+    request: Request,
+    data: tuple[bytes, ...],
+    durability: Durability = "fsync",
+) -> tuple[Acknowledged, ...]:
+    """A producer's request, and its answer."""
+    if len(data) == 1:
+        ref = engine.append(topic, data[0], partition=partition, producer=request, durability=durability)
+        return (_acknowledged(ref),)
+    refs = engine.append_many(topic, data, partition=partition, producer=request, durability=durability)
+    return tuple(map(_acknowledged, refs))
 
 
 def _acknowledged(ref: Ref) -> Acknowledged:
@@ -286,10 +358,61 @@ def retention(driver: Driver) -> None:
     driver.read("r", writer=1)
 
 
+def transactions(driver: Driver) -> None:
+    """Two engines in turn: transactions between appends of both durabilities, over rolls and a seal."""
+    driver.create("x", 2)
+    driver.create("y")
+    driver.append("x", 40, "os")
+    driver.transact([("y", 0, 60, "bytes"), ("x", 0, 50, "bytes")])
+    driver.append("y", 30, "os")
+    driver.transact(
+        [("x", 1, 40, "text"), ("y", 0, 20, "bytes"), ("x", 1, 30, "bytes"), ("x", 1, 50, "text")], writer=1
+    )
+    driver.append("x", 45, "os", partition=1)
+    driver.transact([("x", 0, 30, "bytes"), ("x", 0, 35, "text")])  # several batches of one log
+    driver.transact([("y", 0, 400, "bytes"), ("x", 0, 300, "bytes"), ("x", 1, 100, "bytes")], writer=1)
+    driver.append("y", 20, "os")
+    driver.transact([("y", 0, 450, "bytes"), ("x", 1, 50, "bytes")])  # rolls, and begins the journal anew
+    driver.seal("y", writer=1)
+    driver.transact([("x", 1, 70, "bytes"), ("x", 1, 30, "bytes")], "os", writer=1)  # one batch
+    driver.transact([("x", 1, 40, "bytes"), ("x", 0, 500, "bytes"), ("y", 0, 33, "bytes")], writer=1)  # rolls
+    driver.append("x", 25)
+    driver.transact([("x", 0, 20, "bytes"), ("y", 0, 21, "bytes")])
+    driver.append("y", 22, "os", writer=1)
+    driver.read("x", writer=1)
+    driver.read("y")
+
+
+def producers(driver: Driver) -> None:
+    """Two engines that take over from each other: requests and retries, over rolls, a seal and a transaction."""
+    driver.create("q", 2)
+    driver.ask("q", ("p", 0, 1), [40])
+    driver.ask("q", ("p", 0, 2), [30, 35], "os", writer=1)
+    driver.retry("q", ("p", 0, 2), "fsync")
+    driver.append("q", 50, "os")
+    driver.ask("q", ("r", 0, 7), [100], "os", writer=1)
+    driver.ask("q", ("p", 0, 3), [36], "os")
+    driver.transact([("q", 0, 30, "bytes"), ("q", 1, 31, "bytes")], writer=1)
+    driver.retry("q", ("p", 0, 3), "os", writer=1)
+    driver.ask("q", ("p", 0, 4), [37])
+    driver.ask("q", ("p", 0, 5), [300, 200], "os", writer=1)  # rolls
+    driver.retry("q", ("r", 0, 7))
+    driver.ask("q", ("s", 0, 1), [38], "os", partition=1)
+    driver.seal("q", writer=1)  # rolls and packs
+    driver.retry("q", ("p", 0, 5), writer=1)
+    driver.ask("q", ("p", 1, 6), [39], "os")
+    driver.ask("q", ("r", 0, 8), [700], writer=1)  # a huge event
+    driver.ask("q", ("p", 1, 7), [590], "os", writer=1)  # rolls
+    driver.retry("q", ("s", 0, 1), "os", partition=1, writer=1)
+    driver.append("q", 20, "os")
+
+
 Workload = Callable[[Driver], None]
 WORKLOADS: dict[str, Workload] = {
-    workload.__name__: workload for workload in (durabilities, partitions, sealing, topics, huge, writers, retention)
+    workload.__name__: workload
+    for workload in (durabilities, partitions, sealing, topics, huge, writers, retention, transactions, producers)
 }
+ENGINES: dict[Workload, int] = {writers: 3, retention: 3, transactions: 2, producers: 2}  # how many take turns
 
 
 def record(
@@ -298,7 +421,7 @@ def record(
     """The trace of a workload, run in a new directory that is removed again."""
     root.mkdir()
     recording = disk(root)
-    driver = Driver(root, recording, clock or SteadyClock(), writers=3 if workload in (writers, retention) else 1)
+    driver = Driver(root, recording, clock or SteadyClock(), writers=ENGINES.get(workload, 1))
     workload(driver)
     driver.close()
     shutil.rmtree(root)

@@ -7,6 +7,7 @@ fractions.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -122,10 +123,39 @@ def _plain(value: Any) -> tuple[str, Any]:  # noqa: PLR0911 - one line for each 
     return type(value).__name__, value if isinstance(value, str | bytes) else None
 
 
-names = st.sampled_from(["a", "b", "c", "0", "1", "two words", 'a "quoted" name', "ü"])
-paths = st.lists(names, min_size=1, max_size=3).map(".".join)
-integers = st.integers(-2, 3) | st.sampled_from([2**53, 2**53 + 1, 2**63 - 1, -(2**63)])
-texts = st.sampled_from(["", "a", "b", "ab", "A", "ü", "1", "null"])
+def pointed(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Matches that ask, with every operator, for what is in a document: a wrong answer to one of them is a bug."""
+    found: list[dict[str, Any]] = []
+    for path, value in _places(document, ()):
+        operators = ["$eq", "$ne", "$exists"]
+        if value is not None and not isinstance(value, dict | list):
+            operators += ["$gt", "$gte", "$lt", "$lte"]
+        asked = [{name: True if name == "$exists" else value} for name in operators]
+        asked += [{"$in": [value, "none"]}, {"$nin": [value]}]
+        found += [{".".join(path): one} for one in asked]
+    return found
+
+
+def _places(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each value in a document under the paths that lead to it: in an array with its number, and without."""
+    if path:
+        yield path, value
+    if isinstance(value, dict):
+        for name, member in value.items():
+            yield from _places(member, (*path, name))
+    if isinstance(value, list):
+        for number, element in enumerate(value):
+            yield from _places(element, (*path, str(number)))
+            yield from _places(element, path)
+
+
+# Few names and values, some more often than others: what is drawn for a match shall be found in documents.
+names = st.sampled_from(["a", "a", "a", "b", "b", "0", "1", "two words", 'a "quoted" name', "ü"])
+paths = st.lists(names, min_size=1, max_size=2).map(".".join) | st.lists(names, max_size=4).map(
+    lambda p: ".".join(["a", *p])
+)
+integers = st.integers(0, 2) | st.sampled_from([-1, 2**53, 2**53 + 1, 2**63 - 1, -(2**63)])
+texts = st.sampled_from(["", "a", "b", "ab", "A", "ü", "1"])
 json_scalars = st.none() | st.booleans() | integers | st.sampled_from([0.0, -0.0, 0.5, 1.0, 2.0**53, 1e300]) | texts
 times = st.sampled_from([0, 1, 1000, -5]).map(lambda ms: EPOCH + timedelta(milliseconds=ms))
 bson_scalars = (
@@ -138,30 +168,27 @@ bson_scalars = (
 
 
 def documents(scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    arrays = st.lists(scalars, max_size=3)
     nested = st.recursive(
-        scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=8
+        scalars | arrays,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, min_size=1, max_size=3),
+        max_leaves=8,
     )
-    return st.dictionaries(names, nested, max_size=4)
+    return st.dictionaries(names, nested, min_size=1, max_size=4)
 
 
 def some_matches(scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    values = st.recursive(
-        scalars, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=2), max_leaves=4
-    )
-    comparable = scalars.filter(lambda value: value is not None)
-    operators = st.fixed_dictionaries(
-        {},
-        optional={
-            "$eq": values,
-            "$ne": values,
-            **dict.fromkeys(("$gt", "$gte", "$lt", "$lte"), comparable),
-            **dict.fromkeys(("$in", "$nin"), st.lists(values, max_size=3)),
-            "$exists": st.booleans(),
-            "$regex": st.sampled_from(["a", "^a$", "b|ü", "", "(?i)^A"]),
-        },
-    ).filter(bool)
-    asked = values | operators | operators.map(lambda one: {"$not": one})
-    fields = st.dictionaries(paths, asked, max_size=2)
+    values = scalars | st.lists(scalars, max_size=2) | st.dictionaries(names, scalars | st.lists(scalars), max_size=2)
+    operands = {
+        **dict.fromkeys(("$eq", "$ne"), values),
+        **dict.fromkeys(("$gt", "$gte", "$lt", "$lte"), scalars.filter(lambda value: value is not None)),
+        **dict.fromkeys(("$in", "$nin"), st.lists(values, max_size=4)),
+        "$exists": st.booleans(),
+        "$regex": st.sampled_from(["a", "^a$", "b|ü", "", "(?i)^A"]),
+    }
+    one = st.sampled_from(sorted(operands)).flatmap(lambda name: st.fixed_dictionaries({name: operands[name]}))
+    operators = one | st.tuples(one, one).map(lambda two: {**two[0], **two[1]})
+    fields = st.dictionaries(paths, scalars | values | operators | operators.map(lambda one: {"$not": one}), max_size=2)
     return st.recursive(
         fields,
         lambda inner: (

@@ -51,7 +51,7 @@ class Request(NamedTuple):
     count: int
 
 
-class Refused(Exception):  # noqa: N818  # it is an answer
+class Refused(Exception):  # it is an answer
     """What an append is refused with: the code of the error."""
 
 

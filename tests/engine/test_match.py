@@ -59,7 +59,7 @@ def is_json(value: Any) -> bool:
 
 
 @given(matches.some_matches(matches.json_scalars), st.lists(matches.documents(matches.json_scalars), max_size=5))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_json_matches_as_the_plain_interpreter_says(match: dict[str, Any], documents: list[dict[str, Any]]) -> None:
     matcher = matching.compile(match)
     expected = [place for place, document in enumerate(documents) if matches.matches(match, document)]
@@ -69,12 +69,32 @@ def test_json_matches_as_the_plain_interpreter_says(match: dict[str, Any], docum
 
 
 @given(matches.some_matches(matches.bson_scalars), st.lists(matches.documents(matches.bson_scalars), max_size=5))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_bson_matches_as_the_plain_interpreter_says(match: dict[str, Any], documents: list[dict[str, Any]]) -> None:
     matcher = matching.compile(match)
     expected = [place for place, document in enumerate(documents) if matches.matches(match, document)]
     assert [place for place, document in enumerate(documents) if matcher(document)] == expected
     assert matcher.hits("bson", [bson.encode(document) for document in documents]) == expected
+
+
+@given(st.lists(matches.documents(matches.json_scalars), min_size=1, max_size=4))
+@settings(max_examples=60)
+def test_what_is_in_json_is_found_as_the_plain_interpreter_says(documents: list[dict[str, Any]]) -> None:
+    data = [msgspec.json.encode(document) for document in documents]
+    for match in matches.pointed(documents[0])[:200]:
+        expected = [place for place, document in enumerate(documents) if matches.matches(match, document)]
+        matcher = matching.compile(match)
+        assert matcher.hits("json", data) == expected
+        assert [place for place, document in enumerate(documents) if matcher(document)] == expected
+
+
+@given(st.lists(matches.documents(matches.bson_scalars), min_size=1, max_size=4))
+@settings(max_examples=60)
+def test_what_is_in_bson_is_found_as_the_plain_interpreter_says(documents: list[dict[str, Any]]) -> None:
+    data = [bson.encode(document) for document in documents]
+    for match in matches.pointed(documents[0])[:200]:
+        expected = [place for place, document in enumerate(documents) if matches.matches(match, document)]
+        assert matching.compile(match).hits("bson", data) == expected
 
 
 @given(
@@ -90,6 +110,7 @@ def test_data_that_is_not_json_never_matches_and_hides_nothing(match: dict[str, 
     assert matching.compile(match).hits("json", data) == expected
 
 
+@settings(max_examples=60)
 @given(st.binary(max_size=60), matches.documents(matches.bson_scalars), st.data())
 def test_damaged_bson_never_raises(noise: bytes, document: dict[str, Any], data: st.DataObject) -> None:
     whole = bytearray(bson.encode(document))

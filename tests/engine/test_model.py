@@ -18,12 +18,27 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headwater.engine.consumer import Consumer
 from headwater.engine.engine import Engine
-from headwater.errors import Conflict, Corrupt, Fenced, HeadwaterError, Invalid, NotFound
+from headwater.errors import Conflict, Fenced, Invalid, NotFound
 from headwater.event import Durability, Event, Ref
 from headwater.format.names import file_of, partition_of
 from tests.crash.machine import Loss
-from tests.engine.model import Cursor, Found, FoundLog, Handle, Log, Model, Move, Refused, Request, Row, Step, Topic
-from tests.engine.model import ascending, copy_of, survived
+from tests.engine.model import (
+    Cursor,
+    Found,
+    FoundLog,
+    Handle,
+    Log,
+    Model,
+    Move,
+    Refused,
+    Request,
+    Row,
+    Step,
+    Topic,
+    ascending,
+    copy_of,
+    survived,
+)
 from tests.engine.stage import Stage, segments_of
 
 PARTITIONS = {"a": 1, "b": 2}

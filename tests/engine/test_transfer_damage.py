@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+import headwater
 from headwater.engine.engine import Engine
 from headwater.engine.transfer import exporting, files, jsonl, puro
 from headwater.errors import Corrupt, HeadwaterError, Invalid, TooLarge
@@ -95,6 +96,14 @@ def test_a_message_that_is_damaged_is_named_by_its_position(filled: Engine) -> N
     whole[at] ^= 1
     assert import_into(filled, "copy", bytes(whole), "puro", skip=7) == 13
     assert data_of(filled, "copy") == data_of(filled, "t")
+
+
+def test_what_came_before_the_damage_is_durable(tmp_path: Path) -> None:
+    with headwater.open(tmp_path / "data") as hw:
+        with pytest.raises(Corrupt):
+            import_into(hw, "t", b'{"data": "a"}\n{"data": "b"}\n{', "jsonl")
+        (partition,) = hw.describe("t").partitions
+        assert (partition.end, partition.durable) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -236,3 +236,45 @@ def read_blob(stored: bytes, reference: bytes) -> bytes:
     crcs = [crc(stored[at : min(at + chunk, size)]) for at in range(0, size, chunk)]
     check(struct.pack(f"<{len(crcs)}I", *crcs) == table, "damaged chunk")
     return stored[:size]
+
+
+def read_index(stored: bytes) -> dict[int, bytes]:
+    """The sections of an index by their kind, each verified."""
+    magic, header_crc, n = struct.unpack_from("<8sII", stored)
+    at = 48 + 16 * n
+    check(magic == b"HWINDEX1" and crc(stored[12:at]) == header_crc, "damaged index")
+    sections = {}
+    for i in range(n):
+        kind, section_crc, size = struct.unpack_from("<IIQ", stored, 48 + 16 * i)
+        sections[kind] = stored[at : at + size]
+        check(crc(sections[kind]) == section_crc, f"damaged section {kind}")
+        at += size
+    check(at == len(stored), "damaged: bytes are behind the index")
+    return sections
+
+
+def batches_of(key: bytes, sections: dict[int, bytes]) -> list[int]:
+    """The numbers of the batches that may hold a key, by the pages that may hold its hash."""
+    m, p = struct.unpack_from("<II", sections[5])
+    first_hashes, crcs = (
+        struct.unpack_from(f"<{p}I", sections[5], 8),
+        struct.unpack_from(f"<{p}I", sections[5], 8 + 4 * p),
+    )
+    check(len(sections[6]) == 8 * m and p == -(-m // 1024), "damaged: the directory does not fit")
+    hash = key_hash(key)
+    start = max(0, sum(first < hash for first in first_hashes) - 1)
+    found = []
+    for number in range(start, sum(first <= hash for first in first_hashes)):
+        page = sections[6][number * 8192 : (number + 1) * 8192]
+        check(crc(page) == crcs[number], "damaged page")
+        found += [entry & 0xFFFFFFFF for (entry,) in struct.iter_unpack("<Q", page) if entry >> 32 == hash]
+    return found
+
+
+def key_hash(key: bytes) -> int:
+    h = (len(key) + 1) * 0x9E3779B97F4A7C15 % 2**64
+    some = key[:1024] + bytes(-len(key[:1024]) % 8)
+    for (word,) in struct.iter_unpack("<Q", some):
+        h = (h ^ word) * 0xD6E8FEB86659FD93 % 2**64
+        h ^= h >> 32
+    return h * 0x9E3779B97F4A7C15 % 2**64 >> 32

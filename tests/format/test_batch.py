@@ -396,6 +396,8 @@ def test_some_rows_are_taken_as_from_a_list(batch: strategies.Batch, data: st.Da
         column = found.column(kind)
         if column is not None:
             assert column.values(lo, hi) == values[lo:hi]
+            assert column.slice(lo, hi).values(0, hi - lo) == values[lo:hi]
+            column.slice(lo, hi).validate()
             assert column.take(np.array(rows, np.int64)) == [values[row] for row in rows]
             assert column.equals(wanted).tolist() == [value == wanted for value in values]
             picked = column.pick(np.array(rows, np.int64)) if rows else None
@@ -404,6 +406,19 @@ def test_some_rows_are_taken_as_from_a_list(batch: strategies.Batch, data: st.Da
                 assert picked.values(0, len(rows)) == expected
             else:
                 assert not any(expected)
+
+
+@given(st.integers(0, 40), st.data())
+def test_a_value_is_found_among_others_of_any_length(length: int, data: st.DataObject) -> None:
+    """Values are compared word by word: those that differ in one byte only, or only in length, are told apart."""
+    value = data.draw(st.binary(min_size=length, max_size=length))
+    changed = [value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :] for at in range(length)]
+    choices: list[list[bytes | None]] = [[], [b""], [value + b"\0"], [value[:-1], None]]
+    others = data.draw(st.sampled_from(choices))
+    values = data.draw(st.permutations([value, *changed, value, *others]))
+    column = Column.of_optional(values)
+    assert column is not None
+    assert column.equals(value).tolist() == [each == value for each in values]
 
 
 def test_meta_is_json_in_the_order_given() -> None:

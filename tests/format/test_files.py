@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headwater.errors import Corrupt, HeadwaterError, Unsupported
 from headwater.format import blob, cursors, segment, settings, tail
 from headwater.format.cursors import CursorsHeader, CursorSlot, Member, Words
-from headwater.format.index import Index
+from headwater.format.index import Index, head_bytes
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import Store, Topic, TopicSettings
 from headwater.format.tail import Slot
@@ -227,7 +227,8 @@ def test_the_blob_of_another_event_is_detected() -> None:
 def parts(index: Index) -> list[object]:
     kept = None if index.types is None else {name: numbers.tolist() for name, numbers in index.types.items()}
     numbers = index.offsets.tolist(), index.ticks.tolist(), index.positions.tolist()
-    return [index.file_id, index.base_offset, index.end_offset, index.segment_bytes, *numbers, kept]
+    keys = None if index.keys is None else index.keys.tolist()
+    return [index.file_id, index.base_offset, index.end_offset, index.segment_bytes, *numbers, kept, keys]
 
 
 @given(strategies.indexes())
@@ -272,6 +273,65 @@ def test_an_unknown_section_of_an_index_is_passed_over() -> None:
     assert parts(Index.decode(grown)) == parts(Index.decode(stored))
 
 
+def lookup(stored: bytes, hash: int) -> list[int] | None:
+    """The batches of a key hash, reading no more than must be; None if the index keeps no keys."""
+    head = head_bytes(stored[:400], len(stored))
+    index = Index.decode_head(stored[:head], len(stored))
+    if index.pages is None:
+        return None
+    first, end = index.pages.find(hash)
+    start, stop = index.pages.range(first, end)
+    return index.pages.batches(hash, first, stored[start:stop])
+
+
+@given(strategies.indexes(), st.data())
+def test_a_key_is_found_by_its_pages(index: Index, data: st.DataObject) -> None:
+    stored = index.encode()
+    keys = None if index.keys is None else index.keys.tolist()
+    hash = data.draw(st.sampled_from(keys).map(lambda entry: entry >> 32) if keys else st.integers(0, 2**32 - 1))
+    for wanted in (hash, max(0, hash - 1), min(hash + 1, 2**32 - 1), 0, 2**32 - 1):
+        expected = None if keys is None else [entry & 0xFFFFFFFF for entry in keys if entry >> 32 == wanted]
+        assert lookup(stored, wanted) == expected
+
+
+@pytest.mark.parametrize("repeated", [1, 1024, 1025, 3000])
+def test_a_key_in_many_batches_is_found_over_several_pages(repeated: int) -> None:
+    one = np.array([5], np.int64)
+    entries = [1 << 32, *(7 << 32 | number for number in range(repeated)), 8 << 32 | 5]
+    stored = Index(1, 5, 6, 200, one, one, one, None, np.array(entries, np.uint64)).encode()
+    assert lookup(stored, 7) == list(range(repeated))
+    assert [lookup(stored, hash) for hash in (0, 1, 2, 6, 8, 9)] == [[], [0], [], [], [5], []]
+
+
+@given(strategies.indexes().filter(lambda index: index.keys is not None), st.data())
+def test_any_flipped_byte_is_detected_where_a_key_is_looked_for(index: Index, data: st.DataObject) -> None:
+    """It is not found, found as it was, or the index counts as damaged: a flipped byte never hides one."""
+    stored = index.encode()
+    assert index.keys is not None
+    at = data.draw(st.integers(0, len(stored) - 1))
+    hashes = {int(entry) >> 32 for entry in index.keys[:: max(1, len(index.keys) // 20)]} | {0, 2**32 - 1}
+    for hash in hashes:
+        try:
+            found = lookup(flipped(stored, at, data.draw(st.integers(1, 255))), hash)
+        except Corrupt:
+            continue
+        assert found == lookup(stored, hash)
+
+
+def test_an_index_whose_pages_are_not_its_keys_is_detected() -> None:
+    one = np.array([5], np.int64)
+    index = Index(1, 5, 6, 200, one, one, one, None, np.array([7 << 32], np.uint64))
+    stored, other = index.encode(), msgspec.structs.replace(index, keys=np.array([8 << 32], np.uint64)).encode()
+    table, body = 48 + 16 * 5, 24
+    keys = slice(table + body, table + body + 16)  # section 5; its entry in the table is the fourth
+    entry = slice(48 + 16 * 3, 48 + 16 * 4)
+    mixed = bytearray(stored)
+    mixed[entry], mixed[keys] = other[entry], other[keys]
+    mixed[8:12] = crc32c(bytes(mixed[12:table])).to_bytes(4, "little")
+    with pytest.raises(Corrupt, match="pages"):
+        Index.decode(bytes(mixed))
+
+
 def test_the_index_finds_the_batch_of_an_offset() -> None:
     offsets = np.array([10, 13, 20], np.int64)
     index = Index(1, 10, 25, 200, offsets, offsets, offsets, None)
@@ -294,9 +354,8 @@ def signed(plain: dict[str, object]) -> bytes:
     return canonical(plain | {"crc": f"{crc32c(canonical(plain)):08x}"}) + b"\n"
 
 
-@given(strategies.topic_names, st.integers(1, 4096), st.sampled_from(["none", "zstd"]), st.integers(0, 2**40))
-def test_settings_come_back(name: str, partitions: int, compression: str, size: int) -> None:
-    chosen = msgspec.convert({"compression": compression, "segment_bytes": size}, TopicSettings)
+@given(strategies.topic_names, st.integers(1, 4096), strategies.topic_settings)
+def test_settings_come_back(name: str, partitions: int, chosen: TopicSettings) -> None:
     topic = Topic(name=name, uuid=UUID, partitions=partitions, settings=chosen)
     assert settings.decode(settings.encode(topic), Topic) == topic
     assert settings.decode(settings.encode(Store(uuid=UUID)), Store) == Store(uuid=UUID)

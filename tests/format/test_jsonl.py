@@ -98,6 +98,13 @@ def test_data_is_readable_where_it_can_be_and_exact_beside_where_it_is_not() -> 
     assert fields(b"no bson", "bson") == {"data_base64": base64.b64encode(b"no bson").decode()}
 
 
+@pytest.mark.parametrize("data", [b'{"a": "\xff"}', b"{broken", b"1 2", b""])
+def test_what_is_not_json_is_not_written_as_such(data: bytes) -> None:
+    told = msgspec.json.decode(jsonl.encode(event_of(data, "json")))
+    assert told["data_base64"] == base64.b64encode(data).decode()
+    assert "data" not in told
+
+
 @pytest.mark.parametrize(
     ("line", "content", "expected"),
     [

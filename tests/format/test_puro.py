@@ -139,6 +139,14 @@ def test_a_length_that_is_not_in_its_shortest_form_is_damage(padded: str) -> Non
     assert puro.decode(bytes([crc8(rest)]) + rest).problem == "the length of a message is impossible"
 
 
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("lying", ["03 02 74 00", "03 01 74 01", "02 00 01", "03 8001 74", "04 01 74 8001"])
+def test_lengths_that_reach_over_the_message_are_damage_also_under_a_right_checksum(lying: str, copies: int) -> None:
+    rest = bytes.fromhex(lying)
+    found = puro.decode((bytes([crc8(rest)]) + rest) * copies)
+    assert (len(found), found.consumed, found.problem) == (0, 0, "the lengths of a message do not fit")
+
+
 @given(st.binary(max_size=200))
 def test_no_bytes_make_it_fail(data: bytes) -> None:
     found = puro.decode(data)

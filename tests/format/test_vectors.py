@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import headwater
@@ -15,6 +17,7 @@ from headwater.event import Event
 from headwater.format import batch, blob, cursors, journal, producers, segment, settings, tail
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.index import Index
+from headwater.format.keyhash import key_hash
 from headwater.limits import Limits
 from tests.format import independent_reader
 from tests.vectors import make
@@ -163,11 +166,26 @@ def test_the_golden_journal_is_read() -> None:
     ]
 
 
+def test_the_golden_index_with_keys_is_read() -> None:
+    stored, meaning = golden("index-keys")
+    found, sections = Index.decode(stored), independent_reader.read_index(stored)
+    assert found.keys is not None
+    assert len(found.keys) == meaning["entries"]
+    pages = Index.decode_head(stored[: -8 * meaning["entries"]], len(stored)).pages
+    assert pages is not None
+    for key, batches in meaning["batches"].items():
+        first, end = pages.find(key_hash(key.encode()))
+        start, stop = pages.range(first, end)
+        assert pages.batches(key_hash(key.encode()), first, stored[start:stop]) == batches
+        assert independent_reader.batches_of(key.encode(), sections) == batches
+    assert Index.decode(golden("index")[0]).keys is None
+
+
 def test_the_golden_settings_are_read() -> None:
     stored, meaning = golden("headwater-json")
     assert settings.decode(stored, settings.Store).uuid == meaning["uuid"]
     assert independent_reader.read_settings(stored) == {"format": 1, "uuid": meaning["uuid"]}
-    for name in ("topic-json", "topic-settings-json"):
+    for name in ("topic-json", "topic-settings-json", "topic-retention-json"):
         stored, meaning = golden(name)
         del meaning["what"]
         topic = settings.decode(stored, settings.Topic)
@@ -211,8 +229,28 @@ def test_the_page_suffices_to_read_a_log(tmp_path: Path, compression: Any) -> No
     found = independent_reader.read_topic(tmp_path, topic)
     assert found == expected
     assert len(found[0]) > 300
+    check_keys_by_the_page(tmp_path, found)
     for event in found[0] + found[1]:
         assert event.key is None or event.partition == 0 or independent_reader.crc(event.key) * 2 >> 32 == 1
+
+
+def check_keys_by_the_page(path: Path, topic: list[list[independent_reader.Event]]) -> None:
+    """Each sealed segment's index tells of every key which batches hold it, and of no other than those keys."""
+    looked_at = 0
+    for file in (path / "topics").rglob("*.index"):
+        sections = independent_reader.read_index(file.read_bytes())
+        base = np.frombuffer(sections[1], np.int64).tolist()
+        events = [event for event in topic[int(file.parent.name)] if event.offset >= base[0]]
+        end = min((int(other.stem) for other in file.parent.glob("*.log") if int(other.stem) > base[0]), default=2**63)
+        held: dict[bytes, set[int]] = {}
+        for event in events:
+            if event.offset < end and event.key is not None:
+                held.setdefault(event.key, set()).add(bisect_right(base, event.offset) - 1)
+        for key, numbers in held.items():
+            assert independent_reader.batches_of(key, sections) == sorted(numbers)
+            looked_at += 1
+        assert len(sections[6]) == 8 * sum(map(len, held.values()))
+    assert looked_at > 20
 
 
 def test_the_independent_reader_refuses_damage(tmp_path: Path) -> None:

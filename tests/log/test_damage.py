@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -176,6 +177,8 @@ def test_no_damaged_byte_makes_any_read_wrong(small: Small, step: int) -> None:
         ({"type": "b"}, [event for event in events if event[5] == "b"]),
         ({"type": "c", "reverse": True}, [event for event in events[::-1] if event[5] == "c"]),
         ({"key": b"k"}, [event for event in events if event[6] == b"k"]),
+        ({"key": b"", "reverse": True}, [event for event in events[::-1] if event[6] == b""]),
+        ({"key": b"none"}, []),
         *(({"start": small.ids[i]}, events[i:]) for i in (1, 4, 7, 9, 10)),
         *(({"start": i, "end": i + 1}, events[i : i + 1]) for i in (3, 8, 10)),
     ]
@@ -187,6 +190,9 @@ def test_no_damaged_byte_makes_any_read_wrong(small: Small, step: int) -> None:
                     assert found == expected, (where, options)
                 else:
                     assert found == expected[: len(found)], (where, options)
+            for key, version in ((b"k", 10), (b"", 5), (b"none", None)):
+                with contextlib.suppress(Corrupt):
+                    assert hw.version("t", key) == version, (where, key)
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.torture)])
@@ -195,6 +201,12 @@ def test_damage_of_what_can_be_rebuilt_changes_nothing(small: Small, step: int) 
         with small.open() as hw:
             assert [plain(event) for event in hw.read("t")] == small.events, where
             assert [plain(event) for event in hw.read("t", type="c")] == [e for e in small.events if e[5] == "c"], where
+            for key in (b"k", b""):
+                mine = [event for event in small.events if event[6] == key]
+                assert [plain(event) for event in hw.read("t", key=key)] == mine, where
+                assert [plain(event) for event in hw.read("t", key=key, reverse=True)] == mine[::-1], where
+                assert hw.version("t", key) == mine[-1][2], where
+            assert hw.version("t", b"none") is None, where
             assert hw.append("t", b"next").offset == 11, where
         small.check_that_nothing_is_lost(where)
 
@@ -206,7 +218,7 @@ def test_no_damaged_header_leads_astray(tmp_path: Path, way: str, finished: bool
     with open_unsynced(tmp_path / "data") as hw:
         events = [hw.append("t", b"%d" % number) for number in range(9)]
         if finished:
-            hw._topic("t").logs[0].roll(tell=False)
+            hw._topics.get("t").logs[0].roll(tell=False)
     file = tmp_path / "data/topics/t/0/00000000000000000000.log"
     stored = file.read_bytes()
     size = (len(stored) - 64) // 9
@@ -284,9 +296,11 @@ def test_check_finds_an_index_that_does_not_tell_the_truth(small: Small) -> None
     file = small.log / "00000000000000000000.index"
     index = Index.decode(file.read_bytes())
     assert index.types is not None
+    assert index.keys is not None
     lies = [
         msgspec.structs.replace(index, positions=index.positions[::-1].copy()),
         msgspec.structs.replace(index, types={b"a": index.types[b"a"]}),
+        msgspec.structs.replace(index, keys=index.keys[1:]),
         msgspec.structs.replace(index, ticks=index.ticks + 1),
     ]
     for lie in lies:

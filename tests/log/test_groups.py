@@ -77,7 +77,7 @@ def run_together(works: list[Callable[[], Any]]) -> list[Any]:
 
 def waiting(hw: Engine) -> int:
     """How many appends wait for the one that leads."""
-    return len(hw._topic("t").logs[0]._group._queue)
+    return len(hw._topics.get("t").logs[0]._group._queue)
 
 
 @contextlib.contextmanager
@@ -204,7 +204,7 @@ def test_what_needs_the_log_alone_gets_its_turn(hw: Engine) -> None:
         try:
             for _ in range(20):
                 hw.sync("t")
-                hw._topic("t").logs[0].roll(tell=False)
+                hw._topics.get("t").logs[0].roll(tell=False)
         finally:
             stop.set()
 
@@ -248,7 +248,7 @@ def test_an_interrupt_is_raised_when_the_append_it_came_to_is_done(hw: Engine, d
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, interrupt)
-    group = hw._topic("t").logs[0]._group
+    group = hw._topics.get("t").logs[0]._group
     try:
         threading.Thread(target=interrupt_when_queued, args=(group,)).start()
         with pytest.raises(KeyboardInterrupt):

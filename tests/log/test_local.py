@@ -161,7 +161,7 @@ def test_a_huge_event_holds_no_lock_while_it_arrives_and_bounds_memory(hw: Engin
 def test_sealing_leaves_the_lock_to_the_writers(hw: Engine, tmp_path: Path) -> None:
     for number in range(2_000):
         hw.append("t", b"%d" % number, durability="os")
-    log = hw._topic("t").logs[0]
+    log = hw._topics.get("t").logs[0]
     log.roll(tell=False)
     with headwater.open(tmp_path / "data", limits=Limits(lock_wait_s=0.5)) as other:
         meanwhile: list[int] = []

@@ -103,7 +103,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model is not None)
     @rule(engine=engines)
     def roll(self, engine: int) -> None:
-        self.engines[engine]._live("t").logs[0].roll(tell=False)
+        self.engines[engine]._topics.live("t").logs[0].roll(tell=False)
 
     @rule(engine=engines)
     def reopen(self, engine: int) -> None:

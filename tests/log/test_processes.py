@@ -198,7 +198,7 @@ def test_what_another_process_seals_or_rolls_is_noticed_in_the_middle(path: Path
             if what == "seal":
                 other.seal("t")
             else:
-                other._topic("t").logs[0].roll(tell=False)
+                other._topics.get("t").logs[0].roll(tell=False)
             other.append("t", b"%d" % number)
 
     in_another_process(path, change)

@@ -59,7 +59,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         with open_unsynced(made[segments]) as hw:
             for _ in range(segments - 1):
                 hw.append("t", b"x" * 50)
-                hw._topic("t").logs[0].roll(tell=False)
+                hw._topics.get("t").logs[0].roll(tell=False)
             hw.append("t", b"last")
             hw.seal("t")
             hw.append("t", b"active")

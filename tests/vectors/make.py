@@ -21,6 +21,7 @@ from headwater.format.column import Column
 from headwater.format.cursors import CursorsHeader, CursorSlot, Member
 from headwater.format.index import Index
 from headwater.format.journal import Entry, Move, Share
+from headwater.format.keyhash import U64, key_hash
 from headwater.format.producers import Answer, Known, Producer
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import Store, Topic, TopicSettings
@@ -222,8 +223,17 @@ def _files() -> dict[str, Vector]:
         {b"placed": np.array([0, 2], np.int32), b"": np.array([1], np.int32)},
     )
     chosen = TopicSettings(segment_bytes=1_048_576, segment_age_ms=60_000, data_bytes_max=99, compression="zstd")
+    kept = TopicSettings(
+        retention_bytes=10**12,
+        retention_segments=100,
+        retention_age_ms=604_800_000,
+        retention_consumers=True,
+        retention_bytes_hard=2 * 10**12,
+        overflow="refuse",
+    )
     topics = {
         "topic": Topic(name="orders", uuid=UUID, partitions=1),
+        "topic-retention": Topic(name="orders", uuid=UUID, partitions=2, settings=kept),
         "topic-settings": Topic(name='Größe/"x"\t\u2028', uuid=UUID, partitions=7, settings=chosen),
     }
     remembered = {
@@ -280,25 +290,31 @@ def _files() -> dict[str, Vector]:
             journal.encode(7, entry, [b"12345678", b"abc" * 8]) + journal.encode(8, Entry([], []), []),
             {"what": "Two transactions, numbers 7 and 8; the second brings nothing."} | msgspec.to_builtins(entry),
         ),
+        "index-keys": (
+            msgspec.structs.replace(index, keys=_key_entries()).encode(),
+            {
+                "what": "The same with keys, on two pages: 'k0' to 'k1023', each in the batch of its number modulo 3, "
+                "and 'k1' in batch 2 too.",
+                "entries": 1025,
+                "batches": {"k0": [0], "k1": [1, 2], "k1023": [0], "k1024": []},
+            },
+        ),
         "headwater-json": (settings.encode(Store(uuid=UUID)), {"what": "headwater.json", "format": 1, "uuid": UUID}),
     } | {
         f"{name}-json": (
             settings.encode(topic),
             {
                 "what": "topic.json"
-                + (" with every setting, and a name that needs escaping" if name != "topic" else ""),
+                + {
+                    "topic": "",
+                    "topic-retention": " with every bound of retention",
+                    "topic-settings": " with every setting but retention, and a name that needs escaping",
+                }[name],
                 "format": 1,
                 "name": topic.name,
                 "uuid": UUID,
                 "partitions": topic.partitions,
-                "settings": {
-                    "segment_bytes": topic.settings.segment_bytes,
-                    "segment_age_ms": topic.settings.segment_age_ms,
-                    "data_bytes_max": topic.settings.data_bytes_max,
-                    "compression": topic.settings.compression,
-                }
-                if name != "topic"
-                else {},
+                "settings": msgspec.to_builtins(topic.settings),
             },
         )
         for name, topic in topics.items()
@@ -333,6 +349,11 @@ def _cursors() -> Vector:
         "partition 0 slot 1": told(newer),
         "partition 1 slot 1": told(free),
     }
+
+
+def _key_entries() -> U64:
+    pairs = [(b"k%d" % number, number % 3) for number in range(1024)] + [(b"k1", 2)]
+    return np.sort(np.array([key_hash(key) << 32 | number for key, number in pairs], np.uint64))
 
 
 def _segment(what: str, *, packed: bool) -> Vector:

@@ -24,8 +24,9 @@ from headwater.errors import HeadwaterError
 
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
-    "Events": ("append", "read", "tail", "export", "import"),
-    "Keeping": ("seal", "retain", "check", "repair"),
+    "Events": ("append", "tx", "read", "tail", "export", "import"),
+    "Consumers": ("consume", "consumers", "seek", "forget", "replay"),
+    "Keeping": ("seal", "reindex", "retain", "check", "repair"),
     "Tools": ("bench", "completion"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)

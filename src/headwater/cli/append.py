@@ -9,18 +9,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain, groupby
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.arguments import Natural, Pair, data_argument, json_option, topic_argument
+from headwater.cli.arguments import Natural, Pair, Version, data_argument, json_option, topic_argument
 from headwater.cli.lines import read_lines
 from headwater.cli.progress import Waiting
 from headwater.errors import HeadwaterError, Invalid
 
 if TYPE_CHECKING:
+    from headwater.engine.appending import Version as Version_
     from headwater.engine.engine import Engine
     from headwater.event import Content, Durability, Ref, Refs
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
         "headwater append data notes 'the first' 'the second'",
         "journalctl -f -o json | headwater append data journal --quiet",
         "headwater append data videos --file film.mp4 --meta name=film.mp4",
+        "headwater append data orders --key o-17 --expect 41 '{\"paid\": 12}'",
+        "headwater append data orders --producer till-3 --seq 1207 '{\"total\": 8}'",
     ]
 )
 @data_argument
@@ -48,6 +51,12 @@ if TYPE_CHECKING:
     "--durability", type=click.Choice(["fsync", "os"]), default="fsync", help="Wait for the disk, or the system."
 )
 @click.option("--partition", type=Natural(), metavar="N", help="Choose the partition.")
+@click.option(
+    "--expect", type=Version(), metavar="VERSION", help="Only if this is the offset of KEY's last event, or none."
+)
+@click.option("--producer", metavar="ID", help="Who appends: with --seq, a retry gets the first answer.")
+@click.option("--epoch", type=Natural(), default=0, metavar="N", help="A higher one shuts out lower ones.")
+@click.option("--seq", type=Natural(), metavar="N", help="The number of the producer's request; it grows.")
 @json_option("Print references as JSON, one object a line.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no references.")
 def append(
@@ -62,6 +71,10 @@ def append(
     lines: bool,
     durability: Durability,
     partition: int | None,
+    expect: Version_ | None,
+    producer: str | None,
+    epoch: int,
+    seq: int | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -73,12 +86,13 @@ def append(
     Lines go in batches as they arrive; empty ones are left out. The topic, and the directory, are made if need be.
     """
     _check_use(values, file, lines)
+    guard = _guard(key, expect, producer, epoch, seq, once=file is not None or bool(values))
     import headwater
 
     with headwater.open(data, durability=durability) as hw:
         if not quiet and topic not in hw.topics():
             show.note(f"new topic {topic} in {data}")
-        target = Target(hw, topic, type_, key, dict(meta), partition)
+        target = Target(hw, topic, type_, key, dict(meta), partition, guard)
         reads_lines = file is None and not values
         told = References(as_json=as_json, quiet=quiet, ranges=reads_lines and show.is_terminal(sys.stdout))
         if reads_lines:
@@ -97,11 +111,33 @@ def _check_use(values: Sequence[str], file: str | None, lines: bool) -> None:
         raise click.UsageError("nothing to append: give a VALUE, --file, or lines on stdin")
 
 
+def _guard(
+    key: str | None, expect: Version_ | None, producer: str | None, epoch: int, seq: int | None, *, once: bool
+) -> dict[str, Any]:
+    """The conditions of a request, as arguments of the library; it has them only if it is one request."""
+    if (producer is None) != (seq is None):
+        raise click.UsageError("--producer and --seq belong together")
+    if expect is None and producer is None:
+        return {}
+    if expect is not None and key is None:
+        raise click.UsageError("--expect needs --key")
+    if not once:
+        raise click.UsageError("--expect and --producer are for VALUEs and --file, not for lines")
+    return {"expected_version": expect, "producer": None if producer is None else (producer, epoch, seq)}
+
+
 class Target:
     """Where the events go, and what they have in common."""
 
     def __init__(
-        self, hw: Engine, topic: str, type: str, key: str | None, meta: dict[str, str], partition: int | None
+        self,
+        hw: Engine,
+        topic: str,
+        type: str,
+        key: str | None,
+        meta: dict[str, str],
+        partition: int | None,
+        guard: dict[str, Any],
     ) -> None:
         self._hw = hw
         self.topic = topic
@@ -109,10 +145,13 @@ class Target:
         self._key = key
         self._meta = meta
         self._partition = partition
+        self._guard = guard
 
     def append(self, values: Sequence[bytes], content: Content | None) -> Iterator[Refs]:
         """Append in order, neighbours of the same content together."""
         encoded = [encode(value, content) for value in values]
+        if self._guard and len({found for found, _ in encoded}) > 1:
+            raise Invalid("the values are of several contents, and so not one request", hint="give --content")
         for found, run in groupby(encoded, key=lambda each: each[0]):
             data = [value for _, value in run]
             yield self._hw.append_many(
@@ -123,6 +162,7 @@ class Target:
                 metas=[self._meta] * len(data) if self._meta else None,
                 content=found,
                 partition=self._partition,
+                **self._guard,
             )
 
     def append_one(self, data: bytes | Iterator[bytes], content: Content) -> Ref:
@@ -134,6 +174,7 @@ class Target:
             meta=self._meta,
             content=content,
             partition=self._partition,
+            **self._guard,
         )
 
 

@@ -85,6 +85,17 @@ class Natural(Kind):
         return int(value)
 
 
+class Version(Kind):
+    """The offset of a key's last event, or that it has none."""
+
+    name = "version"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value != "none" and not isinstance(value, int) and not value.isdecimal():
+            self.fail(f"{value!r} is not a version; write the offset of the key's last event, or none", param, ctx)
+        return value if value == "none" else int(value)
+
+
 class Size(Kind):
     """A number of bytes."""
 
@@ -159,6 +170,16 @@ def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return []
 
 
+def complete_consumer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
+    """The consumers of the topic that was given; nothing if there is none."""
+    import headwater
+
+    with contextlib.suppress(HeadwaterError, OSError), headwater.open(ctx.params["data"], mode="existing") as hw:
+        names = {info.name for info in hw.consumers(ctx.params["topic"])}
+        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+    return []
+
+
 def data_argument(function: F) -> F:
     return click.argument("data", metavar="DATA", shell_complete=complete_directory)(function)
 
@@ -169,6 +190,10 @@ def topic_argument(function: F) -> F:
 
 def optional_topic_argument(function: F) -> F:
     return click.argument("topic", metavar="[TOPIC]", required=False, shell_complete=complete_topic)(function)
+
+
+def consumer_argument(function: F) -> F:
+    return click.argument("name", metavar="NAME", shell_complete=complete_consumer)(function)
 
 
 def partition_option(function: F) -> F:

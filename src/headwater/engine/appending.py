@@ -109,8 +109,8 @@ def check_producer(producer: Producer | tuple[str, int, int] | None, limits: Lim
     if producer is None:
         return None
     try:
-        checked = producer if isinstance(producer, Producer) else msgspec.convert(producer, _PRODUCER)
-        id, epoch, seq = (checked.id, checked.epoch, checked.seq) if isinstance(checked, Producer) else checked
+        said = (producer.id, producer.epoch, producer.seq) if isinstance(producer, Producer) else producer
+        id, epoch, seq = msgspec.convert(said, _PRODUCER)
         sound = bool(id) and 0 <= epoch < 1 << 32 and 0 <= seq < 1 << 63
     except (TypeError, msgspec.ValidationError) as error:
         raise _not_a_producer(producer) from error

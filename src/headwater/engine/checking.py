@@ -14,6 +14,7 @@ from headwater.storage import check as log_check
 from headwater.storage import repair as log_repair
 from headwater.storage import sealer
 from headwater.storage.check import Counts, Finding
+from headwater.storage.journal import Journal
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
 
@@ -37,7 +38,7 @@ class CheckReport(msgspec.Struct):
         return any(finding.damage for finding in self.findings)
 
 
-def check(catalogue: Catalogue, name: str | None, progress: Progress | None) -> CheckReport:
+def check(catalogue: Catalogue, journal: Journal, name: str | None, progress: Progress | None) -> CheckReport:
     """Verify one topic, or all."""
     report = CheckReport()
     counts = Counts()
@@ -47,6 +48,8 @@ def check(catalogue: Catalogue, name: str | None, progress: Progress | None) -> 
     advance = _advancing(sum(_segment_bytes(place) for place in places), progress)
     for place in places:
         report.findings += log_check.check(place, counts, advance)
+    if name is None:
+        report.findings += _left_behind(journal)
     report.topics, report.partitions = len(topics), len(places)
     report.segments, report.batches = counts.segments, counts.batches
     report.events, report.bytes = counts.events, counts.bytes
@@ -63,6 +66,14 @@ def reindex(places: list[Place], progress: Progress | None) -> int:
         made += sealer.reindex(place, base)
         advance(size)
     return made
+
+
+def _left_behind(journal: Journal) -> Iterator[Finding]:
+    """Journals of processes that are gone, which opening the directory could not finish."""
+    for path, count in journal.abandoned():
+        what = f"{count} committed, kept until all their logs are well" if count else "none committed"
+        problem = f"transactions of a process that is gone: {what}"
+        yield Finding("journal", -1, str(path), 0, 0, problem, damage=False)
 
 
 def plan(catalogue: Catalogue, name: str | None) -> list[Action]:

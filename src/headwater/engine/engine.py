@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
-from itertools import count as counter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack
 from weakref import WeakSet
 
 import msgspec
-import numpy as np
 
 from headwater.engine import appending, batches, checking, dead, reading
 from headwater.engine.appending import Data, Meta, Version
@@ -29,17 +26,17 @@ from headwater.engine.info import TopicInfo, partition_info
 from headwater.engine.reading import At
 from headwater.engine.retaining import Keeper
 from headwater.engine.selection import Selection
+from headwater.engine.topics import Topics
 from headwater.engine.transaction import Transaction
 from headwater.engine.transfer import exporting, importing
 from headwater.engine.transfer.chunks import Wanted
 from headwater.engine.transfer.files import Target
-from headwater.errors import Closed, Invalid, NotFound, Unavailable
+from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow
 from headwater.format.journal import Entry
-from headwater.format.names import partition_of, partitions_of
 from headwater.format.producers import Producer
-from headwater.format.settings import Retention, Topic, TopicSettings
+from headwater.format.settings import Retention, TopicSettings
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.journal import Journal, restore
@@ -57,30 +54,6 @@ _engines: WeakSet[Engine] = WeakSet()  # which must begin anew in a forked child
 
 LEASE_MS_MIN = 50  # below, a stall of the machine would take every lease away
 ARROW_BYTES = 8 * 1024 * 1024  # how much of a table goes into one batch
-
-
-class OpenTopic:
-    """A topic in use: its settings and one log per partition."""
-
-    __slots__ = ("logs", "only", "rounds", "topic")
-
-    def __init__(self, topic: Topic, logs: list[LocalLog]) -> None:
-        self.topic = topic
-        self.logs = logs
-        self.only = logs[0] if len(logs) == 1 else None
-        self.rounds = counter()
-
-    def chosen(self, partition: int | None) -> list[LocalLog]:
-        """The log of one partition, or all of them."""
-        if partition is None:
-            return self.logs
-        if not 0 <= partition < len(self.logs):
-            raise NotFound(
-                f"topic {self.topic.name!r} has no partition {partition}",
-                hint=f"it has {len(self.logs)}, from 0",
-                code="partition_not_found",
-            )
-        return [self.logs[partition]]
 
 
 class Engine:
@@ -108,9 +81,10 @@ class Engine:
         self._keeper = Keeper(self._catalogue, self._consumers.slowest)
         self._sealer = Sealer(self._keeper.rolled)
         self._members: WeakSet[Consumer] = WeakSet()  # which end with this object
-        self._mutex = threading.Lock()  # protects `_open`
-        self._open: dict[str, OpenTopic] = {}
         self._closed = False
+        self._closing = threading.Lock()  # protects `_closed`
+        self._topics = Topics(self._catalogue, limits, self._new_log, self.check_open)
+        self._open = self._topics.open  # for appends, which look there first
         self._journal = Journal(path / "journal", self._disk, self._checkpoint)
         _engines.add(self)
         self._journal.finish_abandoned()
@@ -142,7 +116,7 @@ class Engine:
 
         Settings that are 0 follow the limits of whoever opens the log. What each partition keeps: see `retain`.
         """
-        self._check_open()
+        self.check_open()
         chosen = TopicSettings(
             segment_bytes=segment_bytes,
             segment_age_ms=segment_age_ms,
@@ -153,12 +127,12 @@ class Engine:
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted; empty if there are none."""
-        self._check_open()
+        self.check_open()
         return self._catalogue.list()
 
     def describe(self, topic: str) -> TopicInfo:
         """What a topic is and holds; raises NotFound."""
-        opened = self._live(topic)
+        opened = self._topics.live(topic)
         described = self._catalogue.find(topic)  # another process may have changed what it keeps
         partitions = [partition_info(log) for log in opened.logs]
         return TopicInfo(
@@ -170,7 +144,7 @@ class Engine:
 
     def delete(self, topic: str) -> None:
         """Delete a topic and all its events, for every process; raises NotFound. Made again, it starts afresh."""
-        opened = self._live(topic)
+        opened = self._topics.live(topic)
         with ExitStack() as stack:
             for log in opened.logs:  # in the order of partitions, as everybody who locks several
                 stack.enter_context(log.deleting())
@@ -178,7 +152,7 @@ class Engine:
                 self._catalogue.remove(opened.topic)
             except OSError as error:
                 raise Unavailable(f"topic {topic!r} cannot be deleted: {error.strerror}") from error
-        self._forget(opened)
+        self._topics.forget(opened)
         for log in opened.logs:
             log.close()
 
@@ -206,14 +180,14 @@ class Engine:
         `data` may be bytes, text (str), JSON (dict or list), or, for huge events, an open binary file or an iterator of
         bytes, which is streamed with bounded memory. Appends of several threads that wait together share one sync.
         """
-        opened = self._open.get(topic) or self._topic_for_append(topic)
+        opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
         if content is not None:
             appending.check_content(content)
         encoded_type = appending.encode_type(type) if type else b""
         encoded_key = appending.encode_key(key, self._limits) if key is not None else None
         encoded_meta = appending.encode_meta(meta, self._limits) if meta else None
-        log = opened.only if partition is None and opened.only else self._choose(opened, encoded_key, partition)
+        log = opened.only if partition is None and opened.only else opened.choose(encoded_key, partition)
         guard = None
         if expected_version is not None or producer is not None:
             guard = (
@@ -221,7 +195,7 @@ class Engine:
                 appending.check_producer(producer, self._limits),
             )
         if data.__class__ is not bytes and appending.is_stream(data):
-            log = self._living(opened, log)
+            log = self._topics.living(opened, log)
             pieces = appending.pieces(data)  # type: ignore[arg-type]  # it is a stream
             values = encoded_type, encoded_key, encoded_meta
             rows = log.append_stream(pieces, content or "bytes", *values, sync=sync, guard=guard)
@@ -235,14 +209,14 @@ class Engine:
                 appending.check_size(len(encoded), limits)
             if len(encoded) > limits.blob_bytes_min:
                 whole = iter((encoded,))
-                log = self._living(opened, log)
+                log = self._topics.living(opened, log)
                 values = encoded_type, encoded_key, encoded_meta
                 rows = log.append_stream(whole, content, *values, sync=sync, guard=guard)
             else:
                 rows = Rows.one(content, sync, encoded, encoded_type, encoded_key, encoded_meta)
                 if guard is not None:
                     rows.guard(*guard)
-                log = self._commit(opened, log, rows)
+                log = self._topics.commit(opened, log, rows)
         return Ref(topic, log.place.partition, rows.offset, rows.ticks, log.node, "fsync" if sync else "os")
 
     def append_many(
@@ -264,7 +238,7 @@ class Engine:
         Without keys, all go to one partition. The references are in the order of `data`; none if that is empty.
         `expected_version` is for events that share one key. `producer` is as in `append`, in each partition.
         """
-        opened = self._open.get(topic) or self._topic_for_append(topic)
+        opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
         reached: Durability = "fsync" if sync else "os"
         appending.check_content(content)
@@ -275,19 +249,19 @@ class Engine:
         key = _only_key(encoded_keys) if expected_version is not None else None
         guard = appending.check_version(expected_version, key), appending.check_producer(producer, limits)
         if len(opened.logs) == 1 or partition is not None or encoded_keys is None:
-            log = self._choose(opened, None, partition)
+            log = opened.choose(None, partition)
             rows = Rows.many(content, sync, columns, len(data))
             rows.key = key
             rows.guard(*guard)
-            log = self._commit(opened, log, rows)
+            log = self._topics.commit(opened, log, rows)
             return Refs(topic, reached, [Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count)])
         runs, places = [], []
-        for chosen, where in self._spread(opened, encoded_keys):
+        for chosen, where in opened.spread(encoded_keys):
             some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
             rows = Rows.many(content, sync, some, len(where))
             rows.key = key
             rows.guard(*guard)
-            log = self._commit(opened, chosen, rows)
+            log = self._topics.commit(opened, chosen, rows)
             runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
             places.append(where.tolist())
         return Refs(topic, reached, runs, places)
@@ -306,7 +280,7 @@ class Engine:
         It is split into batches as needed: what was appended before an error stays. References are grouped by batch.
         """
         pa = arrow.pyarrow()
-        opened = self._open.get(topic) or self._topic_for_append(topic)
+        opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
         appending.check_content(content)
         whole: Any = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
@@ -317,12 +291,12 @@ class Engine:
             if not batch.num_rows:
                 continue
             parts = []
-            for chosen, part in self._spread_arrow(opened, batch, partition):
+            for chosen, part in opened.spread_arrow(batch, partition):
                 batch_content, columns = arrow.columns_of(part, content)
                 appending.check_columns(columns, chosen.place.limits)
                 parts.append((chosen, Rows.many(batch_content, False, columns, part.num_rows)))
             for chosen, rows in parts:  # when all of them are checked
-                log = logs[chosen.place.partition] = self._commit(opened, chosen, rows)
+                log = logs[chosen.place.partition] = self._topics.commit(opened, chosen, rows)
                 runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
         if sync:
             for number in sorted(logs):
@@ -334,12 +308,12 @@ class Engine:
 
         Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
         """
-        self._check_open()
+        self.check_open()
         return Transaction(self, self._journal, sync=self._sync if durability is None else _wants_sync(durability))
 
     def sync(self, topic: str) -> None:
         """Make all events of a topic durable that were appended with durability `os`."""
-        for log in self._live(topic).logs:
+        for log in self._topics.live(topic).logs:
             log.sync()
 
     # Reading
@@ -361,7 +335,7 @@ class Engine:
         `type` is an RE2 pattern over the whole type; `match` asks for fields of JSON and BSON data (docs/MATCH.md).
         Raises NotFound for a missing topic, Invalid for a bad pattern or match, Corrupt on damage.
         """
-        logs = self._live(topic).chosen(partition)
+        logs = self._topics.live(topic).chosen(partition)
         return reading.read_events(logs, start, end, self._selection(type, key, match), reverse=reverse)
 
     def read_batches(
@@ -377,7 +351,7 @@ class Engine:
         reverse: bool = False,
     ) -> Iterator[EventBatch]:
         """Like `read`, batch by batch, partition after partition. In reverse, the last batch comes first."""
-        logs = self._live(topic).chosen(partition)
+        logs = self._topics.live(topic).chosen(partition)
         return reading.read_batches(logs, start, end, self._selection(type, key, match), reverse=reverse)
 
     def read_arrow(
@@ -398,10 +372,11 @@ class Engine:
 
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
         """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""
-        opened = self._live(topic)
+        opened = self._topics.live(topic)
         encoded = appending.encode_key(key, self._limits)
-        assert encoded is not None
-        return self._choose(opened, encoded, partition).version(encoded)
+        if encoded is None:
+            raise Invalid("events without a key have no version", hint="give a key; the empty one is one too")
+        return opened.choose(encoded, partition).version(encoded)
 
     def follow(
         self,
@@ -415,7 +390,7 @@ class Engine:
         match: Mapping[str, Any] | None = None,
     ) -> Follow:
         """The events from `start` on, then those that come, from any process, until `timeout` seconds bring none."""
-        logs = self._live(topic).chosen(partition)
+        logs = self._topics.live(topic).chosen(partition)
         selection = self._selection(type, key, match)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
 
@@ -439,7 +414,7 @@ class Engine:
         `start` is where a new consumer begins; one that is there goes on. What `type`, `key` and `match` do not want is
         passed over. Iterating ends when `timeout` seconds bring none. Raises NotFound for a missing topic.
         """
-        opened = self._live(topic)
+        opened = self._topics.live(topic)
         changes = {"lease_ms": lease_ms, "failures_max": failures_max}
         chosen = {name: value for name, value in changes.items() if value is not None}
         limits = msgspec.structs.replace(self._limits, **chosen)
@@ -457,7 +432,7 @@ class Engine:
 
     def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
         """Where each consumer of a topic, or of all, is in each partition, and who reads there; empty if none."""
-        opened = [self._live(name) for name in ([topic] if topic is not None else self.topics())]
+        opened = [self._topics.live(name) for name in ([topic] if topic is not None else self.topics())]
         return [info for each in opened for info in self._consumers.infos(each.topic, each.logs)]
 
     def seek(self, consumer: str, topic: str, at: At, *, partition: int | None = None) -> dict[int, int]:
@@ -465,7 +440,7 @@ class Engine:
 
         Members that hold these partitions lose them: late acks raise Fenced, and they go on at the new place.
         """
-        opened = self._live(topic)
+        opened = self._topics.live(topic)
         logs = opened.chosen(partition)
         reading.check_id(logs, at)
         self._consumers.find(consumer, opened.topic)
@@ -477,7 +452,7 @@ class Engine:
 
     def forget(self, consumer: str, topic: str) -> None:
         """Delete a consumer of a topic, durably; raises NotFound. Its members stop; joined again, it is new."""
-        self._check_open()
+        self.check_open()
         self._consumers.forget(consumer, topic)
 
     def replay(self, topic: str, *, consumer: str | None = None) -> int:
@@ -540,7 +515,7 @@ class Engine:
 
     def seal(self, topic: str) -> int:
         """Finish the active segments of a topic, pack and index all that is finished; returns how many were sealed."""
-        logs = self._live(topic).logs
+        logs = self._topics.live(topic).logs
         for log in logs:
             log.roll(tell=False)
         return sum(seal_all(log.place) for log in logs)
@@ -561,7 +536,7 @@ class Engine:
         segment stays, unless all its events are older than `retention_age_ms`. Without `dry_run`, what is returned is
         gone durably: a read of it raises NotFound with the code `offset_gone` and the `oldest` offset.
         """
-        logs = self._live(topic).chosen(partition)
+        logs = self._topics.live(topic).chosen(partition)
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
 
     def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
@@ -570,33 +545,43 @@ class Engine:
         `progress` is called with the bytes that are done, and all of them.
         """
         names = self.topics() if topic is None else [topic]
-        return checking.reindex([log.place for name in names for log in self._live(name).logs], progress)
+        return checking.reindex([log.place for name in names for log in self._topics.live(name).logs], progress)
 
     def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
         """Verify every checksum and invariant of a topic, or of all; changes nothing.
 
         `progress` is called with the bytes that are done, and all of them.
         """
-        self._check_open()
-        return checking.check(self._catalogue, topic, progress)
+        self.check_open()
+        return checking.check(self._catalogue, self._journal, topic, progress)
 
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
         """What would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""
-        self._check_open()
+        self.check_open()
         if not apply:
             return checking.plan(self._catalogue, topic)
         done, names = checking.hopeless(self._catalogue, topic)
-        return done + [action for name in names for log in self._topic(name).logs for action in log.repair()]
+        return done + [action for name in names for log in self._topics.get(name).logs for action in log.repair()]
 
     @property
     def limits(self) -> Limits:
         """What it accepts."""
         return self._limits
 
+    def check_open(self) -> None:
+        """Raise Closed if it was closed."""
+        if self._closed:
+            raise Closed(f"{self.path} was closed")
+
     def log_for(self, topic: str, key: bytes | None, partition: int | None) -> LocalLog:
         """The log that an event with this key goes to; makes the topic if it is not there."""
-        opened = self._open.get(topic) or self._topic_for_append(topic)
-        return self._choose(opened, key, partition)
+        opened = self._open.get(topic) or self._topics.for_append(topic)
+        try:
+            opened.logs[0].state()
+        except NotFound:  # another process deleted it
+            self._topics.forget(opened)
+            opened = self._topics.for_append(topic)
+        return opened.choose(key, partition)
 
     def holder(self, event: Event) -> Consumer:
         """The consumer of this engine that handed out an event."""
@@ -612,32 +597,24 @@ class Engine:
 
     def after_fork(self) -> None:
         """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""
-        self._mutex = threading.Lock()
+        self._closing = threading.Lock()
         self._journal.after_fork()
         self._sealer = Sealer(self._keeper.rolled)
         for member in list(self._members):
             member.after_fork()
-        for opened in self._open.values():
-            for log in opened.logs:
-                log.after_fork()
+        self._topics.after_fork()
 
     def close(self) -> None:
         """Stop followers and sealing, wait for appends under way, and let go of all files. May be called twice."""
         for member in list(self._members):
             member.close()
-        with self._mutex:
+        with self._closing:
             if self._closed:
                 return
             self._closed = True
         self._sealer.close()
         self._journal.close()
-        with self._mutex:
-            opened = list(self._open.values())
-            self._open.clear()
-        for topic in opened:
-            for log in topic.logs:
-                log.stop_followers()
-                log.close()
+        self._topics.close()
 
     def __enter__(self) -> Self:
         return self
@@ -645,45 +622,8 @@ class Engine:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _checkpoint(self, entries: list[Entry]) -> None:
-        """Make durable in their own places what transactions have brought. What is deleted needs no more."""
-        for topic, partition, uuid in sorted({(s.topic, s.partition, s.uuid) for e in entries for s in e.shares}):
-            with contextlib.suppress(NotFound):
-                opened = self._known(topic)
-                if partition < len(opened.logs) and opened.logs[partition].place.uuid.hex() == uuid:
-                    opened.logs[partition].sync()
-        for path in sorted({move.path for entry in entries for move in entry.moves}):
-            self._consumers.settle(path)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.path} was closed")
-
-    def _topic(self, name: str) -> OpenTopic:
-        opened = self._open.get(name)
-        if opened is None:
-            self._check_open()
-            opened = self._known(name)
-        return opened
-
-    def _known(self, name: str) -> OpenTopic:
-        """A topic, opened if it is not; also while the engine is closing."""
-        opened = self._open.get(name)
-        if opened is None:
-            topic = self._catalogue.find(name)
-            with self._mutex:
-                opened = self._open.get(name)
-                if opened is None:
-                    if len(self._open) >= self._limits.open_topics_max:
-                        raise Unavailable(
-                            f"{len(self._open)} topics are open",
-                            hint="raise open_topics_max, or open the log again",
-                            code="too_many_open_topics",
-                        )
-                    places = [self._catalogue.place(topic, number) for number in range(topic.partitions)]
-                    logs = [LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged) for place in places]
-                    opened = self._open[name] = OpenTopic(topic, logs)
-        return opened
+    def _new_log(self, place: Place) -> LocalLog:
+        return LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged)
 
     def _rolled(self, place: Place) -> None:
         self._sealer.rolled(place)
@@ -691,82 +631,25 @@ class Engine:
     def _damaged(self, place: Place, base: int) -> None:
         self._sealer.damaged(place, base)
 
-    def _live(self, name: str) -> OpenTopic:
-        """The topic as it is now, also when another process deleted it and made it again."""
-        opened = self._topic(name)
-        try:
-            opened.logs[0].state()
-        except NotFound:
-            self._forget(opened)
-            opened = self._topic(name)
-        for log in opened.logs:
-            log.settle()
-        return opened
+    def _checkpoint(self, entries: list[Entry]) -> None:
+        """Make durable in their own places what transactions have brought. What is deleted needs no more.
 
-    def _topic_for_append(self, name: str) -> OpenTopic:
-        try:
-            return self._topic(name)
-        except NotFound:
-            self.create(name)
-            return self._topic(name)
-
-    def _forget(self, opened: OpenTopic) -> None:
-        with self._mutex:
-            if self._open.get(opened.topic.name) is opened:
-                del self._open[opened.topic.name]
-
-    def _commit(self, opened: OpenTopic, log: LocalLog, rows: Rows) -> LocalLog:
-        """Append; if the topic was deleted meanwhile, to the one of that name that comes after it. Returns the log."""
-        try:
-            log.append(rows)
-        except NotFound:
-            log = self._successor(opened, log)
-            log.append(rows)
-        return log
-
-    def _living(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
-        """The log, or the one that came after it if its topic was deleted: for streams, which cannot be read twice."""
-        try:
-            log.state()
-        except NotFound:
-            log = self._successor(opened, log)
-        return log
-
-    def _successor(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
-        """The same partition of the topic that took the name of a deleted one; NotFound if it has other partitions."""
-        self._forget(opened)
-        successor = self._topic_for_append(opened.topic.name)
-        if len(successor.logs) != len(opened.logs):
-            raise NotFound(f"topic {opened.topic.name!r} was deleted, and made again with other partitions")
-        return successor.logs[log.place.partition]
-
-    def _choose(self, opened: OpenTopic, key: bytes | None, partition: int | None) -> LocalLog:
-        logs = opened.logs
-        if len(logs) == 1 and not partition:
-            return logs[0]
-        if partition is not None:
-            return opened.chosen(partition)[0]
-        if key is not None:
-            return logs[partition_of(key, len(logs))]
-        return logs[next(opened.rounds) % len(logs)]
-
-    def _spread(
-        self, opened: OpenTopic, keys: Sequence[bytes | None]
-    ) -> Iterator[tuple[LocalLog, np.ndarray[Any, np.dtype[np.int64]]]]:
-        """Which events go to which partition: by the hash of the key; those without one, together, in turn."""
-        partitions = partitions_of([key or b"" for key in keys], len(opened.logs))
-        missing = np.fromiter((key is None for key in keys), np.bool_, len(keys))
-        if missing.any():
-            partitions[missing] = next(opened.rounds) % len(opened.logs)
-        for number in np.unique(partitions).tolist():
-            yield opened.logs[number], np.flatnonzero(partitions == number)
-
-    def _spread_arrow(self, opened: OpenTopic, batch: Any, partition: int | None) -> Iterator[tuple[LocalLog, Any]]:
-        if len(opened.logs) == 1 or partition is not None or "key" not in batch.schema.names:
-            yield self._choose(opened, None, partition), batch
-            return
-        for log, where in self._spread(opened, arrow.values_of(batch.column("key"))):
-            yield log, batch.take(arrow.pyarrow().array(where))
+        Raises what the last log raised that could not, after all were tried.
+        """
+        failed: HeadwaterError | None = None
+        for topic, partition, uuid in sorted({(s.topic, s.partition, s.uuid) for e in entries for s in e.shares}):
+            try:
+                opened = self._topics.known(topic)
+                if partition < len(opened.logs) and opened.logs[partition].place.uuid.hex() == uuid:
+                    opened.logs[partition].sync()
+            except NotFound:
+                pass
+            except HeadwaterError as error:
+                failed = error
+        for path in sorted({move.path for entry in entries for move in entry.moves}):
+            self._consumers.settle(path)
+        if failed is not None:
+            raise failed
 
     def _selection(self, type: str | None, key: bytes | str | None, match: Mapping[str, Any] | None) -> Selection:
         return Selection(type, appending.encode_key(key, self._limits), match)

@@ -121,6 +121,8 @@ def wait_for_more(
 ) -> None:
     """Sleep until a log holds its offset, somebody wakes it, it is `over`, or the time has passed."""
     places = list(places)
+    for log, _ in places:
+        log.settle()  # whoever dies in the midst of a commit wakes nobody
     words = [tail.expect() for log, _ in places if (tail := log.wait_on()) is not None]
     if over() or any(log.end() > offset for log, offset in places):
         return

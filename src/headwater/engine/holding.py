@@ -1,13 +1,14 @@
 """One partition that a member of a consumer holds: what it was handed, what it acked, what failed.
 
 Memory only, and the place in the log to read on from. What needs the thread that iterates says so; everything else is
-called under the consumer's mutex.
+called under the consumer's mutex, but for acks: they are one operation on a dict, which needs no lock.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Container
 from operator import attrgetter
 
 from headwater.engine.follow import sweep
@@ -25,12 +26,11 @@ _by_offset = attrgetter("offset")
 
 
 class Holding:
-    """A leased partition. `waiting` are the offsets that were handed out and not acked, ascending."""
+    """A leased partition. `waiting` has the offsets that were handed out and not acked, ascending, as its keys."""
 
     __slots__ = (
         "again",
         "careful_until",
-        "early",
         "end",
         "expires_s",
         "failures",
@@ -54,8 +54,7 @@ class Holding:
         self.expires_s = expires_s  # of the monotonic clock; as stored
         self.start = self.end = self.stored = slot.cursor  # all below `end` was handed out, or passed over
         self.reached = slot.cursor  # the `end` that is stored
-        self.waiting: deque[int] = deque()
-        self.early: set[int] = set()  # acked, and above one that is not
+        self.waiting: dict[int, None] = {}
         self.failures: dict[int, int] = {slot.failing: slot.failures} if slot.failures else {}
         self.again: list[Event] = []  # failed: to be handed out again, by offset
         self.rest: deque[Event] = deque()  # read, counted as handed out, and put back
@@ -67,13 +66,12 @@ class Holding:
     @property
     def cursor(self) -> int:
         """The lowest offset that is not acked."""
-        return self.waiting[0] if self.waiting else self.end
+        return self.cursor_after(())
 
     @property
     def idle(self) -> bool:
         """Whether the program has nothing of this partition in its hands, but what failed."""
-        failed = {event.offset for event in self.again}
-        return all(offset in failed or offset in self.early for offset in self.waiting)
+        return self.waiting.keys() <= {event.offset for event in self.again}
 
     def read(self, selection: Selection) -> tuple[list[Event], int]:
         """The next wanted events, about a chunk, and how many offsets were skipped because retention took them.
@@ -99,7 +97,7 @@ class Holding:
 
     def hand_out(self, events: list[Event]) -> None:
         """Count what was read as handed out."""
-        self.waiting.extend(map(_by_offset, events))
+        self.waiting.update(dict.fromkeys(map(_by_offset, events)))
         self.end = self.reader.offset
 
     def put_back(self, events: list[Event]) -> None:
@@ -120,49 +118,41 @@ class Holding:
         """Forget what was put back: it was never handed out, and whoever holds the partition next reads it."""
         if self.rest:
             self.end = self.rest[0].offset
-            while self.waiting and self.waiting[-1] >= self.end:
-                self.waiting.pop()
+            for event in self.rest:
+                self.waiting.pop(event.offset, None)
             self.rest.clear()
             self.reader = self.log.cursor(self.end)
 
-    def ack(self, offset: int) -> bool:
-        """Take an event as handled; False if it was not handed out under this lease. Once is as good as twice."""
-        if not self.start <= offset < self.end:
-            return False
-        waiting = self.waiting
-        if waiting and offset > waiting[0]:
-            self.early.add(offset)
-            self.again = [event for event in self.again if event.offset != offset]
-        elif waiting and offset == waiting[0]:
-            waiting.popleft()
-            self.settle()
-        return True
+    def acked(self, offset: int) -> bool:
+        """Whether an offset that is not waiting was acked before; else it was not handed out under this lease."""
+        return self.start <= offset < self.end
 
     def ack_to(self, offset: int) -> bool:
-        """Take all that was handed out up to an event, and it, as handled."""
-        if not self.start <= offset < self.end:
-            return False
-        waiting = self.waiting
-        while waiting and waiting[0] <= offset:
-            waiting.popleft()
+        """Take all that was handed out up to an event, and it, as handled; False if it was not handed out."""
+        for waiting in list(self.waiting):
+            if waiting > offset:
+                break
+            self.waiting.pop(waiting, None)
         self.settle()
-        return True
+        return self.acked(offset)
 
     def settle(self) -> None:
-        """Pass over what was acked before its turn, and forget what is past."""
-        waiting, early = self.waiting, self.early
-        while waiting and waiting[0] in early:
-            early.discard(waiting.popleft())
-        cursor = self.cursor
-        if not waiting:
-            early.clear()
+        """Forget failures of what was acked."""
         if self.failures:
-            self.failures = {offset: count for offset, count in self.failures.items() if offset >= cursor}
+            self.failures = {offset: count for offset, count in self.failures.items() if offset in self.waiting}
             self.again = [event for event in self.again if event.offset in self.waiting]
+
+    def cursor_after(self, done: Container[int]) -> int:
+        """What the cursor is when these are acked, too."""
+        while True:
+            try:
+                return next((offset for offset in self.waiting if offset not in done), self.end)
+            except RuntimeError:  # an ack came in between
+                continue
 
     def fail(self, event: Event, retry_s: float) -> int:
         """Hand an event out again, not before `retry_s`; returns how often it has failed. 0 if it was acked."""
-        if event.offset in self.early or event.offset not in self.waiting:
+        if event.offset not in self.waiting:
             return 0
         self.failures[event.offset] = self.failures.get(event.offset, 0) + 1
         if event.offset not in map(_by_offset, self.again):

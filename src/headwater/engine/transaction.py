@@ -6,7 +6,6 @@ in one order, one entry with the final bytes, then each log is written and made 
 
 from __future__ import annotations
 
-import errno
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -18,6 +17,7 @@ from headwater.event import Content, Durability, Event, Ref
 from headwater.format.cursors import CursorSlot
 from headwater.format.journal import Entry, Move
 from headwater.storage.cursors import Cursors
+from headwater.storage.failures import unjournaled
 from headwater.storage.journal import Journal, JournalFile, relative_path
 from headwater.storage.log import LocalLog
 from headwater.storage.rows import Rows, one_batch
@@ -81,15 +81,14 @@ class Transaction:
             appending.encode_meta(meta, limits),
         )
         rows.guard(appending.check_version(expected_version, encoded_key), None)
-        self._size += rows.size + len(rows.key or b"") + len(rows.meta or b"")
-        if self._size > limits.transaction_bytes_max or len(self._appends) >= limits.transaction_events_max:
-            raise TooLarge(
-                f"a transaction may have {limits.transaction_bytes_max} bytes and "
-                f"{limits.transaction_events_max} events",
-                hint="make several transactions of it",
-                limit="transaction_bytes_max",
-                maximum=limits.transaction_bytes_max,
-            )
+        if rows.expected is not None:
+            log.learn_keys(rows)
+        size = self._size + rows.size + len(rows.key or b"") + len(rows.meta or b"")
+        if size > limits.transaction_bytes_max:
+            raise _too_large("bytes", "transaction_bytes_max", limits.transaction_bytes_max)
+        if len(self._appends) >= limits.transaction_events_max:
+            raise _too_large("events", "transaction_events_max", limits.transaction_events_max)
+        self._size = size
         self._appends.append((log, rows))
 
     def ack(self, *events: Event, consumer: Consumer | None = None) -> None:
@@ -138,6 +137,11 @@ class Transaction:
     def _check(self) -> None:
         if self._over:
             raise Closed("the transaction is over", hint="begin another: hw.transaction()")
+        self._engine.check_open()
+
+
+def _too_large(unit: str, limit: str, maximum: int) -> TooLarge:
+    return TooLarge(f"a transaction may have {maximum} {unit}", hint="make several of it", limit=limit, maximum=maximum)
 
 
 def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal: Journal) -> bool:
@@ -153,15 +157,24 @@ def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal
         try:
             for log in logs:
                 writer = stack.enter_context(log.transacting())
-                parts.append((writer, writer.prepare(by_log[log])))
+                stack.callback(writer.leave)  # whatever interrupts this: whoever locks it next finishes or forgets it
+                parts.append((writer, writer.prepare(by_log[log], journaled=journaled)))
             turns = _Turns(moves, stack)
             if file is not None:
                 _write(journal, file, parts, turns)
-        except BaseException:
+        except BaseException as error:
+            if file is not None and file.committed:
+                raise  # an interrupt, too late: whoever locks the logs next finishes it
             # An entry that could be neither written nor made void may yet be found: nobody must append before that.
             doubtful = file is not None and file.unfinished
             for writer, prepared in parts:
                 writer.drop(prepared, freeze=doubtful)
+            if doubtful and isinstance(error, Exception):
+                raise Unavailable(
+                    f"whether the transaction is committed is not known: {error}",
+                    hint="do not repeat it; see to the disk, open the log again, and look",
+                    code="transaction_in_doubt",
+                ) from error
             raise
         _apply(parts, journaled=journaled)
         turns.put()
@@ -207,32 +220,22 @@ def _write(journal: Journal, file: JournalFile, parts: list[tuple[Writer, Prepar
         entry = Entry([writer.share(prepared) for writer, prepared in parts], turns.begin())
         journal.write(file, entry, [prepared.data for _, prepared in parts])
     except OSError as error:
-        raise Unavailable(
-            f"the transaction cannot be written down: {error.strerror}",
-            hint="is there space on the disk?",
-            code="disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "disk_failed",
-        ) from error
+        raise unjournaled(error) from error
 
 
 def _apply(parts: list[tuple[Writer, Prepared]], *, journaled: bool) -> None:
     """Write and show every part, also when one of them fails: by now it is committed."""
-    failed: HeadwaterError | None = None
-    left = list(parts)
-    try:
-        while left:
-            writer, prepared = left.pop(0)
-            try:
-                writer.apply(prepared, journaled=journaled)
-            except HeadwaterError as error:
-                failed = error
-    finally:
-        for writer, _ in left:  # interrupted: whoever locks them next finds the rest in the journal
-            writer.leave()
-    if failed is not None:
+    refused: HeadwaterError | None = None
+    for writer, prepared in parts:
+        try:
+            writer.apply(prepared, journaled=journaled)
+        except HeadwaterError as error:
+            refused = error
+    if refused is not None:
         if not journaled:
-            raise failed
+            raise refused
         raise Unavailable(
-            f"the transaction is committed, and a log could not take its part yet: {failed.message}",
+            f"the transaction is committed, and a log could not take its part yet: {refused.message}",
             hint="do not repeat it; see to the disk and open the log again, which finishes it",
             code="transaction_unfinished",
-        ) from failed
+        ) from refused

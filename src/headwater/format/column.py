@@ -187,6 +187,16 @@ class Column:
             return Column.of_repeated([value or b"" for value in self.take(rows)])
         return Column.of_optional(self.take(rows))
 
+    def slice(self, lo: int, hi: int) -> Column:
+        """A column of the values of the events `lo` to `hi`; bytes are not copied."""
+        if self.offsets is None:
+            return Column(hi - lo, self.data)
+        if self.codes is not None:
+            return Column(hi - lo, self.data, self.offsets, self.codes[lo:hi])
+        valid = None if self.valid is None else np.packbits(self.present()[lo:hi], bitorder="little")
+        offsets = self.offsets[lo : hi + 1]
+        return Column(hi - lo, self.data[offsets[0] : offsets[-1]], offsets - offsets[0], None, valid)
+
     def equals(self, value: bytes) -> Bools:
         """Which values equal `value`, by their lengths first."""
         if self.offsets is None:
@@ -195,15 +205,36 @@ class Column:
             distinct = Column(len(self.offsets) - 1, self.data, self.offsets).equals(value)
             mask: Bools = distinct[self.codes]
             return mask
-        mask = np.diff(self.offsets) == len(value)
+        mask = self.offsets[1:] - self.offsets[:-1] == len(value)
         if self.valid is not None:
             mask &= self.present()
-        rows = np.flatnonzero(mask)
-        if len(value) and len(rows):
-            at = self.offsets[rows].astype(np.int64)[:, None] + np.arange(len(value))
-            bytes_ = np.frombuffer(self.data, np.uint8)
-            mask[rows] = (bytes_[at] == np.frombuffer(value, np.uint8)).all(axis=1)
-        return mask
+        return self._of_equal_bytes(value, mask) if value and mask.any() else mask
+
+    def _of_equal_bytes(self, value: bytes, mask: Bools) -> Bools:
+        """Which of the values in the mask, which are as long as `value`, are equal to it.
+
+        Word by word, each time only where all before were equal; the last word overlaps the one before it.
+        """
+        assert self.offsets is not None
+        length = len(value)
+        width = next(width for width in (8, 4, 2, 1) if width <= length)
+        places = [*range(0, length - width, width), length - width]
+        rows: I64 | None = None
+        for at in places:
+            word = int.from_bytes(value[at : at + width], "little")
+            if rows is not None:
+                words = _words(self.data, width)[self.offsets[rows].astype(np.int64) + at]
+                rows = rows[words == word]
+            elif mask.all():  # keys of one length are usual: their first words are evenly spaced
+                rows = np.flatnonzero(np.ndarray((self.count,), f"<u{width}", self.data, 0, (length,)) == word)
+            else:
+                rows = np.flatnonzero(mask)
+                rows = rows[_words(self.data, width)[self.offsets[rows].astype(np.int64)] == word]
+            if not len(rows):
+                break
+        found = np.zeros(self.count, np.bool_)
+        found[rows] = True
+        return found
 
     def bytes_of(self) -> int:
         """Bytes that the values take; a value that all share counts once."""
@@ -265,6 +296,11 @@ def _offsets(lengths: npt.NDArray[Any]) -> I32:
     if offsets[-1] > BATCH_BYTES_CEILING:
         raise AssertionError("a column above the ceiling must be refused or split before it is built")
     return offsets.astype(np.int32)
+
+
+def _words(data: Bytes, width: int) -> npt.NDArray[Any]:
+    """The number of so many bytes that begins at each position."""
+    return np.ndarray((len(data) - width + 1,), f"<u{width}", data, 0, (1,))
 
 
 def compress(buffers: list[Any]) -> bytes:

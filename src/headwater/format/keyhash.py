@@ -6,12 +6,10 @@ meant to withstand an adversary: what it finds is compared with the real key, so
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from headwater.format.column import I64, Column
+from headwater.format.column import I32, I64, Column
 
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
@@ -36,41 +34,58 @@ def key_hashes(column: Column) -> U32:
     """The hash of each key of a column that is there, in order; one for a constant column."""
     if column.offsets is None:
         return np.array([key_hash(bytes(column.data))], np.uint32)
-    starts = column.offsets[:-1].astype(np.int64)
-    lengths = np.diff(column.offsets).astype(np.int64)
+    starts = column.offsets[:-1]
+    lengths = column.offsets[1:] - starts
     if column.valid is not None:
         present = column.present()
         starts, lengths = starts[present], lengths[present]
-    hashes = (lengths + 1).astype(np.uint64) * np.uint64(_FIRST)
-    left = np.minimum(lengths, HASHED_BYTES)
-    _add_words(hashes, _words(column.data), starts, left)
+    hashes = lengths.astype(np.uint64)
+    hashes += np.uint64(1)
     hashes *= np.uint64(_FIRST)
-    return (hashes >> _HALF).astype(np.uint32)
+    if len(hashes):
+        longest = int(lengths.max())
+        if longest == int(lengths.min()) and column.valid is None:
+            _add_even_words(hashes, column.data, longest)
+        else:
+            _add_words(hashes, column.data, starts.astype(np.int64), np.minimum(lengths, HASHED_BYTES))
+    hashes *= np.uint64(_FIRST)
+    hashes >>= _HALF
+    return hashes.astype(np.uint32)
 
 
-def _add_words(hashes: U64, words: U64, starts: I64, left: I64) -> None:
+def _add_even_words(hashes: U64, data: bytes | memoryview, length: int) -> None:
+    """Mix the words of keys that are all of one length, as is usual, into their hashes: they are evenly spaced."""
+    padded = _padded(data)
+    for at in range(0, min(length, HASHED_BYTES), 8):
+        words = np.ndarray((len(hashes),), np.uint64, padded.data, at, (length,))
+        _mix(hashes, words & _KEEP[min(length - at, HASHED_BYTES - at, 8)])
+
+
+def _add_words(hashes: U64, data: bytes | memoryview, starts: I64, left: I32) -> None:
     """Mix each key's words into its hash, word by word of all keys at once; short keys drop out on the way."""
-    rows: Any = slice(None)
+    words = np.ndarray((len(data) + 1,), np.uint64, _padded(data).data, 0, (1,))
+    rows = np.arange(len(hashes))
     at = 0
-    while len(left):
-        longer = left > at
-        if not longer.all():
-            kept = np.flatnonzero(longer)
-            rows = kept if isinstance(rows, slice) else rows[kept]
-            starts, left = starts[kept], left[kept]
-            if not len(left):
-                return
-        word = words[starts + at]
-        word &= _KEEP[np.minimum(left - at, 8)]
-        mixed = hashes[rows] ^ word
-        mixed *= np.uint64(_EACH)
-        mixed ^= mixed >> _HALF
+    while True:
+        kept = np.flatnonzero(left > at)
+        if not len(kept):
+            return
+        if len(kept) < len(left):
+            rows, starts, left = rows[kept], starts[kept], left[kept]
+        mixed = hashes[rows]
+        _mix(mixed, words[starts + at] & _KEEP[np.minimum(left - at, 8)])
         hashes[rows] = mixed
         at += 8
 
 
-def _words(data: bytes | memoryview) -> U64:
-    """The 8 bytes from each position on, with zeros behind the end."""
+def _mix(hashes: U64, words: U64) -> None:
+    hashes ^= words
+    hashes *= np.uint64(_EACH)
+    hashes ^= hashes >> _HALF
+
+
+def _padded(data: bytes | memoryview) -> npt.NDArray[np.uint8]:
+    """The bytes, with enough zeros behind them that 8 can be read from each."""
     padded = np.zeros(len(data) + 8, np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
-    return np.ndarray((len(data) + 1,), np.uint64, padded.data, 0, (1,))
+    return padded

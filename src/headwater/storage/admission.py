@@ -66,16 +66,15 @@ class Admission:
 
     def committed(self, group: list[Rows], slot: Slot) -> None:
         """Follow what this writer has just committed, after which the log is as `slot` tells."""
-        stamped = False
-        for rows in group:
-            if rows.producer is not None:
-                self.producers.note(rows.producer, rows.offset, rows.ticks, rows.count)
-                stamped = True
-        if stamped:  # else nobody looked for the requests of others, which are then still to be read
+        stamped = [rows for rows in group if rows.producer is not None]
+        for rows in stamped:
+            assert rows.producer is not None
+            self.producers.note(rows.producer, rows.offset, rows.ticks, rows.count)
+        if stamped:  # else nobody has looked at what others brought before this commit
             self.producers.read_to(slot)
         if self._versions:
-            simple = all(rows.columns is None or rows.expected is not None for rows in group)
-            if simple and self._known_at == (slot.generation, group[0].offset):  # else others came between
+            followed = self._known_at == (slot.generation, group[0].offset)  # nobody came in between
+            if followed and all(rows.columns is None or rows.expected is not None for rows in group):
                 self._versions.update(
                     (rows.key, rows.offset + rows.count - 1) for rows in group if rows.key is not None
                 )
@@ -88,9 +87,10 @@ class Admission:
         if now != self._known_at or len(self._versions) >= VERSIONS_MAX:
             self._versions.clear()  # others have appended
             self._known_at = now
-        if key not in self._versions:
-            self._versions[key] = self._version_of(key, slot)
-        return self._versions[key]
+        version = self._versions.get(key, -1)
+        if version is not None and version < slot.segment:  # not known; or retention may have deleted it since
+            version = self._versions[key] = self._version_of(key, slot)
+        return version
 
     def _conflict(self, rows: Rows, actual: int | None) -> Conflict:
         wanted = "no event" if rows.expected == NO_VERSION else f"version {rows.expected}"

@@ -21,9 +21,10 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
 from headwater.storage.blobs import StoredBlob
 from headwater.storage.place import Place
+from headwater.storage.producers import read_snapshot
 from headwater.storage.retention import orphans
 from headwater.storage.seal import build_index
-from headwater.storage.segment import SegmentFile, Window
+from headwater.storage.segment import SegmentFile, Window, read_header
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -95,6 +96,8 @@ def check(place: Place, counts: Counts, progress: Callable[[int], None]) -> Iter
             progress(segment.size())
         finally:
             segment.close()
+    if bases:
+        yield from _check_producers(place, bases[0], bases[-1])
     yield from _kept(place)
     yield from _left(place, bases)
 
@@ -232,6 +235,30 @@ def _orphans(place: Place, base: int, segment: SegmentFile, stop: int) -> Iterat
                     yield _finding(
                         place, place.blobs(base) / name, 0, 0, "no event names this blob; sealing removes it", False
                     )
+
+
+def _check_producers(place: Place, oldest: int, active: int) -> Iterator[Finding]:
+    """The snapshot of producers that the active segment's header tells of, and those that are of no use."""
+    path = place.producers(active)
+    found: list[Finding] = []
+    try:
+        told = read_header(place, active).producers
+        if told:
+            read_snapshot(place, active)
+    except HeadwaterError as error:
+        if error.facts.get("path") != str(path):
+            return  # the damage of the header was found already; or it was removed meanwhile
+        told = True
+        found.append(
+            _finding(place, path, error.position, error.size, f"{_reason(error)}; repair has producers forgotten")
+        )
+    for name in sorted(place.disk.names(place.path)):
+        base = offset_of(name, "producers")
+        if base is not None and base >= oldest and (base != active or not told):
+            problem = "a snapshot of producers that is not used; recovery removes it"
+            found.append(_finding(place, place.path / name, 0, 0, problem, False))
+    if place.segments()[-1:] == [active]:  # else a roll came in between, which makes a new one and removes this one
+        yield from found
 
 
 def _kept(place: Place) -> Iterator[Finding]:

@@ -20,6 +20,17 @@ def unavailable(place: Place, what: str, error: OSError) -> Unavailable:
     return Unavailable(f"{place}: {what}: {error.strerror or error}", hint=hint, code=code, errno=error.errno)
 
 
+def unjournaled(error: OSError) -> Unavailable:
+    """The disk would not take the journal's part of a transaction, of which nothing is done then."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return Unavailable(
+        f"the transaction cannot be written down: {error.strerror or error}",
+        hint="free some space on the disk" if full else "look at the disk, and at who may write to it",
+        code="disk_full" if full else "disk_failed",
+        errno=error.errno,
+    )
+
+
 def frozen(place: Place, state: int) -> Unavailable:
     """Somebody's write or sync failed, and nobody has opened the log since."""
     why = "a sync failed" if state == FROZEN_BY_SYNC else "a write failed"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from headwater.errors import Unavailable
+from headwater.errors import HeadwaterError
 from headwater.format import journal as format
 from headwater.format.cursors import decode_slot
 from headwater.format.journal import Entry, Move, Share
@@ -23,6 +23,7 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
 from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Disk
+from headwater.storage.failures import unjournaled
 from headwater.storage.place import Place
 from headwater.storage.segment import read_header
 
@@ -41,6 +42,7 @@ class JournalFile:
         self.number = 1
         self.reserved_to = 0
         self.entries: list[Entry] = []  # since it was begun anew
+        self.committed = False  # whether the transaction that took it has a whole, durable entry
         self.unfinished = False  # whether its last entry is not in all logs
 
 
@@ -52,27 +54,35 @@ class Journal:
         self._path = path
         self._disk = disk
         self._checkpoint = checkpoint
-        self._mutex = threading.Lock()  # protects `_free`
+        self._mutex = threading.Lock()  # protects `_free` and `_closed`
         self._free: list[JournalFile] = []
+        self._closed = False
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[JournalFile]:
-        """A journal for one transaction. The caller holds no lock of a log: it may have to be begun anew."""
+        """A journal for one transaction. The caller holds no lock of a log: it may have to be begun anew.
+
+        Raises Unavailable if there can be none.
+        """
         with self._mutex:
             file = self._free.pop() if self._free else None
-        file = file or self._create()
+        if file is not None and file.position >= CHECKPOINT_BYTES and not self._begin_anew(file):
+            file = None
+        if file is None:
+            try:
+                file = self._create()
+            except OSError as error:
+                raise unjournaled(error) from error
+        file.committed = False
         try:
-            if file.position >= CHECKPOINT_BYTES:
-                file.unfinished = True
-                self._checkpoint(file.entries)
-                file.position, file.entries, file.unfinished = 0, [], False
             yield file
         finally:
-            if file.unfinished:  # it is needed until the logs are well again: whoever opens them next finishes it
-                self._disk.release(file.fd)
-            else:
-                with self._mutex:
+            with self._mutex:
+                kept = not file.unfinished and not self._closed
+                if kept:
                     self._free.append(file)
+            if not kept:  # it is needed until the logs are well again: whoever opens them next finishes it
+                self._disk.release(file.fd)
 
     def write(self, file: JournalFile, entry: Entry, datas: list[bytes]) -> None:
         """Commit a transaction: durable when it returns, and `unfinished` until the caller says otherwise.
@@ -93,6 +103,7 @@ class Journal:
             self._disk.fdatasync(file.fd)
             file.unfinished = False
             raise
+        file.committed = True
         file.position = end
         file.number += 1
         file.entries.append(entry)
@@ -100,12 +111,13 @@ class Journal:
     def close(self) -> None:
         """Remove the journals, when the logs have all that is in them; those that are needed stay."""
         with self._mutex:
+            self._closed = True
             free, self._free = self._free, []
         for file in free:
             try:
                 self._checkpoint(file.entries)
                 self._disk.unlink(file.path)
-            except (OSError, Unavailable):
+            except (OSError, HeadwaterError):
                 pass  # whoever opens the log next finishes it
             finally:
                 self._disk.release(file.fd)
@@ -116,21 +128,52 @@ class Journal:
         self._free = []
 
     def finish_abandoned(self) -> None:
-        """Finish what processes that died, or gave up, have left. What cannot be finished stays."""
+        """Finish what processes that died, or gave up, have left. What cannot be finished, or is damaged, stays."""
         for name in self._disk.names(self._path):
             if name.endswith(SUFFIX):
-                with contextlib.suppress(OSError, Unavailable):
+                with contextlib.suppress(OSError, HeadwaterError):  # one log that is damaged must not close the others
                     self._finish(self._path / name)
+
+    def abandoned(self) -> Iterator[tuple[Path, int]]:
+        """The journals that no living process holds, and how many transactions are in each."""
+        disk = self._disk
+        for name in sorted(disk.names(self._path)):
+            path = self._path / name
+            if name.endswith(SUFFIX):
+                with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+                    fd = disk.open_read(path)
+                    try:
+                        left = disk.hold(fd)
+                    finally:
+                        disk.release(fd)
+                    if left:
+                        yield path, sum(1 for _ in format.decode(disk.read_file(path)))
 
     def _finish(self, path: Path) -> None:
         fd = self._disk.open_write(path)
         try:
             if self._disk.hold(fd) and self._disk.inode(path) is not None:
-                self._disk.fdatasync(fd)  # what its writer did not live to see synced must not be half undone later
-                self._checkpoint([entry for entry, _ in format.decode(self._disk.read_file(path))])
+                stored = self._disk.read_file(path)
+                # What its writer did not live to see synced must not be half undone later. Written again and not only
+                # synced: after a sync that failed, the system believes that it is on disk.
+                self._disk.write(fd, stored, 0)
+                self._disk.fdatasync(fd)
+                self._checkpoint([entry for entry, _ in format.decode(stored)])
                 self._disk.unlink(path)
         finally:
             self._disk.release(fd)
+
+    def _begin_anew(self, file: JournalFile) -> bool:
+        """Have all logs sync what is in a journal, which is then empty. If one cannot, it is left to who opens that."""
+        try:
+            self._checkpoint(file.entries)
+        except BaseException as error:
+            self._disk.release(file.fd)
+            if not isinstance(error, HeadwaterError):
+                raise
+            return False
+        file.position, file.entries = 0, []
+        return True
 
     def _create(self) -> JournalFile:
         disk = self._disk
@@ -143,8 +186,12 @@ class Journal:
             if disk.hold(fd) and disk.inode(path) is not None:
                 break
             disk.release(fd)  # somebody who finishes abandoned ones came between making and locking it
-        disk.sync_directory(self._path)
-        disk.sync_directory(self._path.parent)  # whoever made the directory may have died before it was durable
+        try:
+            disk.sync_directory(self._path)
+            disk.sync_directory(self._path.parent)  # whoever made the directory may have died before it was durable
+        except BaseException:
+            disk.release(fd)  # it is empty: whoever opens the directory next removes it
+            raise
         return JournalFile(path, fd)
 
 

@@ -7,6 +7,7 @@ missing or damaged is told as such, and the segment is then read whole. Safe fro
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -189,7 +190,7 @@ class KeyRuns:
         self._pending_keys = 0
         self._mutex = threading.Lock()  # protects all of it
 
-    def positions(self, hash: int, end: int, batches: Callable[[int, int, int], Iterator[Batch]]) -> list[int]:
+    def positions(self, hash: int, end: int, batches: Callable[[int, int, int], Iterator[Batch]]) -> Positions:
         """Where the batches before position `end` are that may hold a key with this hash, ascending.
 
         `batches` gives those from a position and offset to an end. Raises Corrupt if one is damaged.
@@ -197,34 +198,44 @@ class KeyRuns:
         with self._mutex:
             if self._to < end:
                 self._extend(batches(self._to, end, self._offset), end)
-            found = [position for position in self._pending.get(hash, ()) if position < end]
-            low = np.array((hash << 32, hash << 32 | end >> 3), np.uint64)
+            bounds = np.array((hash << 32, hash << 32 | end >> 3), np.uint64)
+            found: list[U64 | list[int]] = []
             for run in self._runs:
-                at, stop = run.searchsorted(low).tolist()
+                at, stop = run.searchsorted(bounds).tolist()
                 if at < stop:
-                    found += ((run[at:stop] & np.uint64(0xFFFFFFFF)) << np.uint64(3)).tolist()
-        return sorted(found)
+                    found.append(run[at:stop])
+            pending = self._pending.get(hash)
+            if pending is not None:
+                found.append(pending[: bisect_left(pending, end)])
+        return Positions(found)
 
     def _extend(self, batches: Iterator[Batch], end: int) -> None:
-        """Take in the batches up to `end`: all of them, or none if one is damaged."""
-        offset, few = self._offset, end - self._to < FEW_BYTES
-        gathered, hashes = KeyEntries(), list[tuple[int, int]]()
-        for batch in batches:
-            offset = batch.end_offset
-            if few:
+        """Take in the batches up to `end`: all of them, or none if one is damaged. Runs are in the order of batches."""
+        offset = self._offset
+        if end - self._to < FEW_BYTES:
+            hashes: list[tuple[int, int]] = []
+            for batch in batches:
+                offset = batch.end_offset
                 hashes += ((hash, batch.position) for hash in _hashes(batch))
-            else:
+            for hash, position in hashes:
+                self._pending.setdefault(hash, []).append(position)
+            self._pending_keys += len(hashes)
+            if self._pending_keys > PENDING_MAX:
+                self._settle()
+        else:
+            gathered = KeyEntries()
+            for batch in batches:
+                offset = batch.end_offset
                 gathered.add(batch, batch.position >> 3)
-        for hash, position in hashes:
-            self._pending.setdefault(hash, []).append(position)
-        self._pending_keys += len(hashes)
-        if not few:
+            self._settle()
             self._add_run(gathered.sorted())
-        if self._pending_keys > PENDING_MAX:
-            pairs = [hash << 32 | at >> 3 for hash, positions in self._pending.items() for at in positions]
-            self._pending, self._pending_keys = {}, 0
-            self._add_run(np.sort(np.array(pairs, np.uint64)))
         self._to, self._offset = end, offset
+
+    def _settle(self) -> None:
+        """Make a run of the latest few."""
+        pairs = [hash << 32 | at >> 3 for hash, positions in self._pending.items() for at in positions]
+        self._pending, self._pending_keys = {}, 0
+        self._add_run(np.sort(np.array(pairs, np.uint64)))
 
     def _add_run(self, run: U64) -> None:
         runs = self._runs
@@ -232,6 +243,26 @@ class KeyRuns:
         while len(runs) > 1 and len(runs[-2]) < 2 * len(runs[-1]):
             last = runs.pop()
             runs[-1] = np.sort(np.concatenate((runs[-1], last)), kind="stable")  # which merges what is sorted
+
+
+class Positions:
+    """Positions of batches, ascending. Going backwards costs what is looked at: a busy key has very many."""
+
+    def __init__(self, parts: list[U64 | list[int]]) -> None:
+        """Parts of entries in memory, or of positions."""
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[int]:
+        for part in self._parts:
+            yield from part if isinstance(part, list) else (part << np.uint64(32) >> np.uint64(29)).tolist()
+
+    def __reversed__(self) -> Iterator[int]:
+        for part in reversed(self._parts):
+            for at in range(len(part) - 1, -1, -1):
+                yield part[at] if isinstance(part, list) else (int(part[at]) & 0xFFFFFFFF) << 3
 
 
 def _hashes(batch: Batch) -> set[int]:

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from headwater.errors import HeadwaterError
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
 from headwater.format.names import file_of
@@ -58,13 +59,23 @@ class LocalLog:
         self.node = place.node
         self._on_roll = on_roll
         self._may_roll = may_roll
+        self._learned = -1  # the segment whose keys were read last
         self._identity = _identity(place)
         self._reader = Reader(place, self._identity, self._recover, partial(on_damaged_index, place))
         self._begin()
 
     def append(self, rows: Rows) -> None:
         """Commit rows; returns when their durability is reached, with their offset and ticks set."""
+        if rows.expected is not None:
+            self.learn_keys(rows)
         self._group.append(rows)
+
+    def learn_keys(self, rows: Rows) -> None:
+        """Read the keys of the active segment before the lock is taken, if nobody asked for one yet: it may take long."""
+        slot = self._reader.slot()
+        if slot.segment != self._learned and rows.key is not None:
+            self._reader.version(rows.key, slot)
+            self._learned = slot.segment
 
     def append_stream(
         self,
@@ -157,10 +168,10 @@ class LocalLog:
         self._reader.wake()
 
     def settle(self) -> None:
-        """Finish what a process that died in the midst of a commit has left, so that it can be read."""
+        """Finish what a process that died in the midst of a commit has left, so that it can be read; best effort."""
         tail = self._reader.wait_on()
         if tail is not None and tail.writable and tail.busy() and not self._group.led:
-            with self._writer() as writer:
+            with contextlib.suppress(HeadwaterError), self._writer() as writer:
                 if writer.abandoned():
                     writer.recover()
 

@@ -70,6 +70,13 @@ class Place(msgspec.Struct, frozen=True):
         self.disk.replace(self.cut(base, position, number), data)
         return self.cut(base, position, number)
 
+    def beside(self, path: Path) -> Path:
+        """Where to keep a damaged file that is about to be replaced: a name that nothing has yet."""
+        number = 1
+        while self.disk.inode(path.with_name(f"{path.name}.cut-{number}")) is not None:
+            number += 1
+        return path.with_name(f"{path.name}.cut-{number}")
+
     def segments(self) -> list[int]:
         """The first offsets of all segments, ascending.
 

@@ -69,7 +69,7 @@ class Producers:
             del self._known[next(iter(self._known))]
 
     def read_to(self, slot: Slot) -> None:
-        """All up to a slot was noted: this process asked for an `answer`, and noted what it committed then."""
+        """All up to a slot was noted: what others had brought, by `answer`, and what this process added to it."""
         if slot.segment == self._segment and slot.generation == self._generation:
             self._position = max(self._position, slot.producers_position)
 

@@ -21,12 +21,14 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, Slot
 from headwater.storage import recovery
 from headwater.storage.failures import deleted, offset_gone
-from headwater.storage.keys import KeyIndexes
+from headwater.storage.keys import KeyIndexes, Positions
 from headwater.storage.place import Place
-from headwater.storage.segment import SegmentFile
+from headwater.storage.segment import SegmentFile, open_segments
 from headwater.storage.tail import Tail
 
-OPEN_SEGMENTS_MAX = 8  # segments kept open between reads; a scan needs one
+OPEN_SEGMENTS_MAX = 32  # of a log, kept open between reads: a key's history may touch as many again and again
+OPEN_SEGMENTS_FEW = 8  # when the process has many open: it may read many logs, and descriptors are scarce
+OPEN_SEGMENTS_ALL = 256
 
 SCAN_BYTES_MAX = 256 * 1024  # so near the end of the active segment, reading on is quicker than looking for a key
 
@@ -37,7 +39,7 @@ class Places(NamedTuple):
     """Some batches of an open segment by their positions, ascending. Where there are none, it need not be open."""
 
     segment: SegmentFile | None
-    positions: list[int]
+    positions: list[int] | Positions
 
 
 NOWHERE = Places(None, [])
@@ -114,9 +116,9 @@ class Reader:
         """
         try:
             for batch in self._backwards(0, slot.visible_offset, None, key, slot):
-                column = batch.column(KEY)
-                if column is not None and len(rows := np.flatnonzero(column.equals(key))):
-                    return batch.base_offset + int(rows[-1])
+                row = last_of(batch, key)
+                if row is not None:
+                    return batch.base_offset + row
         except NotFound as error:
             if error.code != "offset_gone":  # the oldest segments were deleted, and their events with them
                 raise
@@ -194,7 +196,8 @@ class Reader:
             ):
                 found = self._segments[base] = SegmentFile(self._place, base), slot.generation
             self._segments.move_to_end(base)
-            if len(self._segments) > OPEN_SEGMENTS_MAX:
+            most = OPEN_SEGMENTS_MAX if len(open_segments) < OPEN_SEGMENTS_ALL else OPEN_SEGMENTS_FEW
+            while len(self._segments) > most:
                 # The active one stays: what it knows of its keys would take long to learn again.
                 del self._segments[next(other for other in self._segments if other != slot.segment)]
             return found[0]
@@ -366,6 +369,7 @@ class Reader:
                     yield batch
             return
         if stop < self.end_offset(base, slot):
+            places = list(places)
             places = places[: bisect_right(places, self.locate(segment, slot, stop - 1)[0])]
         for position in reversed(places):
             yield segment.batch_at(position, end)
@@ -424,6 +428,7 @@ class Cursor:
         if segment is not None:
             end = reader.end_position(segment, slot)
             if self.offset > base:
+                places = list(places)
                 places = places[bisect_left(places, reader.locate(segment, slot, self.offset)[0]) :]
             for position in places:
                 batch = segment.batch_at(position, end)
@@ -452,6 +457,15 @@ class Cursor:
     def _pass(self, batch: Batch) -> None:
         self.offset = self._batch_offset = batch.end_offset
         self._position = batch.end_position
+
+
+def last_of(batch: Batch, key: bytes) -> int | None:
+    """The number of the last event of a batch that has this key; None if none has."""
+    if batch.count == 1:
+        return 0 if batch.only(KEY) == key else None
+    column = batch.column(KEY)
+    rows = np.flatnonzero(column.equals(key)) if column is not None else np.zeros(0, np.int64)
+    return int(rows[-1]) if len(rows) else None
 
 
 def wanted_batches(index: Index | None, types: TypeTest | None) -> np.ndarray | None:

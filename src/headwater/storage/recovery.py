@@ -65,12 +65,13 @@ def scan(place: Place, known: Slot | None) -> Found:
     offset, position, last_ticks, producers = base, HEADER_BYTES, 0, 0
     frozen = False
     if known is not None and known.segment == base:
-        producers = known.producers_position
         if known.boot_id == place.clock.boot_id():
             offset, position, last_ticks = known.visible_offset, known.visible_position, known.last_ticks
             frozen = known.state == FROZEN_BY_WRITE  # what follows was refused: whole or not, it is cut
         else:
             offset, position = known.durable_offset, known.durable_position
+        # What lies behind the start is read, and may be other batches than those that an old tail tells of.
+        producers = min(known.producers_position, position)
     segment = SegmentFile(place, base)
     try:
         size = segment.size()
@@ -90,7 +91,7 @@ def scan(place: Place, known: Slot | None) -> Found:
             size = position  # what follows was reserved
     finally:
         segment.close()
-    return Found(base, offset, position, last_ticks, min(producers, position), size)
+    return Found(base, offset, position, last_ticks, producers, size)
 
 
 def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from headwater.errors import Corrupt, NotFound
+from headwater.format import producers
 from headwater.format.batch import encode_lost
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
@@ -48,8 +49,12 @@ def plan(place: Place) -> list[Action]:
         for mend in mends(place)
         for what, kept in _describe(place, mend)
     ]
-    rebuildable = [finding.path for finding in check(place, Counts(), lambda _: None) if _rebuildable(finding)]
-    return actions + [_action(place, Path(path), "make it again from the segments") for path in rebuildable]
+    for finding in check(place, Counts(), lambda _: None):
+        if _rebuildable(finding):
+            actions.append(_action(place, Path(finding.path), "make it again from the segments"))
+        elif _is_snapshot(finding):
+            actions.append(_forget_producers(place, Path(finding.path), apply=False))
+    return actions
 
 
 def mends(place: Place) -> list[Mend]:
@@ -96,11 +101,34 @@ def apply(place: Place) -> list[Action]:
             if finding.path != str(place.tail):  # the tail is mapped by others, and healed in place
                 place.disk.unlink(Path(finding.path))
             done.append(_action(place, Path(finding.path), "made again from the segments", done=True))
+        elif _is_snapshot(finding):
+            done.append(_forget_producers(place, Path(finding.path), apply=True))
     return done
 
 
 def _rebuildable(finding: Finding) -> bool:
     return finding.damage and finding.path.endswith((".index", "/tail"))
+
+
+def _is_snapshot(finding: Finding) -> bool:
+    return finding.damage and finding.path.endswith(".producers")
+
+
+def _forget_producers(place: Place, path: Path, *, apply: bool) -> Action:
+    """Put an empty snapshot in the place of a lost one, whose bytes are kept if there are any."""
+    base = offset_of(path.name, "producers")
+    assert base is not None
+    what = (
+        f"put an empty one in its place: producers are forgotten as of offset {base}, "
+        "and what they try again from before it is appended again"
+    )
+    there = place.disk.inode(path) is not None
+    kept = place.beside(path) if there else None
+    if apply:
+        if kept is not None:
+            place.disk.replace(kept, place.disk.read_file(path))
+        place.disk.replace(path, producers.encode(place.uuid, base, {}))
+    return _action(place, path, what, str(kept or ""), apply)
 
 
 def _rewrite(place: Place, mend: Mend) -> list[str]:
@@ -173,7 +201,8 @@ def _describe(place: Place, mend: Mend) -> list[tuple[str, str]]:
 
 
 def _new_header(place: Place, base: int, previous_ticks: int) -> SegmentHeader:
-    return SegmentHeader(0, place.uuid, base, previous_ticks, previous_ticks)
+    there = place.disk.inode(place.producers(base)) is not None
+    return SegmentHeader(0, place.uuid, base, previous_ticks, previous_ticks, producers=there)
 
 
 def _action(place: Place, path: Path, what: str, kept: str = "", done: bool = False) -> Action:

@@ -78,16 +78,22 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 def survey(place: Place, slot: Slot) -> list[Segment]:
-    """The segments of a log, oldest first; the active one is the last. Space that it has reserved does not count."""
+    """The segments of a log, oldest first; the active one is the last. Space that it has reserved does not count.
+
+    None if the slot is so old that what was active then is deleted.
+    """
     sizes: dict[int, int] = {}
     active = place.segment(slot.segment).name
-    for name in place.disk.names(place.path):
+    for name, size in place.disk.sizes(place.path).items():
         base = _base_of(name)
         if base is not None:
-            sizes[base] = sizes.get(base, 0) + _size(place, name, slot.visible_position if name == active else None)
+            counted = min(size, slot.visible_position) if name == active else size
+            if name.endswith(".blobs"):
+                counted = sum(place.disk.sizes(place.path / name).values())
+            sizes[base] = sizes.get(base, 0) + counted
     bases = [base for base in place.segments() if base <= slot.segment]
     ends = [*bases[1:], slot.visible_offset]
-    return [Segment(base, end, sizes.get(base, 0)) for base, end in zip(bases, ends, strict=True)]
+    return [Segment(base, ends[number], sizes.get(base, 0)) for number, base in enumerate(bases)]
 
 
 def due(place: Place, slot: Slot, segments: list[Segment], rules: Rules) -> list[Segment]:
@@ -300,12 +306,3 @@ def _base_of(name: str) -> int | None:
     """The first offset of the segment that a file belongs to; None for files of no segment and unfinished ones."""
     suffix = name.partition(".")[2]
     return None if name.endswith(".tmp") else offset_of(name, suffix)
-
-
-def _size(place: Place, name: str, most: int | None) -> int:
-    """Bytes of a file of a segment, or of its blobs; `most` is how many of them count."""
-    path = place.path / name
-    if name.endswith(".blobs"):
-        return sum(place.disk.file_size(path / blob) for blob in place.disk.names(path))
-    size = place.disk.file_size(path)
-    return size if most is None else min(size, most)

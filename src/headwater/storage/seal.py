@@ -1,4 +1,4 @@
-"""Sealing: packing the small batches of a finished segment into large ones, and building its index.
+"""Sealing: packing the batches of a finished segment into ones of a good size, and building its index.
 
 Outside the writers' lock: the finished segment never changes, readers that hold it keep the old file, and the new one
 takes its name in one rename. Offsets, times and ids stay. A lock on the segment's own file keeps two processes from
@@ -23,6 +23,8 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.storage.keys import KeyEntries
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
+
+SPLIT_FROM = 2  # times the packed size: above this, a batch is split, so that a look-up need not verify so much
 
 Pause = Callable[[], None]
 
@@ -112,9 +114,16 @@ def _types_of(batch: Batch) -> set[bytes]:
 
 
 def _worth_packing(place: Place, segment: SegmentFile) -> bool:
-    """Not if its batches are large already: then rewriting would only cost."""
+    """Not if its batches have about the right size already: then rewriting would only cost."""
     batches = len(segment.map(segment.size()).positions)
-    return batches > 2 * max(1, segment.size() // place.limits.pack_bytes)
+    return batches > 2 * max(1, segment.size() // place.limits.pack_bytes) or _too_large(
+        segment.size() // max(1, batches), place
+    )
+
+
+def _too_large(size: int, place: Place) -> bool:
+    """Whether a batch is so large that finding one event in it costs much more than it need."""
+    return size > SPLIT_FROM * place.limits.pack_bytes
 
 
 def _pack(place: Place, segment: SegmentFile, pause: Pause) -> int:
@@ -129,10 +138,10 @@ def _pack(place: Place, segment: SegmentFile, pause: Pause) -> int:
         position = segment_format.HEADER_BYTES
         window = segment.window(HEADER_BYTES, segment.size())
         for run in _runs(window.batches(HEADER_BYTES, segment.base), place, pause):
-            packed = bytes(run[0].stored()) if len(run) == 1 else merge(run, zstd=place.zstd)
-            disk.write(fd, packed, position)
-            position += len(packed)
-            pause()
+            for packed in _packed(run, place):
+                disk.write(fd, packed, position)
+                position += len(packed)
+                pause()
         disk.fdatasync(fd)
         disk.rename(temporary, path)
         disk.sync_directory(place.path)
@@ -161,6 +170,32 @@ def _runs(batches: Iterator[Batch], place: Place, pause: Pause) -> Iterator[list
             pause()
     if run:
         yield run
+
+
+def _packed(run: list[Batch], place: Place) -> Iterator[bytes]:
+    """The bytes of the batches that a run of neighbours becomes: one, or, if a single one is too large, several."""
+    batch = run[0]
+    if len(run) > 1:
+        yield merge(run, zstd=place.zstd)
+    elif batch.count > 1 and _too_large(batch.size, place):
+        yield from split(batch, -(-batch.size // place.limits.pack_bytes), zstd=place.zstd)
+    else:
+        yield bytes(batch.stored())
+
+
+def split(batch: Batch, parts: int, *, zstd: bool) -> Iterator[bytes]:
+    """The bytes of batches that hold the events of a large one, verified, with their offsets and ticks."""
+    batch.validate()
+    ticks = batch.ticks()
+    step = -(-batch.count // parts)
+    for lo in range(0, batch.count, step):
+        hi = min(lo + step, batch.count)
+        columns = {
+            kind: None if (column := batch.column(kind)) is None else column.slice(lo, hi)
+            for kind in (TYPE, KEY, DATA, META)
+        }
+        base = batch.base_offset + lo, int(ticks[lo])
+        yield encode(*base, hi - lo, batch.content, columns, ticks=ticks[lo:hi], zstd=zstd)
 
 
 def merge(run: list[Batch], *, zstd: bool) -> bytes:

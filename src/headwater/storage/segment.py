@@ -11,6 +11,7 @@ import mmap
 import threading
 from array import array
 from collections.abc import Iterator
+from weakref import WeakSet
 
 import numpy as np
 
@@ -20,12 +21,14 @@ from headwater.format.batch import MAGIC, Batch, corrupt, decode, peek, size_bef
 from headwater.format.column import I64
 from headwater.format.index import Index
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
-from headwater.storage.keys import POSITION_MAX, KeyRuns, read_index
+from headwater.storage.keys import POSITION_MAX, KeyRuns, Positions, read_index
 from headwater.storage.place import Place
 
 BACKWARDS_BYTES = 64 * 1024  # how much to read at once on the way back
 BATCH_BYTES = 4 * 1024  # how much to read for one batch of unknown size: most hold a few events
 MAP_BYTES_MIN = 256 * 1024  # below this, one read is cheaper than a map and its page faults
+
+open_segments: WeakSet[SegmentFile] = WeakSet()  # of this process, so that descriptors can be spared
 
 
 class Window:
@@ -113,6 +116,7 @@ class SegmentFile:
         self._index_tried = False
         self._keys = KeyRuns(HEADER_BYTES, base)
         self._place = place
+        open_segments.add(self)
         self.header = header or self._read_header(place.uuid)
 
     def _read_header(self, uuid: bytes) -> SegmentHeader:
@@ -180,7 +184,7 @@ class SegmentFile:
         """Whether there is an index that could not be used when it was looked at."""
         return self._index_tried and self._index is None
 
-    def key_positions(self, hash: int, end: int) -> list[int] | None:
+    def key_positions(self, hash: int, end: int) -> Positions | None:
         """Where the batches up to position `end` are that may hold a key with this hash, ascending; without an index.
 
         None if that cannot be told, because one of them is damaged. The first call reads the keys of all batches, later
@@ -254,6 +258,7 @@ class SegmentFile:
         """Close the file; windows that were handed out stay valid."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            open_segments.discard(self)
             self._disk.close(fd)
             self._mapped = None
 

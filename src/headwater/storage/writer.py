@@ -129,7 +129,7 @@ class Writer:
             self._clock.sleep(YIELD_S)
         return rest
 
-    def prepare(self, group: list[Rows]) -> Prepared:
+    def prepare(self, group: list[Rows], *, journaled: bool) -> Prepared:
         """Take the lock for a transaction, and make ready what it brings to this log. Raises if it may not go in."""
         tail = self._lock()
         try:
@@ -144,7 +144,7 @@ class Writer:
                 self._may_roll(slot)
                 prepared.slot = self._roll(tail, slot)
                 prepared.rolled = True
-            elif slot.safe_offset < slot.visible_offset and slot.durable_offset < slot.visible_offset:
+            elif journaled and slot.safe_offset < slot.visible_offset and slot.durable_offset < slot.visible_offset:
                 # A journal can bring back only what follows events that are safe.
                 prepared.slot = self._sync_visible(tail, slot)
             tail.begin()
@@ -199,10 +199,13 @@ class Writer:
                 prepared.tail.publish(self._slot)
         finally:
             self._unlock()
+        if prepared.rolled:
+            self._on_roll()
 
     def leave(self) -> None:
-        """Let go of the lock in the midst of a committed transaction: whoever takes it next finishes that."""
-        self._unlock()
+        """Let go of the lock, if it is held. In the midst of a transaction, whoever takes it next recovers."""
+        if self._lock_fd >= 0:
+            self._unlock()
 
     def _must_roll(self, slot: Slot, size: int, ticks: int) -> bool:
         return slot.visible_position > HEADER_BYTES and (
@@ -212,8 +215,15 @@ class Writer:
     def _sift(self, tail: Tail, slot: Slot, group: list[Rows]) -> tuple[list[Rows], list[Rows]]:
         """Those of a group that may be committed now, and those that wait for them."""
         admitted, rest = self._admission.sift(group, slot)
-        if any(rows.answered and rows.sync and rows.offset + rows.count > slot.durable_offset for rows in group):
-            self._sync_visible(tail, slot)  # the first answer may have been for less
+        answered = (rows for rows in group if rows.answered and rows.sync)
+        late = [rows for rows in answered if rows.offset + rows.count > slot.durable_offset]
+        if late:  # the first answer was for less
+            try:
+                self._sync_visible(tail, slot)
+            except BaseException:
+                for rows in late:
+                    rows.answered = False  # so that they get the error
+                raise
         return admitted, rest
 
     def _encode(self, group: list[Rows], offset: int, ticks: int) -> tuple[bytes, int, int]:
@@ -467,7 +477,7 @@ class Writer:
         except OSError as error:
             self._freeze(tail, slot, FROZEN_BY_WRITE)
             raise unavailable(self._place, "a segment cannot be finished", error) from error
-        self._sync(tail, slot)  # always: whoever cut it, closing the log or dying at this, may not have synced the cut
+        self._sync(tail, slot)  # in any case: who cut it before, at a close or in a roll, may not have synced that
 
     def _write(self, tail: Tail, slot: Slot, data: bytes, end: int, sync: bool) -> None:
         if end > self._reserved_to:

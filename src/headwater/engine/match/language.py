@@ -140,7 +140,7 @@ class _Reading:
         if name == "$exists":
             if not isinstance(operand, bool):
                 raise bad_match(f"$exists takes true or false, not {_named(operand)}", """as in {"$exists": true}""")
-            found = _term(path, _exists, elements=False)
+            found = _term(path, _exists)
             return found if operand else Not(found)
         if name == "$regex":
             return _term(path, self._regex(operand))
@@ -235,11 +235,9 @@ def _term(
     test: Test,
     compare: Callable[[Any, Any], Any] | None = None,
     operand: Any = None,
-    *,
-    elements: bool = True,
 ) -> Term:
     """The term that finds what a path leads to, and tests it and, if it is an array, its elements."""
-    found = _with_elements(test) if elements else test
+    found = _with_elements(test)
     if compare is not None:
         found, each = values.quickly(compare, operand, found)
         if len(path) == 1:

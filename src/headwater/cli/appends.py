@@ -1,0 +1,114 @@
+"""Appends of a transaction, from lines of JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from typing import IO, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from headwater.cli.append import encode
+from headwater.cli.lines import read_lines
+from headwater.errors import HeadwaterError, Invalid, TooLarge
+from headwater.event import Content
+from headwater.limits import DEFAULTS
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One append. As `headwater read --json` prints it, of which offset, time and id are not used."""
+
+    topic: str
+    partition: int | None = None
+    offset: int | None = None
+    time: str | None = None
+    id: str | None = None
+    type: str = ""
+    key: str | None = None
+    key_base64: str | None = None
+    content: Content | None = None
+    data: msgspec.Raw | UnsetType = UNSET
+    data_base64: str | None = None
+    meta: dict[str, str] = {}
+    expected_version: int | Literal["none"] | None = None
+
+
+_decode = msgspec.json.Decoder(Line).decode
+
+
+def read_appends(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """The arguments of each append; raises Invalid, with the number of the line, and TooLarge."""
+    size, most = 0, DEFAULTS.transaction_bytes_max
+    lines = (line for some in read_lines(stream) for line in some)
+    for number, line in enumerate(lines, 1):
+        with Named(number):
+            append = _append_of(line)
+            size += len(append["data"])
+            if size > most or number > DEFAULTS.transaction_events_max:
+                raise TooLarge(
+                    f"a transaction may have {most} bytes and {DEFAULTS.transaction_events_max} events",
+                    hint="make several of it",
+                    limit="transaction_bytes_max",
+                    maximum=most,
+                )
+        yield append
+
+
+def _append_of(line: bytes) -> dict[str, Any]:
+    try:
+        told = _decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Invalid(
+            str(error)[:1].lower() + str(error)[1:], hint='a line is like {"topic": "orders", "data": {"total": 12}}'
+        ) from error
+    content, data = _data_of(told)
+    key = _bytes(told.key_base64, "key_base64") if told.key_base64 is not None else told.key
+    return {
+        "topic": told.topic,
+        "data": data,
+        "content": content,
+        "type": told.type,
+        "key": key,
+        "meta": told.meta,
+        "partition": told.partition,
+        "expected_version": told.expected_version,
+    }
+
+
+def _data_of(line: Line) -> tuple[Content, bytes]:
+    if line.data_base64 is not None:
+        return line.content or "bytes", _bytes(line.data_base64, "data_base64")
+    if line.data is UNSET:
+        raise Invalid("there is no data", hint="data or data_base64 is needed")
+    raw = bytes(line.data)
+    content = line.content or ("text" if raw[:1] == b'"' else "json")
+    if content in ("json", "bson"):
+        return encode(raw, content)
+    text = msgspec.json.decode(raw)
+    if not isinstance(text, str):
+        raise Invalid(f"{content} is given as a string", hint="leave out content to have it stored as json")
+    return content, text.encode()
+
+
+def _bytes(text: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise Invalid(f"{what} is not base64: {error}") from error
+
+
+class Named:
+    """Errors inside tell the number of the line."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, HeadwaterError):
+            message = f"line {self._number}: {error.message}"
+            raise type(error)(message, hint=error.hint, code=error.code, **error.facts) from error

@@ -1,0 +1,160 @@
+"""`headwater consume`: read a topic as a named consumer, which remembers how far it has come."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headwater.cli.app import command
+from headwater.cli.arguments import (
+    Duration,
+    Natural,
+    Place,
+    consumer_argument,
+    data_argument,
+    json_option,
+    key_option,
+    topic_argument,
+    type_pattern_option,
+)
+from headwater.errors import Invalid
+
+if TYPE_CHECKING:
+    from headwater.engine.consumer import Consumer
+    from headwater.engine.reading import At
+    from headwater.event import Event
+
+
+@command(
+    examples=[
+        "headwater consume data orders billing",
+        "headwater consume data orders billing --drain --json | jq .data",
+        "headwater consume data orders billing --from latest --type 'placed|paid' --exec ./bill",
+        "headwater consume data orders billing --limit 1 --ack-each",
+    ]
+)
+@data_argument
+@topic_argument
+@consumer_argument
+@click.option(
+    "--from",
+    "start",
+    type=Place(),
+    default="earliest",
+    metavar="PLACE",
+    help="Where a new consumer begins, as in read.",
+)
+@type_pattern_option
+@key_option
+@click.option("--limit", type=Natural(), metavar="N", help="At most this many.")
+@click.option("--drain", is_flag=True, help="End when everything that is there now was handled.")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="End when none came for so long.")
+@click.option(
+    "--exec", "program", metavar="COMMAND", help="Run this for each event, data on its stdin, instead of printing."
+)
+@click.option("--ack-each", is_flag=True, help="Make each ack durable before the next event.")
+@click.option(
+    "--failures-max", type=Natural(), metavar="N", help="Set an event aside after so many failures.  [default: 5]"
+)
+@click.option(
+    "--lease", type=Duration(), metavar="DURATION", help="After it dies, others wait so long.  [default: 10s]"
+)
+@json_option("One JSON object a line, as read does.")
+@click.option("--raw", is_flag=True, help="Only the data, a newline after each.")
+def consume(
+    data: str,
+    topic: str,
+    name: str,
+    start: At,
+    type_: str | None,
+    key: str | None,
+    limit: int | None,
+    drain: bool,
+    timeout: float | None,
+    program: str | None,
+    ack_each: bool,
+    failures_max: int | None,
+    lease: timedelta | None,
+    as_json: bool,
+    raw: bool,
+) -> None:
+    """Read a topic as the consumer NAME, and go on with events as they come.
+
+    An event counts as handled when it was printed and handed on, or when COMMAND ended with 0; the next run begins
+    behind it. Several at once share the partitions of the topic. An event whose COMMAND fails comes again, and after
+    --failures-max times goes to the topic TOPIC.dead with the reason: see replay.
+
+    COMMAND finds HEADWATER_TOPIC, _PARTITION, _OFFSET, _TYPE, _KEY and _ID in its environment. Ends with Ctrl-C.
+    """
+    if sum((as_json, raw, program is not None)) > 1:
+        raise click.UsageError("--json, --raw and --exec exclude each other")
+    import headwater
+    from headwater.cli.events import Printer
+
+    words = _words(program)
+    lease_ms = None if lease is None else round(lease.total_seconds() * 1000)
+    options: dict[str, Any] = {"timeout": timeout, "lease_ms": lease_ms, "failures_max": failures_max}
+    with headwater.open(data, mode="existing") as hw:
+        printer = Printer(len(hw.describe(topic).partitions), as_json=as_json, raw=raw)
+        with hw.consumer(name, topic, start=start, type=type_, key=key, **options) as consumer:
+            try:
+                for event in _events(consumer, drain=drain, limit=limit):
+                    if words:
+                        _run(words, event, consumer)
+                    else:
+                        printer.print(event)
+                        printer.flush()
+                        consumer.ack(event)
+                    if ack_each:
+                        consumer.flush()
+            except KeyboardInterrupt:
+                return  # this is how it ends
+
+
+def _events(consumer: Consumer, *, drain: bool, limit: int | None) -> Iterator[Event]:
+    return islice(consumer.drain() if drain else consumer, limit)
+
+
+def _words(program: str | None) -> list[str]:
+    try:
+        words = shlex.split(program or "")
+    except ValueError as error:
+        raise click.UsageError(f"--exec {program!r}: {error}") from None
+    if program is not None and not words:
+        raise click.UsageError("--exec is empty")
+    return words
+
+
+def _run(words: list[str], event: Event, consumer: Consumer) -> None:
+    """Run the command for one event; 0 is an ack, anything else a failure."""
+    environment = {
+        "TOPIC": event.topic,
+        "PARTITION": str(event.partition),
+        "OFFSET": str(event.offset),
+        "TYPE": event.type,
+        "KEY": os.fsdecode(event.key or b""),
+        "ID": str(event.id),
+    }
+    told = {f"HEADWATER_{name}": value for name, value in environment.items() if "\0" not in value}
+    try:
+        with subprocess.Popen(words, stdin=subprocess.PIPE, env={**os.environ, **told}) as process:  # noqa: S603  # theirs
+            assert process.stdin is not None
+            try:
+                event.save(process.stdin)
+                process.stdin.close()
+            except BrokenPipeError:
+                pass  # it did not want to read all
+            code = process.wait()
+    except FileNotFoundError as error:
+        raise Invalid(f"there is no program {words[0]!r}", hint="give --exec a command in the PATH") from error
+    if code == 0:
+        consumer.ack(event)
+    else:
+        consumer.fail(event, f"{shlex.join(words)} ended with {code}")

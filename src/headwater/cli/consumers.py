@@ -1,0 +1,53 @@
+"""`headwater consumers`: who reads what, and how far they have come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
+
+if TYPE_CHECKING:
+    from headwater.engine.consumers import ConsumerInfo
+
+
+@command(examples=["headwater consumers data", "headwater consumers data orders --json"])
+@data_argument
+@optional_topic_argument
+@json_option("One JSON object a line.")
+def consumers(data: str, topic: str | None, as_json: bool) -> None:
+    """List the consumers of a topic, or of all: where they are in each partition, and who reads there.
+
+    The lag counts what is there and not acked. A member that died keeps a partition until its lease is over.
+    """
+    import headwater
+
+    with headwater.open(data, mode="existing") as hw:
+        found = hw.consumers(topic)
+    if as_json:
+        for info in found:
+            click.echo(show.json_line(msgspec.to_builtins(info)))
+    elif found:
+        columns = ("consumer", "topic", "partition", "cursor", "end", "lag", "owner", "lease", "failures")
+        right = ("partition", "cursor", "end", "lag", "lease", "failures")
+        show.table(columns, [_row(info) for info in found], right=right)
+    else:
+        show.note(f"no consumers yet — headwater consume {data} TOPIC NAME")
+
+
+def _row(info: ConsumerInfo) -> list[show.Cell]:
+    return [
+        (show.printable(info.name), "bold"),
+        show.printable(info.topic),
+        str(info.partition),
+        (show.number(info.cursor), "cyan"),
+        show.number(info.end),
+        (show.number(info.lag), "yellow" if info.lag else "green"),
+        info.owner[:8] if info.owner else "",
+        f"{info.lease_ms / 1000:.1f} s" if info.owner else "",
+        (str(info.failures), "red") if info.failures else "",
+    ]

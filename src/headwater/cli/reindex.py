@@ -1,0 +1,30 @@
+"""`headwater reindex`: make the indexes again."""
+
+from __future__ import annotations
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
+from headwater.cli.progress import Waiting
+
+
+@command(examples=["headwater reindex data", "headwater reindex data orders"])
+@data_argument
+@optional_topic_argument
+@json_option("One JSON object.")
+def reindex(data: str, topic: str | None, as_json: bool) -> None:
+    """Make the indexes of finished segments again.
+
+    An index only tells where to look, and is made from its segment: nothing is lost when it is missing or damaged.
+    This is for logs that were sealed by an earlier version, or whose index files were deleted.
+    """
+    import headwater
+
+    with headwater.open(data, mode="existing") as hw, Waiting("indexing", as_bytes=True, patience_s=0.3) as waiting:
+        made = hw.reindex(topic, progress=waiting.update)
+    if as_json:
+        click.echo(show.json_line({"indexed": made}))
+    else:
+        show.done(f"{show.count(made, 'segment')} indexed" if made else "there is no finished segment to index")

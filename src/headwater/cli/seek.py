@@ -1,0 +1,51 @@
+"""`headwater seek`: move a consumer to another place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import (
+    Place,
+    consumer_argument,
+    data_argument,
+    json_option,
+    partition_option,
+    topic_argument,
+)
+
+if TYPE_CHECKING:
+    from headwater.engine.reading import At
+
+
+@command(
+    examples=[
+        "headwater seek data orders billing --to earliest",
+        "headwater seek data orders billing --to -2h",
+        "headwater seek data orders billing --to 17 --partition 0",
+    ]
+)
+@data_argument
+@topic_argument
+@consumer_argument
+@click.option("--to", "at", type=Place(), required=True, metavar="PLACE", help="The next event to handle, as in read.")
+@partition_option
+@json_option("One JSON object a line, for each partition.")
+def seek(data: str, topic: str, name: str, at: At, partition: int | None, as_json: bool) -> None:
+    """Move the consumer NAME to another place, durably, also while it runs.
+
+    Whoever reads as NAME loses what it has in hand, and goes on from there.
+    """
+    import headwater
+
+    with headwater.open(data, mode="existing") as hw:
+        moved = hw.seek(name, topic, at, partition=partition)
+    if as_json:
+        for number, cursor in moved.items():
+            click.echo(show.json_line({"consumer": name, "topic": topic, "partition": number, "cursor": cursor}))
+    else:
+        places = ", ".join(f"{number}:{cursor}" for number, cursor in moved.items())
+        show.done(f"consumer {show.printable(name)} goes on at {places}")

@@ -1,0 +1,187 @@
+"""The topics that are in use: opened when first asked for, forgotten when they are deleted, by whichever process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count as counter
+from typing import Any
+
+import numpy as np
+
+from headwater.engine.catalogue import Catalogue
+from headwater.errors import NotFound, Unavailable
+from headwater.format import arrow
+from headwater.format.column import I64
+from headwater.format.names import partition_of, partitions_of
+from headwater.format.settings import Topic, TopicSettings
+from headwater.limits import Limits
+from headwater.storage.log import LocalLog
+from headwater.storage.place import Place
+from headwater.storage.rows import Rows
+
+
+class OpenTopic:
+    """A topic in use: its settings and one log per partition."""
+
+    __slots__ = ("_rounds", "logs", "only", "topic")
+
+    def __init__(self, topic: Topic, logs: list[LocalLog]) -> None:
+        self.topic = topic
+        self.logs = logs
+        self.only = logs[0] if len(logs) == 1 else None
+        self._rounds = counter()
+
+    def chosen(self, partition: int | None) -> list[LocalLog]:
+        """The log of one partition, or all of them."""
+        if partition is None:
+            return self.logs
+        if not 0 <= partition < len(self.logs):
+            raise NotFound(
+                f"topic {self.topic.name!r} has no partition {partition}",
+                hint=f"it has {len(self.logs)}, from 0",
+                code="partition_not_found",
+            )
+        return [self.logs[partition]]
+
+    def choose(self, key: bytes | None, partition: int | None) -> LocalLog:
+        """The log that an event goes to: of its partition, of its key, or the next in turn."""
+        logs = self.logs
+        if len(logs) == 1 and not partition:
+            return logs[0]
+        if partition is not None:
+            return self.chosen(partition)[0]
+        if key is not None:
+            return logs[partition_of(key, len(logs))]
+        return logs[next(self._rounds) % len(logs)]
+
+    def spread(self, keys: Sequence[bytes | None]) -> Iterator[tuple[LocalLog, I64]]:
+        """Which events go to which partition: by the hash of the key; those without one, together, in turn."""
+        partitions = partitions_of([key or b"" for key in keys], len(self.logs))
+        missing = np.fromiter((key is None for key in keys), np.bool_, len(keys))
+        if missing.any():
+            partitions[missing] = next(self._rounds) % len(self.logs)
+        for number in np.unique(partitions).tolist():
+            yield self.logs[number], np.flatnonzero(partitions == number)
+
+    def spread_arrow(self, batch: Any, partition: int | None) -> Iterator[tuple[LocalLog, Any]]:
+        """The same for the rows of a record batch."""
+        if len(self.logs) == 1 or partition is not None or "key" not in batch.schema.names:
+            yield self.choose(None, partition), batch
+            return
+        for log, where in self.spread(arrow.values_of(batch.column("key"))):
+            yield log, batch.take(arrow.pyarrow().array(where))
+
+
+class Topics:
+    """The open topics of one engine. Safe from any thread."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        limits: Limits,
+        new_log: Callable[[Place], LocalLog],
+        check_open: Callable[[], None],
+    ) -> None:
+        """`check_open` raises once the engine was closed."""
+        self.open: dict[str, OpenTopic] = {}
+        self._catalogue = catalogue
+        self._limits = limits
+        self._new_log = new_log
+        self._check_open = check_open
+        self._mutex = threading.Lock()  # protects changes of `open`
+
+    def get(self, name: str) -> OpenTopic:
+        """The topic, opened if it is not; raises NotFound."""
+        opened = self.open.get(name)
+        if opened is None:
+            self._check_open()
+            opened = self.known(name)
+        return opened
+
+    def known(self, name: str) -> OpenTopic:
+        """The same, also while the engine is being opened or closed."""
+        opened = self.open.get(name)
+        if opened is None:
+            topic = self._catalogue.find(name)
+            with self._mutex:
+                opened = self.open.get(name)
+                if opened is None:
+                    if len(self.open) >= self._limits.open_topics_max:
+                        raise Unavailable(
+                            f"{len(self.open)} topics are open",
+                            hint="raise open_topics_max, or open the log again",
+                            code="too_many_open_topics",
+                        )
+                    places = [self._catalogue.place(topic, number) for number in range(topic.partitions)]
+                    opened = self.open[name] = OpenTopic(topic, [self._new_log(place) for place in places])
+        return opened
+
+    def live(self, name: str) -> OpenTopic:
+        """The topic as it is now, also when another process deleted it and made it again, or died in a commit."""
+        opened = self.get(name)
+        try:
+            opened.logs[0].state()
+        except NotFound:
+            self.forget(opened)
+            opened = self.get(name)
+        for log in opened.logs:
+            log.settle()
+        return opened
+
+    def for_append(self, name: str) -> OpenTopic:
+        """The topic, made if it is not there."""
+        try:
+            return self.get(name)
+        except NotFound:
+            self._check_open()
+            self._catalogue.create(name, 1, TopicSettings())
+            return self.get(name)
+
+    def forget(self, opened: OpenTopic) -> None:
+        """Let go of a topic that was deleted."""
+        with self._mutex:
+            if self.open.get(opened.topic.name) is opened:
+                del self.open[opened.topic.name]
+
+    def commit(self, opened: OpenTopic, log: LocalLog, rows: Rows) -> LocalLog:
+        """Append; if the topic was deleted meanwhile, to the one of that name that comes after it. Returns the log."""
+        try:
+            log.append(rows)
+        except NotFound:
+            log = self._successor(opened, log)
+            log.append(rows)
+        return log
+
+    def living(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
+        """The log, or the one that came after it if its topic was deleted: for streams, which cannot be read twice."""
+        try:
+            log.state()
+        except NotFound:
+            log = self._successor(opened, log)
+        return log
+
+    def after_fork(self) -> None:
+        """In a forked child: begin anew, with descriptors and locks of its own."""
+        self._mutex = threading.Lock()
+        for opened in self.open.values():
+            for log in opened.logs:
+                log.after_fork()
+
+    def close(self) -> None:
+        """Stop all followers, and let go of all files, after appends under way."""
+        with self._mutex:
+            opened = list(self.open.values())
+            self.open.clear()
+        for topic in opened:
+            for log in topic.logs:
+                log.stop_followers()
+                log.close()
+
+    def _successor(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
+        """The same partition of the topic that took the name of a deleted one; NotFound if it has other partitions."""
+        self.forget(opened)
+        successor = self.for_append(opened.topic.name)
+        if len(successor.logs) != len(opened.logs):
+            raise NotFound(f"topic {opened.topic.name!r} was deleted, and made again with other partitions")
+        return successor.logs[log.place.partition]
