@@ -24,6 +24,7 @@ from headwater.errors import (
 if TYPE_CHECKING:
     from headwater.api import open  # the verb users expect, as in gzip.open
     from headwater.engine.batches import EventBatch
+    from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
     from headwater.engine.transaction import Transaction
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Closed",
     "Conflict",
+    "Consumer",
     "Corrupt",
     "Engine",
     "Event",
@@ -57,6 +59,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Consumer": "headwater.engine.consumer",
     "Engine": "headwater.engine.engine",
     "Event": "headwater.event",
     "EventBatch": "headwater.engine.batches",

@@ -149,6 +149,10 @@ def test_what_is_not_wanted_is_passed_over(hw: Engine) -> None:
     with now(hw, type="a") as consumer:
         assert numbers(consumer) == []
         wait_until(lambda: cursor(hw) == 8)  # without an ack
+    fill(hw, 2, types="b", durability="os")
+    with now(hw, type="a") as consumer:
+        assert numbers(consumer) == []
+        wait_until(lambda: cursor(hw) == 10)  # the log was synced that far
     hw.append("t", b"9", key="k", type="a")
     with now(hw, type="a", key="k") as consumer:
         assert numbers(consumer) == [9]
@@ -426,6 +430,21 @@ def test_drain_ends_at_what_was_there(hw: Engine) -> None:
         assert consumer.lag() == {0: 0, 1: 0}
 
 
+def test_drain_sleeps_while_it_waits_for_others(hw: Engine) -> None:
+    hw.create("t", partitions=2)
+    fill(hw, 1, partition=0)
+    fill(hw, 1, partition=1)
+    with hw.consumer("c", "t", timeout=0.3) as one, hw.consumer("c", "t") as two:
+        wait_until(lambda: len(_tended(one).partitions) == len(_tended(two).partitions) == 1)
+        events = one.drain()
+        one.ack(next(events))
+        fill(hw, 1, partition=0)  # behind what is drained
+        fill(hw, 1, partition=1)
+        began = time.thread_time()
+        assert list(events) == []  # the other has not acked
+        assert time.thread_time() - began < 0.15
+
+
 def test_drain_of_what_is_drained_hands_out_nothing(hw: Engine) -> None:
     hw.create("t", partitions=2)
     with hw.consumer("c", "t") as consumer:
@@ -465,8 +484,10 @@ def test_seek_goes_back_and_forth_durably(hw: Engine) -> None:
     with now(hw) as consumer:
         events = list(consumer)
         consumer.ack(*events)
+        fence = consumer.fences[0]
         assert consumer.seek(3) == {0: 3}
         assert cursor(hw) == 3
+        assert consumer.fences[0] > fence
         with pytest.raises(Fenced):
             consumer.ack(events[9])
         assert numbers(consumer) == [3, 4, 5, 6, 7, 8, 9]
@@ -703,6 +724,8 @@ def test_moves_name_what_a_transaction_stores_and_change_nothing(hw: Engine) -> 
         with move.cursors.held():
             move.cursors.owned(0, move.owner, move.fence)
             move.cursors.put(0, move.cursors.next(0, cursor=move.cursor))
+        consumer.flush()  # what it knows is older, and does not take the cursor back
+        assert cursor(hw) == 3
         consumer.moved([move])
         assert consumer.lag() == {0: 3}
         assert consumer.moves([events[3]])[0].cursor == 4

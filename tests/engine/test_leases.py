@@ -240,6 +240,22 @@ def test_what_is_given_up_for_a_new_member_was_acked_first(hw: Engine) -> None:
         assert (taken[0].partition, taken[0].offset) not in {(event.partition, event.offset) for event in seen}
 
 
+def test_what_was_to_be_given_up_and_is_kept_after_all_is_handed_out(hw: Engine) -> None:
+    fill(hw, 50)
+    with hw.consumer("c", "t", timeout=0) as consumer:
+        seen = list(islice(consumer, 3))
+        holding = consumer._held[0]
+        holding.leaving = True
+        consumer._put_back()
+        consumer._member.give_up()  # three are in hand: it stays
+        assert (holding.cursor, holding.end, consumer.partitions) == (0, 3, [0])
+        holding.leaving = False
+        seen += consumer
+        assert [event.offset for event in seen] == list(range(50))
+        consumer.ack(seen)
+    assert hw.consumers()[0].cursor == 50
+
+
 def test_an_event_that_ends_its_process_is_set_aside_and_no_other(path: Path, hw: Engine) -> None:
     fill(hw, 40)
 

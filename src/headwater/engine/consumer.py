@@ -217,8 +217,15 @@ class Consumer(Iterator[Event]):
 
     def flush(self) -> None:
         """Store all acks; they are durable when this returns. Raises Fenced if some came too late to be stored."""
+        self.store()
+        refused = self._member.refused()
+        if refused is not None:
+            raise refused
+
+    def store(self) -> None:
+        """As `flush`, but without a word about acks that came too late."""
         self._check_open()
-        self._member.flush()
+        self._member.store_all()
 
     # For transactions
 
@@ -376,7 +383,7 @@ class Consumer(Iterator[Event]):
         for _ in range(len(self._turns)):
             self._turns.rotate(-1)
             holding = self._held.get(self._turns[-1])
-            if holding is None or holding.leaving or holding.retry_s > self._monotonic():
+            if holding is None or not self._open_handed(holding, self._monotonic()):
                 continue
             events = self._chunk(holding)
             if events and self._held.get(holding.partition) is holding:
@@ -385,11 +392,18 @@ class Consumer(Iterator[Event]):
                 return True
         return False
 
+    def _open_handed(self, holding: Holding, now_s: float) -> bool:
+        """Whether more of a partition may be handed out: it stays, nothing waits for its retry, it is not drained."""
+        if holding.leaving or holding.retry_s > now_s:
+            return False
+        drained = self._ends is not None and holding.end >= self._ends[holding.partition]
+        return not drained or bool(holding.again or holding.rest)
+
     def _chunk(self, holding: Holding) -> list[Event]:
         """The next events of a partition; the file says that they may be handed out before they are."""
         with self._mutex:
             events = holding.returned()
-        if not events and not (self._ends is not None and holding.end >= self._ends[holding.partition]):
+        if not events:
             events = self._read(holding)
         while events and self.failures(events[0]) >= self._limits.failures_max:
             self._set_aside(
@@ -454,7 +468,7 @@ class Consumer(Iterator[Event]):
             sleep_s = min(sleep_s, self._deadline_s - now)
             if self._deadline_s <= now:
                 return False
-        places = [(each.log, NEVER if each.leaving or each.retry_s > now else each.end) for each in holdings]
+        places = [(each.log, each.end if self._open_handed(each, now) else NEVER) for each in holdings]
         wait_for_more(places, sleep_s, self._disk, self._clock, lambda: self._stopped or self._member.closed)
         stored = self._cursors.peek(each.partition for each in holdings)
         if any(slot.fence != holding.fence for holding in holdings if (slot := stored.get(holding.partition))):

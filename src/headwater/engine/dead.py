@@ -89,4 +89,4 @@ def _append_and_ack(
     data = event.data if event.data is not None else event.chunks()
     engine.append(topic, data, **kept, partition=partition, durability="fsync")
     consumer.ack(event)
-    consumer.flush()
+    consumer.store()

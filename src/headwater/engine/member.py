@@ -105,16 +105,18 @@ class Member:
                     holding.expires_s = expiry_ns / 1e9
             self._set_until()
 
-    def flush(self) -> None:
-        """Store everything, durably; raises Fenced if acks that were taken since the last time could not be stored."""
+    def store_all(self) -> None:
+        """Store everything, durably."""
         with self.mutex:
             holdings = list(self.held.values())
             self.dirty_s = None
         self.store(holdings, sync=True)
+
+    def refused(self) -> Fenced | None:
+        """Why acks that were taken could not be stored, if there were any since the last question."""
         with self.mutex:
             refused, self._refused = self._refused, None
-        if refused is not None:
-            raise refused
+        return refused
 
     def release(self, holdings: list[Holding], *, leave: bool = False) -> None:
         """Give up partitions, durably, and with `leave` the place among the members."""
@@ -236,8 +238,7 @@ class Member:
                 if isinstance(error, NotFound):  # the consumer or its topic was deleted
                     self.held.clear()
                 self.look_up()
-                if self.dirty_s is None:
-                    self.dirty_s = now  # tried again
+                self.dirty_s = now if self.held else None  # tried again
             self._tended_s = now
         dirty_s = self.dirty_s
         soonest = self._tended_s + self._renew_s

@@ -71,7 +71,7 @@ class LocalLog:
         self._group.append(rows)
 
     def learn_keys(self, rows: Rows) -> None:
-        """Read the keys of the active segment before the lock is taken, if nobody asked for one yet: it may take long."""
+        """Read the keys of the active segment before the lock is taken, if nobody has: it may take long."""
         slot = self._reader.slot()
         if slot.segment != self._learned and rows.key is not None:
             self._reader.version(rows.key, slot)
