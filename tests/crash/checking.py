@@ -23,7 +23,7 @@ from headwater.format.tail import Slot
 from headwater.storage import recovery
 from headwater.storage.disk import Disk
 from headwater.storage.retention import sweep
-from tests.crash.expectation import Contents, Expectation, ExpectedLog
+from tests.crash.expectation import Contents, Expectation
 from tests.crash.machine import Tree, fingerprint, read_tree, write_tree
 from tests.crash.recording import EPOCH_TICKS, SteadyClock
 from tests.crash.requests import Remembered, ask_again
@@ -75,7 +75,7 @@ def _check_directory(path: Path, crash: Crash) -> None:
         seen = check_contents(engine, crash)
         recover(engine, seen, expected)
     settled = _without_hints(read_tree(path))
-    assert not _at(settled, "data", "journal"), "a journal is left although all is finished"
+    assert not tree_at(settled, "data", "journal"), "a journal is left although all is finished"
     _check_kept(crash.tree, settled)
     with reopen(path, crash) as engine:
         for (topic, partition), contents in seen.items():
@@ -126,11 +126,11 @@ def check_contents(engine: Engine, crash: Crash) -> Seen:
         logs = expected.topics[name].logs
         assert len(engine._topics.get(name).logs) == len(logs)
         for partition, log in enumerate(logs):
-            stored = _at(crash.tree, "data", "topics", directory_of(name), str(partition))
+            stored = tree_at(crash.tree, "data", "topics", directory_of(name), str(partition))
             try:
                 contents = contents_of(engine, name, partition)
             except Corrupt:
-                if not crash.powerless or not _undecidable(stored, log):
+                if not crash.powerless or not undecidable(stored, log.durable):
                     raise
                 continue
             log.check(contents, log.durable if crash.powerless else log.events())
@@ -203,7 +203,7 @@ def _check_kept(before: Tree, after: Tree) -> None:
             _check_kept(child, there)
 
 
-def _undecidable(stored: Tree, log: ExpectedLog) -> bool:
+def undecidable(stored: Tree, durable: int) -> bool:
     """Whether `Corrupt` is right: no tail tells what was durable, and a whole batch lies behind a missing one."""
     if _slot(stored) is not None:
         return False
@@ -215,7 +215,7 @@ def _undecidable(stored: Tree, log: ExpectedLog) -> bool:
     while (batch := _batch(segment, position, offset)) is not None:
         position, offset = batch.end_position, batch.end_offset
     behind = any(_batch(segment, at, offset, exact=False) for at in range(position, len(segment), 8))
-    return behind and offset >= log.durable
+    return behind and offset >= durable
 
 
 def _batch(segment: bytes, position: int, offset: int, *, exact: bool = True) -> Batch | None:
@@ -236,7 +236,8 @@ def _slot(stored: Tree) -> Slot | None:
     return tail_format.newest(tail)
 
 
-def _at(tree: Tree, *names: str) -> Tree:
+def tree_at(tree: Tree, *names: str) -> Tree:
+    """What is at a path; an empty tree if there is nothing."""
     for name in names:
         child = tree.get(name, {})
         assert isinstance(child, dict)

@@ -63,12 +63,6 @@ class RecordingDisk(Disk):
         self._open[fd] = self._files[os.fstat(fd).st_ino]
         return fd
 
-    def open_read(self, path: Path) -> int:
-        fd = super().open_read(path)  # it may be synced, too
-        if os.fstat(fd).st_ino in self._files:
-            self._open[fd] = self._files[os.fstat(fd).st_ino]
-        return fd
-
     def close(self, fd: int) -> None:
         self._open.pop(fd, None)
         os.close(fd)

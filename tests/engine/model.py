@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -48,7 +49,7 @@ class Request(NamedTuple):
     epoch: int
     seq: int
     offset: int
-    count: int
+    size: int  # in events
 
 
 class Refused(Exception):  # it is an answer
@@ -88,8 +89,8 @@ class Log:
     def version(self, key: bytes) -> int | None:
         return max(self.there(key=key), default=None)
 
-    def answer(self, id: str, epoch: int, seq: int, count: int) -> Request | None:
-        """What a producer's request was told before; None if it is new."""
+    def answer(self, id: str, epoch: int, seq: int, size: int) -> Request | str | None:
+        """What a producer's request was told before; the code of an error that it gets; None if it is new."""
         known: dict[str, list[Request]] = {}
         for request in self.requests:
             requests = known.pop(request.id, [])
@@ -99,14 +100,14 @@ class Log:
         if id not in known:
             return None
         if epoch < known[id][-1].epoch:
-            raise Refused("old_epoch")
+            return "old_epoch"
         for request in known[id]:
             if request.seq == seq:
-                if request.count != count:
-                    raise Refused("seq_reused")
+                if request.size != size:
+                    return "seq_reused"
                 return request
         if seq < known[id][-1].seq:
-            raise Refused("seq_forgotten")
+            return "seq_forgotten"
         return None
 
     def cut(self, start: int, end: int) -> Log:
@@ -277,12 +278,10 @@ def _check_transaction(step: Step, found: Found, *, done: bool) -> None:
         topic in found.topics and found.topics[topic][partition].end == step.after[topic].logs[partition].end
         for topic, partition in step.parts
     ]
-    for move in step.moves:
-        there.append(found.cursors[move.topic, move.consumer][move.partition] >= move.cursor)
+    there += [found.cursors[move.topic, move.consumer][move.partition] >= move.cursor for move in step.moves]
     assert len(set(there)) <= 1, f"a transaction is there in part: {there}"
     assert all(there) or not done, "a transaction is gone"
 
 
 def ascending(ticks: Iterable[int]) -> bool:
-    ticks = list(ticks)
-    return all(one < other for one, other in zip(ticks, ticks[1:], strict=False))
+    return all(one < other for one, other in pairwise(ticks))

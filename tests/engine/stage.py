@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -44,7 +45,7 @@ class StageClock(SteadyClock):
         self.now_s = now_s
         self._random = random
 
-    def monotonic(self) -> float:  # type: ignore[override]  # a method here, the function itself there
+    def monotonic(self) -> float:
         return self.now_s
 
     def sleep(self, seconds: float) -> None:  # type: ignore[override]  # a method here, the function itself there
@@ -98,10 +99,10 @@ class Stage:
             self._machine.apply(op._replace(data=op.data[: len(op.data) // 2]))
         self._resume(self._machine.cached())
 
-    def lose_power(self, cut: int, loss: Loss) -> Tree:
-        """The power goes after so many operations; returns what the disk holds then, with which `boot` goes on."""
+    def lose_power(self, cut: int) -> Callable[[Loss], Tree]:
+        """The power goes after so many operations; tells what the disk may hold then, with which `boot` goes on."""
         self._replay(cut)
-        return self._machine.after_power_loss(loss)
+        return self._machine.after_power_loss
 
     def boot(self, tree: Tree) -> None:
         """Open what a power loss left."""

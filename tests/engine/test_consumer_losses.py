@@ -27,7 +27,7 @@ def test_a_consumer_whose_maker_was_killed_is_durable_for_whoever_joins_it(stage
     consumer = stage.engines[0].consumer("c", "t", timeout=0)
     consumer.ack(next(consumer))
     consumer.flush()
-    stage.boot(stage.lose_power(stage.operations(), Loss("dropped", "dropped")))
+    stage.boot(stage.lose_power(stage.operations())(Loss("dropped", "dropped")))
     assert [(info.name, info.cursor) for info in stage.engines[0].consumers("t")] == [("c", 1)]
 
 
