@@ -13,7 +13,9 @@ from bench.work import TOPIC, Benchmark, Work
 
 TOPICS = ("orders", "stock", "payments")
 KEYS = 1000
+EVENTS = 10
 SINGLE = "one event to one topic, durable"
+BATCH = "append_many of the same, durable"
 
 
 def transactions(work: Work) -> list[Row]:
@@ -34,17 +36,27 @@ def transactions(work: Work) -> list[Row]:
             for data in events:
                 log.append(TOPIC, data)
 
+        def together() -> None:
+            for data in events:
+                with log.transaction() as tx:
+                    tx.append_many(TOPIC, [data] * EVENTS)
+
+        def batch() -> None:
+            for data in events:
+                log.append_many(TOPIC, [data] * EVENTS)
+
         samples = interleave(
             work.pick(5, 21, 41),
             {
                 "three": lambda: rate(len(events), over(TOPICS)),
-                "one": lambda: rate(len(events), over(TOPICS[:1])),
+                "together": lambda: rate(len(events), together),
+                "batch": lambda: rate(len(events), batch),
                 "single": lambda: rate(len(events), single),
             },
         )
     return [
         _against("transaction over 3 topics, durable", samples, "three", "single", SINGLE, ratio_of(0.3)),
-        _against("transaction in 1 topic, durable", samples, "one", "single", SINGLE),
+        _against(f"transaction of {EVENTS} events in 1 topic, durable", samples, "together", "batch", BATCH),
     ]
 
 
@@ -98,7 +110,8 @@ def _against(name: str, samples: Samples, ours: str, theirs: str, peer: str, tar
 BENCHMARKS = (
     Benchmark(
         "transactions",
-        "`hw.transaction()` with one event for each of three topics, or for one, beside a single durable append.",
+        "`hw.transaction()` with one event for each of three topics, beside a single durable append; and with ten "
+        "events for one topic, beside `append_many`.",
         transactions,
     ),
     Benchmark(

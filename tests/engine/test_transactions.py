@@ -19,6 +19,7 @@ from headwater.engine import transaction
 from headwater.engine.engine import Engine
 from headwater.engine.transaction import Transaction
 from headwater.errors import Closed, Conflict, Invalid, NotFound, TooLarge, Unavailable
+from headwater.format.names import partition_of
 from headwater.limits import Limits
 from headwater.storage import journal
 from headwater.storage.writer import Writer
@@ -746,3 +747,49 @@ def test_a_fork_while_others_commit_leaves_both_sides_whole(hw: Engine) -> None:
     first, second = ends(hw, "a", "b")
     assert first == second >= 15
     assert not hw.check().findings
+
+
+# Many at once
+
+
+def test_many_events_of_a_transaction_are_one_batch_beside_single_ones(hw: Engine, path: Path) -> None:
+    with hw.transaction() as tx:
+        tx.append("a", b"0", type="first")
+        tx.append_many("a", [b"1", b"2"], types=["second", "third"], keys=[b"k", None], metas=[None, {"m": "1"}])
+        tx.append_many("a", [])
+        tx.append("a", b"3")
+    assert [ref.offset for ref in tx.refs] == [0, 1, 2, 3]
+    assert [(event.type, event.key, event.data) for event in hw.read("a")] == [
+        ("first", None, b"0"),
+        ("second", b"k", b"1"),
+        ("third", None, b"2"),
+        ("", None, b"3"),
+    ]
+    assert [event.id for event in hw.read("a")] == [ref.id for ref in tx.refs]
+    assert len(list(hw.read_batches("a"))) == 1
+    assert journals(path) == []
+
+
+def test_many_events_of_a_transaction_are_spread_by_their_keys(hw: Engine) -> None:
+    hw.create("p", partitions=3)
+    keys = [b"%d" % number for number in range(20)]
+    with hw.transaction() as tx:
+        tx.append_many("p", keys, keys=keys)
+        tx.append("a", b"beside")
+    assert set(datas(hw.read("p"))) == set(keys)
+    for event in hw.read("p"):
+        assert event.key is not None
+        assert event.partition == partition_of(event.key, 3)
+    assert {(ref.topic, ref.partition, ref.offset) for ref in tx.refs[:-1]} == {
+        (event.topic, event.partition, event.offset) for event in hw.read("p")
+    }
+
+
+def test_too_many_events_at_once_are_refused_and_the_rest_stays(path: Path) -> None:
+    with open_unsynced(path, limits=Limits(transaction_events_max=3)) as hw:
+        with hw.transaction() as tx:
+            tx.append_many("a", [b"1", b"2"])
+            with pytest.raises(TooLarge, match="3 events"):
+                tx.append_many("a", [b"3", b"4"])
+            tx.append_many("b", [b"5"])
+        assert ends(hw, "a", "b") == [2, 1]

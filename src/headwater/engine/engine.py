@@ -26,7 +26,7 @@ from headwater.engine.info import TopicInfo, partition_info
 from headwater.engine.reading import At
 from headwater.engine.retaining import Keeper
 from headwater.engine.selection import Selection
-from headwater.engine.topics import Topics
+from headwater.engine.topics import OpenTopic, Topics
 from headwater.engine.transaction import Transaction
 from headwater.engine.transfer import exporting, importing
 from headwater.engine.transfer.chunks import Wanted
@@ -573,15 +573,15 @@ class Engine:
         if self._closed:
             raise Closed(f"{self.path} was closed")
 
-    def log_for(self, topic: str, key: bytes | None, partition: int | None) -> LocalLog:
-        """The log that an event with this key goes to; makes the topic if it is not there."""
+    def topic_for(self, topic: str) -> OpenTopic:
+        """The topic as it is now, for a transaction; made if it is not there."""
         opened = self._open.get(topic) or self._topics.for_append(topic)
         try:
             opened.logs[0].state()
         except NotFound:  # another process deleted it
             self._topics.forget(opened)
             opened = self._topics.for_append(topic)
-        return opened.choose(key, partition)
+        return opened
 
     def holder(self, event: Event) -> Consumer:
         """The consumer of this engine that handed out an event."""

@@ -6,6 +6,7 @@ in one order, one entry with the final bytes, then each log is written and made 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from headwater.engine.consumer import Consumer
     from headwater.engine.consumer import Move as CursorMove
     from headwater.engine.engine import Engine
+    from headwater.engine.topics import OpenTopic
 
 
 class Transaction:
@@ -36,9 +38,10 @@ class Transaction:
         self._engine = engine
         self._journal = journal
         self._sync = sync
+        self._topics: dict[str, OpenTopic] = {}
         self._appends: list[tuple[LocalLog, Rows]] = []
         self._acks: dict[Consumer, list[Event]] = {}
-        self._size = 0
+        self._size = self._count = 0
         self._over = False
         self.refs: list[Ref] = []  # where the events are, in the order of the appends, once it is committed
 
@@ -60,10 +63,11 @@ class Transaction:
         """
         self._check()
         limits = self._engine.limits
-        appending.check_content(content)
+        if content is not None:
+            appending.check_content(content)
         encoded, content = appending.encode_data(data, content)
         encoded_key = appending.encode_key(key, limits)
-        log = self._engine.log_for(topic, encoded_key, partition)
+        log = self._opened(topic).choose(encoded_key, partition)
         appending.check_size(len(encoded), log.place.limits)
         if len(encoded) > limits.blob_bytes_min:
             raise TooLarge(
@@ -76,20 +80,41 @@ class Transaction:
             content,
             self._sync,
             encoded,
-            appending.encode_type(type),
+            appending.encode_type(type) if type else b"",
             encoded_key,
             appending.encode_meta(meta, limits),
         )
-        rows.guard(appending.check_version(expected_version, encoded_key), None)
-        if rows.expected is not None:
+        if expected_version is not None:
+            rows.guard(appending.check_version(expected_version, encoded_key), None)
             log.learn_keys(rows)
-        size = self._size + rows.size + len(rows.key or b"") + len(rows.meta or b"")
-        if size > limits.transaction_bytes_max:
-            raise _too_large("bytes", "transaction_bytes_max", limits.transaction_bytes_max)
-        if len(self._appends) >= limits.transaction_events_max:
-            raise _too_large("events", "transaction_events_max", limits.transaction_events_max)
-        self._size = size
-        self._appends.append((log, rows))
+        self._add(log, rows)
+
+    def append_many(
+        self,
+        topic: str,
+        data: Sequence[Data],
+        *,
+        types: Sequence[str] | str = "",
+        keys: Sequence[bytes | str | None] | None = None,
+        metas: Sequence[Meta | None] | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Append many events of a topic with the rest, as `Engine.append_many` does; their `refs` are by partition."""
+        self._check()
+        appending.check_content(content)
+        if not len(data):
+            return
+        opened = self._opened(topic)
+        content, columns, encoded_keys = appending.encode_many(
+            data, content, types, keys, metas, opened.logs[0].place.limits
+        )
+        if opened.only is not None or partition is not None or encoded_keys is None:
+            self._add(opened.choose(None, partition), Rows.many(content, self._sync, columns, len(data)))
+            return
+        for log, where in opened.spread(encoded_keys):
+            some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
+            self._add(log, Rows.many(content, self._sync, some, len(where)))
 
     def ack(self, *events: Event, consumer: Consumer | None = None) -> None:
         """Take events as handled with the rest; `consumer` is who handed them out, if that is not clear.
@@ -113,8 +138,9 @@ class Transaction:
             consumer.moved(moved)
         durability: Durability = "fsync" if self._sync or journaled else "os"
         self.refs = [
-            Ref(log.place.topic, log.place.partition, rows.offset, rows.ticks, log.node, durability)
+            Ref(log.place.topic, log.place.partition, rows.offset + n, rows.ticks + n, log.node, durability)
             for log, rows in self._appends
+            for n in range(rows.count)
         ]
         return self.refs
 
@@ -133,6 +159,23 @@ class Transaction:
             self.discard()
         elif not self._over:
             self.commit()
+
+    def _opened(self, topic: str) -> OpenTopic:
+        opened = self._topics.get(topic)
+        if opened is None:
+            opened = self._topics[topic] = self._engine.topic_for(topic)
+        return opened
+
+    def _add(self, log: LocalLog, rows: Rows) -> None:
+        limits = self._engine.limits
+        size = self._size + rows.size + len(rows.key or b"") + len(rows.meta or b"")
+        count = self._count + rows.count
+        if size > limits.transaction_bytes_max:
+            raise _too_large("bytes", "transaction_bytes_max", limits.transaction_bytes_max)
+        if count > limits.transaction_events_max:
+            raise _too_large("events", "transaction_events_max", limits.transaction_events_max)
+        self._size, self._count = size, count
+        self._appends.append((log, rows))
 
     def _check(self) -> None:
         if self._over:
