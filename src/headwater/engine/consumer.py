@@ -405,18 +405,18 @@ class Consumer(Iterator[Event]):
             events = holding.returned()
         if not events:
             events = self._read(holding)
-        while events and self.failures(events[0]) >= self._limits.failures_max:
-            self._set_aside(
-                self, events[0], f"handling it failed or ended its process {self.failures(events[0])} times"
-            )
+        while events and (failures := self.failures(events[0])) >= self._limits.failures_max + holding.patience:
+            self._set_aside(self, events[0], f"handling it failed, or ended its process, {failures} times")
             events = events[1:]
         careful = bool(events) and events[0].offset < holding.careful_until
-        if careful and len(events) > 1:
+        if careful:
             with self._mutex:
-                holding.put_back(events[1:])
-            events = events[:1]
-        if careful or holding.end > holding.reached:
-            self._member.store([holding], exact=careful)
+                holding.put_back(events[holding.group :])
+            events = events[: holding.group]
+        if events:
+            holding.handed = max(holding.handed, events[-1].offset + 1)
+            if careful or holding.handed > holding.reached:
+                self._member.store([holding], exact=careful)
         return events
 
     def _read(self, holding: Holding) -> list[Event]:

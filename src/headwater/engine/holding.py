@@ -21,6 +21,8 @@ from headwater.storage.log import LocalLog
 
 CHUNK_EVENTS = 4096  # what is read ahead, and the least that is handed out between two looks at the stored cursor
 CHUNK_BYTES = 8 * MIB
+NARROWINGS = 3  # how often that may take: 64 ** 3 is more than is handed out without an ack
+NARROWING = 64  # the events that a process died with are handed out in so many groups, to find the one that ended it
 
 _by_offset = attrgetter("offset")
 
@@ -35,9 +37,12 @@ class Holding:
         "expires_s",
         "failures",
         "fence",
+        "group",
+        "handed",
         "leaving",
         "log",
         "partition",
+        "patience",
         "reached",
         "reader",
         "rest",
@@ -53,13 +58,17 @@ class Holding:
         self.fence = slot.fence
         self.expires_s = expires_s  # of the monotonic clock; as stored
         self.start = self.end = self.stored = slot.cursor  # all below `end` was handed out, or passed over
-        self.reached = slot.cursor  # the `end` that is stored
+        self.handed = slot.cursor  # from here on, nothing was handed out
+        self.reached = slot.cursor  # the `handed` that is stored
         self.waiting: dict[int, None] = {}
         self.failures: dict[int, int] = {slot.failing: slot.failures} if slot.failures else {}
         self.again: list[Event] = []  # failed: to be handed out again, by offset
         self.rest: deque[Event] = deque()  # read, counted as handed out, and put back
         self.retry_s = 0.0  # nothing is handed out before
-        self.careful_until = careful_until  # one event at a time up to here: one of them may have ended a process
+        self.careful_until = careful_until  # up to here, one event may have ended the process that had them in hand
+        in_hand = careful_until - slot.cursor
+        self.group = max(1, in_hand // NARROWING)  # so many of them are handed out at a time
+        self.patience = NARROWINGS if in_hand > 1 else 0  # the event at the cursor need not be the one
         self.leaving = False  # to be given up as soon as everything handed out is acked
         self.reader = log.cursor(slot.cursor)
 
@@ -105,14 +114,16 @@ class Holding:
         self.rest.extendleft(reversed(events))
 
     def returned(self) -> list[Event]:
-        """What failed, or else what was put back, to hand it out again; where care is needed, one at a time."""
+        """What failed, or else what was put back, to hand it out again; where care is needed, a group at a time."""
         events, self.again = self.again, []
         if not events and self.rest:
-            if self.rest[0].offset < self.careful_until:
-                return [self.rest.popleft()]
-            events = list(self.rest)
-            self.rest.clear()
+            count = self.group if self.careful() else len(self.rest)
+            events = [self.rest.popleft() for _ in range(min(count, len(self.rest)))]
         return events
+
+    def careful(self) -> bool:
+        """Whether what comes next may have ended a process."""
+        return bool(self.rest) and self.rest[0].offset < self.careful_until
 
     def recall(self) -> None:
         """Forget what was put back: it was never handed out, and whoever holds the partition next reads it."""

@@ -212,7 +212,7 @@ class Member:
         """What to store of a partition; its log is made durable that far, before the file of cursors is locked."""
         with self.mutex:
             cursor, failures = holding.failing()
-            failing, reached = cursor, holding.end
+            failing, reached = cursor, holding.handed
         durable = holding.log.state().secured_offset
         if cursor > durable:
             if exact:
