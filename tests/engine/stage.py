@@ -24,7 +24,7 @@ from tests.crash.workload import QuietSealer
 from tests.engine.model import ANSWERS_MAX, PRODUCERS_MAX
 
 LIMITS = Limits(
-    segment_bytes=1024,
+    segment_bytes=400,
     blob_bytes_min=300,
     pack_bytes=2000,
     pack_events=20,

@@ -137,7 +137,7 @@ class EngineMachine(ConsumerRules):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=45, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=80, stateful_step_count=35, suppress_health_check=[HealthCheck.too_slow]
 )
 TestEngineMachine = EngineMachine.TestCase
 
