@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 )
 
 from headwater.engine.consumer import Consumer
+from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Fenced, NotFound
 from headwater.event import Event, Ref
 from headwater.format.names import file_of, partition_of
@@ -69,7 +70,7 @@ class LogRules(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stage = Stage()
+        self.stage: Stage
         self.model: Model = {}
         self.step = Step({}, {})
         self.done_at = 0  # operations of the disk after which the last step was done
@@ -245,6 +246,14 @@ class LogRules(RuleBasedStateMachine):
         assert [(ref.offset, ref.ticks) for ref in refs] == [(offset, log.events[offset].ticks) for offset in there]
         if refs[0].durability == "fsync":
             log.durable = max(log.durable, there.stop)
+
+    def check_producers(self, hw: Engine, topic: str, number: int, log: Log) -> None:
+        for request in log.requests:
+            first = log.answer(request.id, request.epoch, request.seq, request.size)
+            if isinstance(first, Request):
+                producer = request.id, request.epoch, request.seq
+                refs = hw.append_many(topic, [b"again"] * request.size, partition=number, producer=producer)
+                self.check_answer(log, first, refs)
 
     # Reading
 
