@@ -1,4 +1,5 @@
-"""A shop's events, end to end: processes append, one is killed, one follows; then all of it is read and checked.
+"""A shop's events, end to end: processes append, one is killed, one follows; refunds are credited exactly once,
+although the process that does it is killed too; then all of it is read and checked.
 
 Run it with `make demo`. It makes ./demo-data afresh, and leaves it for you to look at.
 """
@@ -32,6 +33,8 @@ ORDERS_PER_BATCH = 100
 COUNTRIES = ("Austria", "Brazil", "Canada", "Denmark", "Ethiopia", "France")
 PATIENCE_S = 60.0
 STORY = "o-4242"
+CREDITS = "credits"
+CREDITS_UNTIL_KILLED = 500
 
 processes = multiprocessing.get_context("spawn")
 
@@ -109,6 +112,17 @@ def follow(expected: int, news: Connection) -> None:
     news.send(dict(seen))
 
 
+def credit(news: Connection | None) -> None:
+    """Credit every refund: what is appended for it, and how far this has come, are one transaction."""
+    with headwater.open(DATA, mode="existing") as hw, hw.consumer("bank", TOPIC, type="refunded", lease_ms=500) as bank:
+        for count, event in enumerate(bank.drain(), 1):
+            with hw.transaction() as tx:
+                tx.append(CREDITS, {"total": event.value["total"]}, type="credited", key=event.key)
+                tx.ack(event)
+            if news is not None and count == CREDITS_UNTIL_KILLED:
+                news.send(count)
+
+
 # The demonstration.
 
 
@@ -128,6 +142,7 @@ def main() -> None:
         rows = [
             ("appended by 4 processes", f"{expected:,} events", f"{seconds:.1f} s"),
             ("promised to the killed one", f"{killed:,} events, all there", ""),
+            *credit_refunds(hw, truth["refunded"]),
             *read_in_many_ways(hw),
             *keep(hw),
             *aggregate(hw),
@@ -199,6 +214,25 @@ def check_promises(hw: headwater.Engine, promised: int) -> None:
     say("every one of them is in the log; a new process takes over where it was")
 
 
+def credit_refunds(hw: headwater.Engine, refunds: int) -> Iterator[tuple[str, str, str]]:
+    """A consumer that is killed in the midst of its transactions; the next one goes on where it was."""
+    began = time.perf_counter()
+    for _ in range(2):
+        news, told = processes.Pipe(duplex=False)
+        bank = begin(credit, told)
+        told.close()
+        expect(bool(wait([news], PATIENCE_S)), "the bank says nothing")
+        bank.kill()
+        bank.join()
+        say("SIGKILL for the process that credits refunds; another one takes over")
+    bank = begin(credit, None)
+    bank.join(PATIENCE_S)
+    expect(bank.exitcode == 0, f"the bank ended with {bank.exitcode}")
+    credited = Counter(event.key for event in hw.read(CREDITS))
+    expect(set(credited.values()) == {1} and credited.total() == refunds, f"{credited.total()} credits")
+    yield "refunds, credited once each", f"{refunds:,} transactions", f"{time.perf_counter() - began:.1f} s"
+
+
 def read_in_many_ways(hw: headwater.Engine) -> Iterator[tuple[str, str, str]]:
     count, took = timed(lambda: sum(1 for _ in hw.read(TOPIC)))
     yield "read all, by time", f"{count:,} events", took
@@ -228,7 +262,7 @@ def keep(hw: headwater.Engine) -> Iterator[tuple[str, str, str]]:
     yield "torn by the kill", f"{torn:,} bytes, kept" if torn else "nothing", ""
     report, took = timed(hw.check)
     expect(not report.damaged, f"check found {report.findings}")
-    expect(report.events == hw.describe(TOPIC).events, "check counted something else")
+    expect(report.events == sum(hw.describe(topic).events for topic in hw.topics()), "check counted something else")
     yield "check every checksum", f"{report.bytes / 1e6:.1f} MB, no damage", took
 
 

@@ -41,7 +41,7 @@ class Admission:
         """
         admitted: list[Rows] = []
         for number, rows in enumerate(group):
-            if rows.guarded and any(rows.depends_on(other) for other in admitted):
+            if admitted and rows.guarded and any(rows.depends_on(other) for other in admitted):
                 return admitted, group[number:]
             try:
                 if not rows.guarded or not self.answered(rows, slot):
@@ -66,21 +66,22 @@ class Admission:
 
     def committed(self, group: list[Rows], slot: Slot) -> None:
         """Follow what this writer has just committed, after which the log is as `slot` tells."""
-        stamped = [rows for rows in group if rows.producer is not None]
-        for rows in stamped:
-            assert rows.producer is not None
-            self.producers.note(rows.producer, rows.offset, rows.ticks, rows.count)
+        stamped = False
+        followed = self._known_at == (slot.generation, group[0].offset)  # nobody came in between
+        for rows in group:
+            if rows.producer is not None:
+                self.producers.note(rows.producer, rows.offset, rows.ticks, rows.count)
+                stamped = True
+            if rows.columns is not None and rows.expected is None:
+                followed = False  # it may hold any keys
+            elif rows.key is not None:
+                self._versions[rows.key] = rows.offset + rows.count - 1
         if stamped:  # else nobody has looked at what others brought before this commit
             self.producers.read_to(slot)
-        if self._versions:
-            followed = self._known_at == (slot.generation, group[0].offset)  # nobody came in between
-            if followed and all(rows.columns is None or rows.expected is not None for rows in group):
-                self._versions.update(
-                    (rows.key, rows.offset + rows.count - 1) for rows in group if rows.key is not None
-                )
-                self._known_at = slot.generation, slot.visible_offset
-            else:
-                self._versions.clear()
+        if followed and len(self._versions) <= VERSIONS_MAX:
+            self._known_at = slot.generation, slot.visible_offset
+        else:
+            self._versions.clear()
 
     def _version(self, key: bytes, slot: Slot) -> int | None:
         now = slot.generation, slot.visible_offset

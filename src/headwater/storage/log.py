@@ -72,8 +72,10 @@ class LocalLog:
 
     def learn_keys(self, rows: Rows) -> None:
         """Read the keys of the active segment before the lock is taken, if nobody has: it may take long."""
-        slot = self._reader.slot()
-        if slot.segment != self._learned and rows.key is not None:
+        if self._group.writer.segment == self._learned:
+            return
+        slot = self._reader.glance()
+        if slot is not None and slot.segment != self._learned and rows.key is not None:
             self._reader.version(rows.key, slot)
             self._learned = slot.segment
 

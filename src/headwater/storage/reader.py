@@ -74,6 +74,12 @@ class Reader:
             slot = self._settle()
         return slot
 
+    def glance(self) -> Slot | None:
+        """What is visible, as far as that can be told without a wait: None if the log must be recovered first."""
+        tail = self._tail = self._tail or Tail.open(self._place)
+        slot = tail.newest() if tail is not None else None
+        return slot if slot is not None and slot.boot_id == self._boot_id and slot.state == OPEN else None
+
     def start(self) -> int:
         """The oldest readable offset."""
         slot = self.slot()

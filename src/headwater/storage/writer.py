@@ -83,6 +83,11 @@ class Writer:
         known = self._tail.newest() if self._tail is not None else None
         self._opened_at = known.counter if known is not None else 0
 
+    @property
+    def segment(self) -> int:
+        """The first offset of the segment that this writer appended to last."""
+        return self._header.base_offset
+
     def commit(self, group: list[Rows]) -> list[Rows]:
         """Append all rows of the group with one write and at most one sync, and tell each where it is.
 
@@ -215,6 +220,8 @@ class Writer:
     def _sift(self, tail: Tail, slot: Slot, group: list[Rows]) -> tuple[list[Rows], list[Rows]]:
         """Those of a group that may be committed now, and those that wait for them."""
         admitted, rest = self._admission.sift(group, slot)
+        if len(admitted) + len(rest) == len(group):
+            return admitted, rest
         answered = (rows for rows in group if rows.answered and rows.sync)
         late = [rows for rows in answered if rows.offset + rows.count > slot.durable_offset]
         if late:  # the first answer was for less
