@@ -37,6 +37,7 @@ from tests.engine.model import (
     Step,
     Topic,
 )
+from tests.engine.stage import Stage
 
 
 class ConsumerRules(LogRules):
@@ -45,8 +46,12 @@ class ConsumerRules(LogRules):
     @initialize(
         events=st.lists(st.tuples(picks, st.lists(shapes, min_size=1, max_size=6)), max_size=4),
         joined=st.lists(st.tuples(engines, picks, st.sampled_from(sorted(FILTERS))), max_size=2),
+        segment_bytes=st.sampled_from([400, 4000]),
     )
-    def begin(self, events: list[tuple[int, list[Shape]]], joined: list[tuple[int, int, str]]) -> None:
+    def begin(
+        self, events: list[tuple[int, list[Shape]]], joined: list[tuple[int, int, str]], segment_bytes: int
+    ) -> None:
+        self.stage = Stage(segment_bytes)
         for name in PARTITIONS:
             self.create(0, name)
         for pick, drawn in events:
@@ -165,7 +170,8 @@ class ConsumerRules(LogRules):
         if not self.fellows(member) and not any(handle.stale for handle in member.handles.values()):
             for number, handle in member.handles.items():
                 log = self.model[member.consumer.topic].logs[number]
-                assert not handle.next(log, member.filters), "a consumer left something out"
+                left = handle.next(log, member.filters) - set(range(log.start)) | handle.failed
+                assert not left, f"a consumer left {left} out"
 
     # Answering
 
@@ -357,6 +363,28 @@ class ConsumerRules(LogRules):
             step.moves = moves
             if member is not None:
                 self.moved(member, moves)
+
+    @precondition(lambda self: self.model)
+    @rule(
+        turns=st.lists(
+            st.tuples(engines, st.sampled_from(["append", "expect", "request", "transact"]), shapes),
+            min_size=3,
+            max_size=8,
+        )
+    )
+    def take_turns(self, turns: list[tuple[int, str, Shape]]) -> None:
+        """Both engines at one log: what one of them remembers must not be out of date."""
+        for engine, what, shape in turns:
+            if what == "request":
+                self.produce_one(engine, 0, ("x", 2, self.number), 1, "os")
+            elif what == "transact":
+                self.transact(engine, [(0, shape, None), (1, shape, None)], 0, 0, True, "os")
+            else:
+                mode = "right" if what == "expect" else None
+                self.append(engine, 0, (shape[0], shape[1], b"k" if mode else shape[2]), "os", mode, 0)
+        topic, number, log = self.log_of(0)
+        for hw in self.stage.engines:
+            self.check_producers(hw, topic, number, log)
 
     def ack_in(self, tx: Any, member: Member, count: int) -> list[Move]:
         """Ack the next events that a member has in its hands, up to so many of each partition."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from headwater.engine.engine import Engine
@@ -24,7 +25,6 @@ from tests.crash.workload import QuietSealer
 from tests.engine.model import ANSWERS_MAX, PRODUCERS_MAX
 
 LIMITS = Limits(
-    segment_bytes=1024,
     blob_bytes_min=300,
     pack_bytes=2000,
     pack_events=20,
@@ -58,7 +58,8 @@ class StageClock(SteadyClock):
 class Stage:
     """The directory, its disk and the two engines."""
 
-    def __init__(self) -> None:
+    def __init__(self, segment_bytes: int = 400) -> None:
+        self._limits = msgspec.structs.replace(LIMITS, segment_bytes=segment_bytes)
         memory = Path("/dev/shm")
         self._arena = Path(tempfile.mkdtemp(prefix="headwater-", dir=memory if memory.is_dir() else None))
         self._patch = pytest.MonkeyPatch()
@@ -77,7 +78,7 @@ class Stage:
         return self._root / "data"
 
     def open(self) -> Engine:
-        engine = Engine(self.path, limits=LIMITS, disk=self.disk, clock=self.clock)
+        engine = Engine(self.path, limits=self._limits, disk=self.disk, clock=self.clock)
         engine._sealer = QuietSealer()
         return engine
 

@@ -15,7 +15,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headwater.engine.engine import Engine
 from headwater.format.names import partition_of
 from tests.crash.checking import tree_at, undecidable
 from tests.crash.machine import Loss, Tree
@@ -24,8 +23,6 @@ from tests.engine.log_rules import KEYS, row_of
 from tests.engine.model import (
     Found,
     FoundLog,
-    Log,
-    Request,
     Step,
     ascending,
     copy_of,
@@ -127,17 +124,9 @@ class EngineMachine(ConsumerRules):
             findings = [found for found in hw.check().findings if found.damage]
             assert all(found.path.endswith(".index") for found in findings)  # which is not synced, and made again
 
-    def check_producers(self, hw: Engine, topic: str, number: int, log: Log) -> None:
-        for request in log.requests:
-            first = log.answer(request.id, request.epoch, request.seq, request.size)
-            if isinstance(first, Request):
-                producer = request.id, request.epoch, request.seq
-                refs = hw.append_many(topic, [b"again"] * request.size, partition=number, producer=producer)
-                self.check_answer(log, first, refs)
-
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=45, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=35, suppress_health_check=[HealthCheck.too_slow]
 )
 TestEngineMachine = EngineMachine.TestCase
 
