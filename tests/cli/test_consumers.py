@@ -25,6 +25,15 @@ def test_consume_goes_on_where_it_ended(run: Run, orders: Path) -> None:
     assert run("consume", orders, "orders", "none", "--type", "paid", "--drain", "--raw").lines == []
 
 
+def test_consume_hands_on_only_what_matches(run: Run, orders: Path) -> None:
+    for total in (5, 15, 25):
+        run("append", orders, "orders", f'{{"total": {total}}}', "--content", "json")
+    large = ("--match", '{"total": {"$gt": 10}}', "--drain", "--json")
+    assert [event["data"]["total"] for event in run("consume", orders, "orders", "large", *large).objects] == [15, 25]
+    assert run("consume", orders, "orders", "large", "--drain", "--raw").lines == []  # the others were passed over
+    assert "bad_match" in run("consume", orders, "orders", "x", "--match", '{"a": {"$x": 1}}', "--json", code=1).err
+
+
 def test_consume_acks_only_what_was_handed_on(program: Sequence[str], orders: Path) -> None:
     command = [*program, "consume", str(orders), "orders", "billing", "--raw", "--drain"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

@@ -57,6 +57,8 @@ def test_filters_choose_what_is_exported(run: Run, data: Path) -> None:
     assert exported("--from", "1", "--to", "3") == ["1", "2"]
     assert exported("--from", "latest") == []
     assert exported("--partition", "0") == ["0", "1", "2", "3"]
+    run("append", data, "t", '{"n": 7}', "--content", "json")
+    assert exported("--match", '{"n": {"$gt": 6}}') == [{"n": 7}]
 
 
 def test_several_topics_go_into_one_file_and_come_out_apart(run: Run, data: Path, tmp_path: Path) -> None:

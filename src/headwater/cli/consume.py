@@ -21,6 +21,7 @@ from headwater.cli.arguments import (
     data_argument,
     json_option,
     key_option,
+    match_option,
     topic_argument,
     type_pattern_option,
 )
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 )
 @type_pattern_option
 @key_option
+@match_option
 @click.option("--limit", type=Natural(), metavar="N", help="At most this many.")
 @click.option("--drain", is_flag=True, help="End when everything that is there now was handled.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="End when none came for so long.")
@@ -75,6 +77,7 @@ def consume(
     start: At,
     type_: str | None,
     key: str | None,
+    match: dict[str, Any] | None,
     limit: int | None,
     drain: bool,
     timeout: float | None,
@@ -103,7 +106,7 @@ def consume(
     options: dict[str, Any] = {"timeout": timeout, "lease_ms": lease_ms, "failures_max": failures_max}
     with headwater.open(data, mode="existing") as hw:
         printer = Printer(len(hw.describe(topic).partitions), as_json=as_json, raw=raw)
-        with hw.consumer(name, topic, start=start, type=type_, key=key, **options) as consumer:
+        with hw.consumer(name, topic, start=start, type=type_, key=key, match=match, **options) as consumer:
             try:
                 for event in _events(consumer, drain=drain, limit=limit):
                     if words:

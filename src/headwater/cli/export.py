@@ -16,6 +16,7 @@ from headwater.cli.arguments import (
     data_argument,
     json_option,
     key_option,
+    match_option,
     partition_option,
     type_pattern_option,
 )
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 @click.option("--to", "end", type=Place(), default="latest", metavar="PLACE", help="End before the event here.")
 @type_pattern_option
 @key_option
+@match_option
 @partition_option
 @click.option(
     "--hold", type=Size(), default="10MiB", metavar="SIZE", help="Hold events up to this in memory, to export them."
@@ -56,6 +58,7 @@ def export(
     end: At,
     type_: str | None,
     key: str | None,
+    match: dict[str, Any] | None,
     partition: int | None,
     hold: int,
     as_json: bool,
@@ -72,8 +75,8 @@ def export(
     import headwater
     from headwater.limits import Limits
 
-    usual = {"start": "earliest", "end": "latest", "type": None, "key": None, "partition": None}
-    given = {"start": start, "end": end, "type": type_, "key": key, "partition": partition}
+    usual = {"start": "earliest", "end": "latest", "type": None, "key": None, "match": None, "partition": None}
+    given = {"start": start, "end": end, "type": type_, "key": key, "match": match, "partition": partition}
     filters: dict[str, Any] = {name: value for name, value in given.items() if value != usual[name]}
     target = _Counted(sys.stdout.buffer) if file == "-" else Path(file)
     summary = Summary(as_json=as_json)
