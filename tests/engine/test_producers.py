@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,8 @@ from headwater.limits import Limits
 from headwater.storage.disk import Clock
 from headwater.storage.segment import SegmentFile
 from tests.log.children import Child, Said
-from tests.log.conformance import datas, wait_for
-from tests.log.test_groups import GatedDisk, led, run_together, waiting
+from tests.log.conformance import datas
+from tests.log.test_groups import GatedDisk, in_one_group
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 
 
@@ -337,19 +336,7 @@ def test_a_request_is_a_batch_of_its_own_and_a_retry_in_the_same_group_has_its_a
         partial(gated.append, "t", b"q1", producer=("q", 1, 1)),
         partial(gated.append, "t", b"p old", producer=("p", 0, 2)),
     ]
-    results: list[Any] = [None] * len(works)
-
-    def run(number: int) -> None:
-        results[number] = run_together([works[number]])[0]
-
-    threads = []
-    with led(gated, disk, len(works)):
-        for number in range(len(works)):
-            threads.append(threading.Thread(target=run, args=(number,)))
-            threads[-1].start()
-            wait_for(lambda: waiting(gated) == number + 1 or disk.gate.is_set())  # noqa: B023  (used at once)
-    for thread in threads:
-        thread.join()
+    results = in_one_group(gated, disk, works)
     assert isinstance(results[5], Fenced)
     assert told(results[3]) == told(results[1])
     assert datas(gated.read("t")) == [b"leader", b"plain", b"p1", b"plain", b"q1"]

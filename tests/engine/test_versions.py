@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,8 +18,8 @@ from headwater.event import Ref
 from headwater.limits import Limits
 from headwater.storage import admission
 from tests.log.children import Child, Said
-from tests.log.conformance import datas, wait_for
-from tests.log.test_groups import GatedDisk, led, run_together, waiting
+from tests.log.conformance import datas
+from tests.log.test_groups import GatedDisk, in_one_group, run_together
 from tests.log.unsynced import open_unsynced
 
 
@@ -286,24 +285,6 @@ def gated(tmp_path: Path, disk: GatedDisk) -> Iterator[Engine]:
     with Engine(tmp_path / "gated", disk=disk) as engine:
         engine.create("t")
         yield engine
-
-
-def in_one_group(hw: Engine, disk: GatedDisk, works: list[Callable[[], Any]]) -> list[Any]:
-    """Let them queue up in this order behind an append that leads; returns what each returned or raised."""
-    results: list[Any] = [None] * len(works)
-
-    def run(number: int) -> None:
-        results[number] = run_together([works[number]])[0]
-
-    threads = []
-    with led(hw, disk, len(works)):
-        for number in range(len(works)):
-            threads.append(threading.Thread(target=run, args=(number,)))
-            threads[-1].start()
-            wait_for(lambda: waiting(hw) == number + 1 or disk.gate.is_set())  # noqa: B023  (used at once)
-    for thread in threads:
-        thread.join()
-    return results
 
 
 def test_a_refused_condition_does_not_touch_the_rest_of_its_group(gated: Engine, disk: GatedDisk) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,24 @@ def led(hw: Engine, disk: GatedDisk, followers: int) -> Iterator[list[Any]]:
     yield results
     leader.join()
     release.join()
+
+
+def in_one_group(hw: Engine, disk: GatedDisk, works: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Let them queue up in this order behind an append that leads; returns what each returned or raised."""
+    results: list[Any] = [None] * len(works)
+
+    def run(number: int) -> None:
+        results[number] = run_together([works[number]])[0]
+
+    threads = []
+    with led(hw, disk, len(works)):
+        for number in range(len(works)):
+            threads.append(threading.Thread(target=run, args=(number,)))
+            threads[-1].start()
+            wait_for(lambda: waiting(hw) == number + 1 or disk.gate.is_set())  # noqa: B023  (used at once)
+    for thread in threads:
+        thread.join()
+    return results
 
 
 def test_threads_that_append_durably_share_batches_and_syncs(hw: Engine, disk: GatedDisk) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
@@ -21,7 +21,8 @@ from headwater.format import names, settings
 from headwater.format.settings import Retention, Store, Topic, TopicSettings
 from headwater.limits import DATA_BYTES_CEILING, PARTITIONS_MAX, Limits
 from headwater.storage import log
-from headwater.storage.disk import Clock, Disk, wait_for_lock
+from headwater.storage.disk import Clock, Disk
+from headwater.storage.lockfile import locked
 from headwater.storage.place import Place
 
 E = TypeVar("E", bound=HeadwaterError)
@@ -190,23 +191,9 @@ class Catalogue:
         self._disk.sync_directory(self._topics)
         self._disk.remove_tree(hidden)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> AbstractContextManager[None]:
         """Hold the lock under which topics are made; what is unfinished then belongs to nobody."""
-        path = self._topics / ".lock"
-        with contextlib.suppress(FileExistsError):
-            self._disk.close(self._disk.create(path))
-        fd = self._disk.open_write(path)
-        try:
-            if not wait_for_lock(self._disk.hold, fd, self._clock, self._limits.lock_wait_s):
-                raise Unavailable(
-                    f"{path} is locked by another process",
-                    hint=f"is one stopped or stuck? 'fuser {path}' names it",
-                    code="locked",
-                )
-            yield
-        finally:
-            self._disk.release(fd)
+        return locked(self._topics / ".lock", self._disk, self._clock, self._limits.lock_wait_s)
 
     def _sweep(self) -> None:
         """Remove what was left behind by processes that died making or deleting a topic."""

@@ -6,7 +6,8 @@ Consumers are made and deleted under the lock `consumers/.lock`; their cursors c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import unquote
 from uuid import UUID
@@ -19,7 +20,8 @@ from headwater.format.cursors import NOBODY
 from headwater.format.settings import Topic
 from headwater.limits import CONSUMER_NAME_BYTES_MAX, Limits
 from headwater.storage.cursors import Cursors, Redo, read_header, read_slots, redo_nothing
-from headwater.storage.disk import Clock, Disk, wait_for_lock
+from headwater.storage.disk import Clock, Disk
+from headwater.storage.lockfile import locked
 from headwater.storage.log import LocalLog
 
 LOCK_FILE = ".lock"
@@ -171,25 +173,11 @@ class Consumers:
             )
         return self._path / names.directory_of(name) / names.directory_of(topic)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> AbstractContextManager[None]:
         """Hold the lock under which consumers are made and deleted."""
-        path = self._path / LOCK_FILE
         with contextlib.suppress(FileExistsError):
             self._disk.mkdir(self._path)
-        with contextlib.suppress(FileExistsError):
-            self._disk.close(self._disk.create(path))
-        fd = self._disk.open_write(path)
-        try:
-            if not wait_for_lock(self._disk.hold, fd, self._clock, self._limits.lock_wait_s):
-                raise Unavailable(
-                    f"{path} is locked by another process",
-                    hint=f"is one stopped or stuck? 'fuser {path}' names it",
-                    code="locked",
-                )
-            yield
-        finally:
-            self._disk.release(fd)
+        return locked(self._path / LOCK_FILE, self._disk, self._clock, self._limits.lock_wait_s)
 
 
 def _not_found(name: str, topic: str) -> NotFound:
