@@ -112,7 +112,7 @@ def _plain(value: Any) -> tuple[str, Any]:  # noqa: PLR0911 - one line for each 
         value = value.to_decimal()
     if (isinstance(value, Decimal) and value.is_nan()) or (isinstance(value, float) and math.isnan(value)):
         return "nan", 0
-    if isinstance(value, float | Decimal) and math.isinf(value):
+    if isinstance(value, float | Decimal) and Decimal(value).is_infinite():  # math.isinf would round to a float
         return "number", Fraction(10) ** 7000 * (1 if value > 0 else -1)  # beyond the largest Decimal128
     if isinstance(value, int | float | Decimal):
         return "number", Fraction(value)
