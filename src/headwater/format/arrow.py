@@ -302,7 +302,7 @@ def column_of(array: Any) -> Column | None:
         return None
     array = _as_binary(array)
     _, offset_buffer, data_buffer = array.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)[array.offset : array.offset + len(array) + 1]
+    offsets = np.frombuffer(offset_buffer, np.int32, array.offset + len(array) + 1)[array.offset :]
     first, last = int(offsets[0]), int(offsets[-1])
     data = memoryview(data_buffer or b"")[first:last]
     valid = None
