@@ -116,6 +116,14 @@ def test_a_kill_after_any_operation_leaves_what_was_appended_and_acked_as_one(ar
         check(machine.cached(), moved, BOOT, arena / f"{number}")
 
 
+def test_a_kill_in_the_midst_of_a_write_leaves_what_was_appended_and_acked_as_one(arena: Path) -> None:
+    trace = record(arena / "recorded")
+    for (number, machine, moved), following in zip(moments(trace), trace[1:], strict=False):
+        if following.kind == "write":
+            torn = following._replace(data=following.data[: len(following.data) // 2])
+            check(machine.cached_with(torn), moved, BOOT, arena / f"{number}")
+
+
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
 def test_a_power_loss_after_any_operation_leaves_what_was_appended_and_acked_as_one(arena: Path, loss: Loss) -> None:
     lose_power(record(arena / "recorded"), loss, arena)

@@ -253,7 +253,7 @@ class _Turns:
     def put(self) -> None:
         """Store the new cursors; the journal has made them durable."""
         for cursors, partition, slot in self._slots:
-            cursors.put(partition, slot)
+            cursors.put(partition, slot, journaled=True)
         for cursors in self._held:
             cursors.set_busy(False)
 

@@ -138,11 +138,17 @@ class Cursors:
             raise fenced(self, partition, fence, slot.fence)
         return slot
 
-    def put(self, partition: int, slot: CursorSlot) -> None:
-        """Write a slot that `next` made. Others see it at once; `sync` makes it durable."""
+    def put(self, partition: int, slot: CursorSlot, *, journaled: bool = False) -> None:
+        """Write a slot that `next` made. Others see it at once; `sync` makes it durable.
+
+        One that a journal has must not be written over by the next: a kill in the midst of that would undo it.
+        """
         if not self._words.unsynced:
             self._write_words(unsynced=self._mark)
-        self._unsynced.add(partition)
+        if journaled:
+            self._unsynced.discard(partition)
+        else:
+            self._unsynced.add(partition)
         self._write(slot.encode(), format.slot_at(partition, slot.counter))
 
     def restore(self, partition: int, slot: CursorSlot) -> bool:
