@@ -1,0 +1,206 @@
+"""Requests and responses, as handlers see them: the same from the protocol of our own and from ASGI.
+
+A handler is `async def handler(store, request) -> Response`. It reads the body with `request.body(...)` or piece by piece
+with `request.chunks()`, and raises errors of `headwater.errors`, which become answers. All of it belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from headwater.errors import Invalid, TooLarge
+
+Headers = tuple[tuple[str, str], ...]
+JSON = "application/json"
+_encode = msgspec.json.Encoder().encode
+
+
+class Query:
+    """The parameters of a request. Each getter takes a default for what is absent, and raises Invalid for nonsense."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._values: dict[str, bytes] = {}
+        for pair in raw.split(b"&") if raw else ():
+            name, _, value = pair.replace(b"+", b" ").partition(b"=")
+            decoded = unquote_to_bytes(name).decode(errors="replace")
+            if decoded in self._values:
+                raise Invalid(f"the parameter {decoded!r} is given twice", code="bad_parameter")
+            if decoded:
+                self._values[decoded] = unquote_to_bytes(value)
+
+    def only(self, *names: str) -> Query:
+        """Refuse parameters of other names: a typing error would else be a silent surprise."""
+        for name in self._values:
+            if name not in names:
+                raise Invalid(
+                    f"there is no parameter {name!r} here",
+                    hint=f"there are {', '.join(names)}" if names else "there are none",
+                    code="bad_parameter",
+                )
+        return self
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def data(self, name: str) -> bytes | None:
+        """The bytes of a parameter, which need not be text; None if it is absent."""
+        return self._values.get(name)
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise Invalid(f"the parameter {name!r} is not UTF-8", code="bad_parameter") from error
+
+    def number(self, name: str, default: int | None = None, *, most: int = (1 << 63) - 1) -> int | None:
+        """A number that is not negative."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not value.isdigit() or len(value) > 19 or int(value) > most:
+            raise Invalid(
+                f"the parameter {name!r} is no number from 0 to {most}: {value[:40].decode(errors='replace')!r}",
+                code="bad_parameter",
+            )
+        return int(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if value not in (b"true", b"false"):
+            raise Invalid(f"the parameter {name!r} is 'true' or 'false'", code="bad_parameter")
+        return value == b"true"
+
+    def choice(self, name: str, of: Iterable[str], default: str | None = None) -> str | None:
+        value = self.text(name, default)
+        if value is not None and name in self._values and value not in of:
+            raise Invalid(f"the parameter {name!r} is one of {', '.join(of)}", code="bad_parameter")
+        return value
+
+
+class Request:
+    """One request. `headers` have lower-case names; `path` is its parts, percent-decoded; `client` tells who asks."""
+
+    def __init__(
+        self,
+        method: str,
+        path: tuple[str, ...],
+        raw_query: bytes,
+        headers: Mapping[str, str],
+        receive: Callable[[], Awaitable[bytes]],
+        client: Client,
+    ) -> None:
+        """`receive` gives the next piece of the body, and b"" at its end; it raises when the client has gone."""
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.client = client
+        self._raw_query = raw_query
+        self._query: Query | None = None
+        self._receive = receive
+
+    @property
+    def query(self) -> Query:
+        if self._query is None:
+            self._query = Query(self._raw_query)
+        return self._query
+
+    @property
+    def length(self) -> int | None:
+        """The length of the body, if the request says it."""
+        said = self.headers.get("content-length")
+        return int(said) if said is not None and said.isdigit() else None
+
+    @property
+    def media_type(self) -> str:
+        """The `Content-Type` without its parameters, in lower case; empty if there is none."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body in pieces as it arrives; the client is slowed down while none is taken."""
+        while piece := await self._receive():
+            yield piece
+
+    async def body(self, bytes_max: int) -> bytes:
+        """The whole body; raises TooLarge, before it is read where its length was said."""
+        if (self.length or 0) > bytes_max:
+            raise _body_too_large(self.length or 0, bytes_max)
+        pieces, size = [], 0
+        async for piece in self.chunks():
+            size += len(piece)
+            if size > bytes_max:
+                raise _body_too_large(size, bytes_max)
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class Client:
+    """Who is at the other end of a connection. `certificate` is the subject of a client certificate, verified."""
+
+    __slots__ = ("address", "cache", "certificate", "secure")
+
+    def __init__(self, address: str = "", *, secure: bool = False, certificate: str | None = None) -> None:
+        self.address = address
+        self.secure = secure
+        self.certificate = certificate
+        self.cache: dict[Any, Any] = {}  # what the connection may keep: a password is checked once
+
+
+class Sink(Protocol):
+    """Where a stream writes to: a connection. Belongs to the loop's thread."""
+
+    def write(self, chunk: bytes) -> bool:
+        """Send it; False when there is no more room: then wait for `Stream.resume`."""
+        ...
+
+    def end(self) -> None:
+        """End the answer properly."""
+        ...
+
+
+class Stream(Protocol):
+    """A body that writes itself as things happen, without a task of its own: live delivery to many."""
+
+    def begin(self, sink: Sink) -> None: ...
+    def resume(self) -> None:
+        """There is room again."""
+        ...
+
+    def close(self) -> None:
+        """The client has gone, or the server stops: let go of everything."""
+        ...
+
+
+class Response:
+    """An answer. A body that is an iterator or a stream is sent as it comes; the server closes it when the client leaves."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(
+        self,
+        status: int = 200,
+        headers: Headers = (),
+        body: bytes | AsyncIterator[bytes] | Stream = b"",
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+
+def json(value: Any, status: int = 200, headers: Headers = ()) -> Response:
+    """An answer in JSON."""
+    return Response(status, (("content-type", JSON), *headers), _encode(value))
+
+
+def _body_too_large(size: int, most: int) -> TooLarge:
+    return TooLarge(
+        f"the body has {size} bytes or more, and may have {most}", limit="body_bytes_max", maximum=most, size=size
+    )
