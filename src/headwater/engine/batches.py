@@ -49,6 +49,12 @@ class EventBatch:
         """The partition that the batch is of."""
         return self.log.place.partition
 
+    def part(self, lo: int, hi: int) -> EventBatch:
+        """The events number `lo` to `hi` of these; nothing is copied."""
+        if self.rows is not None:
+            return EventBatch(self.log, self._batch, self._lo, self._hi, self.rows[lo:hi])
+        return EventBatch(self.log, self._batch, self._lo + lo, self._lo + hi, None)
+
     def offsets(self) -> I64:
         """The offset of each event."""
         rows = np.arange(self._lo, self._hi) if self.rows is None else self.rows
