@@ -104,9 +104,19 @@ class Request:
         self.path = path
         self.headers = headers
         self.client = client
+        self.user: User = NOBODY
+        self.route = ""  # its pattern, once it is known
+        self.failure: HeadwaterError | None = None  # what is wrong with the message itself
+        self.keep_alive = True
+        self.http10 = False
         self._raw_query = raw_query
         self._query: Query | None = None
         self._receive = receive
+
+    @property
+    def name(self) -> str:
+        """The first name in the path: of a topic, or of a consumer."""
+        return self.path[1]
 
     @property
     def query(self) -> Query:
