@@ -69,4 +69,25 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lock_wait_s: float = 30.0  # a writer that waits longer than this for the lock gives up: Unavailable
 
 
+class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a server accepts from its clients. Bytes unless the name says otherwise."""
+
+    users_file_bytes_max: int = 16 * MIB  # it is held in memory, and read anew when it changes
+    users_look_s: float = 1.0  # how long a right that was taken away may still be used
+    name_bytes_max: int = 64  # of a user: it stands in every line of the access log
+    password_bytes_min: int = 8  # what NIST SP 800-63B asks for
+    password_bytes_max: int = KIB
+    password_checks_max: int = 2  # at once: each takes a core and 16 MiB for a fifth of a second
+    password_queue_max: int = 16  # who wait for that, each in a worker thread; others are to try again
+    password_failures_max: int = 10  # of one address in a row, after which one more is allowed each `password_retry_s`
+    password_retry_s: float = 6.0
+    password_addresses_max: int = 10_000  # that are remembered with their failures
+    proofs_max: int = 1000  # passwords that a connection has proven; only right ones are remembered
+    decisions_max: int = (
+        4096  # whether a user may do something to a topic, remembered because names of topics are matched
+    )
+    certificate_look_s: float = 60.0  # certificates are renewed days before they end
+
+
 DEFAULTS = Limits()
+SERVER_DEFAULTS = ServerLimits()
