@@ -73,7 +73,7 @@ class User:
         """Whether the user may do this to the topic. None stands for all topics, also future ones: the pattern `*`."""
         decision = self._decisions.get((action, topic))
         if decision is None:
-            if len(self._decisions) >= SERVER_DEFAULTS.decisions_max:
+            if len(self._decisions) >= SERVER_DEFAULTS.user_decisions_max:
                 self._decisions.clear()  # names come from outside: what is remembered of them is bounded
             decision = self._decisions[action, topic] = any(
                 action in scope.actions and (scope.topics == EVERY_TOPIC if topic is None else scope.covers(topic))
