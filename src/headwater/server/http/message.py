@@ -1,7 +1,8 @@
 """Requests and responses, as handlers see them: the same from the protocol of our own and from ASGI.
 
-A handler is `async def handler(store, request) -> Response`. It reads the body with `request.body(...)` or piece by piece
-with `request.chunks()`, and raises errors of `headwater.errors`, which become answers. All of it belongs to the loop's thread.
+A handler is `async def handler(store, request) -> Response`. It reads the body with `request.body(...)` or piece by
+piece with `request.chunks()`, and raises errors of `headwater.errors`, which become answers. All of it belongs to the
+thread of the loop.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class Stream(Protocol):
 
 
 class Response:
-    """An answer. A body that is an iterator or a stream is sent as it comes; the server closes it when the client leaves."""
+    """An answer. An iterator or a stream is sent as it comes, and closed when the client leaves."""
 
     __slots__ = ("body", "headers", "status")
 
