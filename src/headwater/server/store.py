@@ -22,15 +22,15 @@ R = TypeVar("R")
 class Store:
     """One served log directory. Made on the loop, and belongs to its thread."""
 
-    def __init__(self, engine: Engine, access: Access, settings: Settings) -> None:
+    def __init__(self, engine: Engine, access: Access, settings: Settings, metrics: Metrics) -> None:
         self.engine = engine
         self.access = access
         self.settings = settings
         self.limits = settings.limits
-        self.metrics = Metrics(engine)
+        self.metrics = metrics
         self.loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
-        self.commits = Commits(engine, self.loop, self.metrics.committed)
+        self.commits = Commits(engine, self.loop, metrics)
         self.feeds = Feeds(engine, self.blocking, self.loop, settings)
 
     async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from headwater.engine.waiting import Waiting
 from headwater.errors import Denied, HeadwaterError
-from headwater.server.access import User
+from headwater.server.access import User, require
 from headwater.server.http.appending import CONTENT_BY_MEDIA, placed
 from headwater.server.http.errors import of_status, response_of
 from headwater.server.http.message import Client, Headers, Query, Request, Response
@@ -37,10 +38,11 @@ class App:
     """Answers requests from one store."""
 
     def __init__(self, store: Store, *, check_host: bool = False) -> None:
-        """`check_host` refuses names in `Host` that could be a web site's: for a server that asks nobody who they are."""
+        """`check_host` refuses a `Host` that could be a web site's: for a server that asks nobody who they are."""
         self.store = store
         self._router = Router()
         self._check_host = check_host
+        self._appended = store.metrics.route("POST", "/topic/{name}/items")
         self._targets: dict[bytes, tuple[str, dict[str, object]] | None] = {}
 
     # Plain appends
@@ -72,11 +74,11 @@ class App:
         seconds = perf_counter() - begun
         if error is None:
             connection.answer_quickly(b"%d" % waiting.offset, placed(waiting))
-            self.store.metrics.requested("POST", "/topic/{name}/items", 200, seconds)
+            self._appended.answered(200, seconds)
         else:
-            response = response_of(error) if isinstance(error, HeadwaterError) else _failed(error)
+            response = self._failure(error) if isinstance(error, HeadwaterError) else _failed(error)
             connection.answer_quickly_with(response)
-            self.store.metrics.requested("POST", "/topic/{name}/items", response.status, seconds)
+            self._appended.answered(response.status, seconds)
 
     def _learn(self, url: bytes) -> tuple[str, dict[str, object]] | None:
         """What the address of a plain append means; None if it is not one."""
@@ -111,19 +113,17 @@ class App:
                 raise request.failure
             response = await self._answer(request)
         except Denied as error:
-            challenge: Headers = (
-                (("www-authenticate", 'Bearer, Basic realm="headwater"'),) if error.code == "unauthenticated" else ()
-            )
-            response = response_of(error, challenge)
+            challenge = self.store.access.challenge if error.code == "unauthenticated" else ""
+            response = self._failure(error, (("www-authenticate", challenge),) if challenge else ())
         except HeadwaterError as error:
-            response = response_of(error)
+            response = self._failure(error)
         except ConnectionError as error:
             response = of_status(400, "the client has gone", "disconnected", str(error))
         except Exception as error:  # noqa: BLE001  # a bug of ours must not end the server, nor tell its insides
             response = _failed(error)
         if headers:
             response.headers = (*response.headers, *headers)
-        self.store.metrics.requested(request.method, request.route, response.status, perf_counter() - begun)
+        self.store.metrics.route(request.method, request.route).answered(response.status, perf_counter() - begun)
         return response
 
     async def _answer(self, request: Request) -> Response:
@@ -140,10 +140,8 @@ class App:
         request.route = route.pattern
         if route.action is not None:
             request.user = await self._user(request)
-            topic = route.topic(request.path)
-            if not request.user.may(route.action, topic):
-                on = f"topic {topic!r}" if topic is not None else "any topic"
-                raise Denied(f"{request.user.name} may not {route.action} on {on}", code="forbidden")
+            if route.action != "user":
+                require(request.user, route.action, route.topic(request.path))
         request.query.only(*(each.name for each in route.parameters if each.where == "query"))
         return await route.handler(self.store, request)
 
@@ -154,9 +152,19 @@ class App:
             return known
         return await self.store.blocking(access.check, request.headers, request.client)
 
+    def _failure(self, error: HeadwaterError, headers: Headers = ()) -> Response:
+        self.store.metrics.failed(error.code)
+        return response_of(error, headers)
+
     def refused(self, response: Response) -> None:
         """Count what could not even be read as a request."""
-        self.store.metrics.requested("", "", response.status, 0.0)
+        self.store.metrics.route("", "").answered(response.status, 0.0)
+
+    def broke_off(self, error: BaseException) -> None:
+        """An answer could not be sent to its end: it is too late to tell the client why."""
+        code = error.code if isinstance(error, HeadwaterError) else "internal"
+        self.store.metrics.failed(code)
+        _log.error("an answer broke off: %s", error)
 
     # Browsers
 
@@ -195,10 +203,10 @@ class App:
                 f"pages of {origin} may not call this server", hint=f"allow them: --cors {origin}", code="forbidden"
             )
 
-    def _host_is_fine(self, headers: dict[str, str] | object, client: Client) -> bool:
+    def _host_is_fine(self, headers: Mapping[str, str], client: Client) -> bool:
         if not self._check_host:
             return True
-        host = headers.get("host", "")  # type: ignore[attr-defined]  # a mapping
+        host = headers.get("host", "")
         known = client.cache.get("host")
         if known == host:
             return True

@@ -13,7 +13,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from headwater.errors import Invalid, TooLarge
+from headwater.errors import HeadwaterError, Invalid, TooLarge
+from headwater.server.scopes import NOBODY
 
 Headers = tuple[tuple[str, str], ...]
 JSON = "application/json"
@@ -104,7 +105,7 @@ class Request:
         self.path = path
         self.headers = headers
         self.client = client
-        self.user: User = NOBODY
+        self.user = NOBODY
         self.route = ""  # its pattern, once it is known
         self.failure: HeadwaterError | None = None  # what is wrong with the message itself
         self.keep_alive = True

@@ -9,21 +9,23 @@ from headwater.errors import Invalid, NotFound
 from headwater.server.http import appending, parameters, reading, topics
 from headwater.server.http.message import Request, Response
 from headwater.server.http.parameters import Parameter
+from headwater.server.scopes import Action
 from headwater.server.store import Store
 
 Handler = Callable[[Store, Request], Awaitable[Response]]
-Action = Literal["read", "append", "admin"]
 
 
 class Route(NamedTuple):
-    """One route. `action` is what a user must be allowed to do with the topic in the path, or, without one, anywhere.
+    """One route. `action` is what one must be allowed to do with the topic in the path, or, without one, with all.
+
+    "user" only asks who it is, and None not even that.
 
     Parts of the pattern in braces stand for any name; the topic's is `{name}`, or `{topic}` where there are two.
     """
 
     method: str
     pattern: str
-    action: Action | None
+    action: Action | Literal["user"] | None
     handler: Handler
     parameters: tuple[Parameter, ...] = ()
 
@@ -35,7 +37,7 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    Route("GET", "/topics", "read", topics.list_topics),
+    Route("GET", "/topics", "user", topics.list_topics),
     Route("PUT", "/topic/{name}", "append", topics.create, parameters.CREATE),
     Route("GET", "/topic/{name}", "read", topics.describe),
     Route("DELETE", "/topic/{name}", "admin", topics.delete),
