@@ -14,9 +14,10 @@ from headwater.engine.batches import EventBatch
 from headwater.engine.follow import wait_for_more
 from headwater.engine.reading import At, check_id, pick, resolve
 from headwater.engine.selection import Selection
-from headwater.errors import Invalid
-from headwater.event import id_of
+from headwater.errors import HeadwaterError, Invalid
+from headwater.event import id_of, ticks_and_node
 from headwater.storage.disk import Clock, Disk
+from headwater.storage.failures import offset_gone
 from headwater.storage.log import LocalLog
 
 SCAN_BYTES = 8 * 1024 * 1024  # looked at in one call: a reader of rare events can be stopped so often
@@ -26,10 +27,10 @@ Offsets = tuple[int, ...]
 
 
 class Gap(NamedTuple):
-    """Events that retention deleted before they were read: of one partition, from `offset` to before `oldest`."""
+    """Events that were deleted before they were read: of one partition, from `offset` to before `oldest`."""
 
     partition: int
-    offset: int
+    offset: int | None  # None if it is not known which
     oldest: int
     oldest_id: UUID | None  # None if no event is left
 
@@ -89,7 +90,12 @@ class TopicCursor:
         found: list[EventBatch] = []
         size = looked = 0
         while size < bytes_max and looked < SCAN_BYTES:
-            step = next(self._walk, None)
+            try:
+                step = next(self._walk, None)
+            except HeadwaterError:
+                if not found:
+                    raise
+                break  # the next call meets it again, when what came before was handed out
             if step is None:
                 ends = self.ends()
                 ends = ends if stop is None else tuple(map(min, stop, ends))
@@ -103,6 +109,30 @@ class TopicCursor:
                 size += step.size
                 looked += step.size
         return found
+
+    def check(self) -> None:
+        """Raise NotFound, with the code `offset_gone`, where retention has deleted what comes next."""
+        for log, offset in self.places:
+            oldest = log.start()
+            if offset < oldest:
+                raise offset_gone(log.place, offset, oldest)
+
+    def go_after(self, id: UUID) -> Gap | None:
+        """Move to the event after the one with this id, in a cursor over one partition.
+
+        If retention has deleted others that came after it, or it is of another log, as before a topic was made again,
+        to the oldest: then the gap is returned. Raises Invalid for what is no id.
+        """
+        ticks, node = ticks_and_node(id)
+        log = self._logs[0]
+        gap = None
+        if node == log.node and log.ticks_before_start() <= ticks:
+            self._offsets[0] = log.offset_at(ticks + 1)
+        else:
+            oldest = self._offsets[0] = log.start()
+            gap = Gap(log.place.partition, None, oldest, _id_at(log, oldest))
+        self._walk = iter(())
+        return gap
 
     def pass_gaps(self) -> list[Gap]:
         """Move on to the oldest events where retention has deleted the next ones; tells where, nothing if nowhere."""
