@@ -21,6 +21,7 @@ from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer, place
 from headwater.engine.consumers import ConsumerInfo, Consumers
+from headwater.engine.cursor import Bell, TopicCursor, begin
 from headwater.engine.follow import Follow
 from headwater.engine.info import TopicInfo, partition_info
 from headwater.engine.reading import At
@@ -484,6 +485,29 @@ class Engine:
         logs = self._topics.live(topic).chosen(partition)
         selection = self._selection(type, key, match)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
+
+    def cursor(
+        self,
+        topic: str,
+        *,
+        start: At | Sequence[int] = "earliest",
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+    ) -> TopicCursor:
+        """A place that moves through a topic as its user takes events; `start` may also be offsets, one a partition.
+
+        Raises as `read_batches`.
+        """
+        opened = self._topics.live(topic)
+        logs = opened.chosen(partition)
+        selection = self._selection(type, key, match)
+        return TopicCursor(topic, opened.topic.uuid, logs, begin(logs, start), selection)
+
+    def bell(self) -> Bell:
+        """What a thread sleeps on until one of its cursors has more."""
+        return Bell(self._disk, self._clock)
 
     # Consumers
 

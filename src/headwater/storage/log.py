@@ -137,6 +137,10 @@ class LocalLog:
         """A place that moves forward through the log."""
         return Cursor(self._reader, offset)
 
+    def ticks_before_start(self) -> int:
+        """The ticks of the last event before the oldest readable one; 0 if there never was one."""
+        return self._reader.ticks_before_start()
+
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""
         return self._reader.offset_at(ticks)
