@@ -83,3 +83,4 @@ class User:
 
 
 EVERYONE = User("everyone", [Scope(frozenset(ACTIONS), EVERY_TOPIC)])
+NOBODY = User("nobody", [])

@@ -94,6 +94,16 @@ class Disk:
         """Make a new file that only this user may read; it must not exist."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
+    def open_append(self, path: Path) -> int:
+        """Open a file, made if it is not there, whose writes go to its end: a log for people, which nobody syncs."""
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+    def append(self, fd: int, data: bytes) -> None:
+        """Write all of it where the descriptor is."""
+        done = os.write(fd, data)
+        while done < len(data):
+            done += os.write(fd, memoryview(data)[done:])
+
     def size(self, fd: int) -> int:
         return os.lseek(fd, 0, os.SEEK_END)
 
