@@ -88,11 +88,11 @@ class App:
             connection.answer_quickly_with(response)
             status = response.status
         self._appended.answered(status, seconds)
-        log = self.store.metrics.access_log
-        if log is not None:
+        access_log = self.store.metrics.access_log
+        if access_log is not None:
             target = url.decode("latin-1")
             known = connection.client.address, user, "POST", target, "/topic/{name}/items", status
-            log.note(*known, waiting.rows.size, 0, seconds)
+            access_log.note(*known, waiting.rows.size, 0, seconds)
 
     def _learn(self, url: bytes) -> tuple[str, dict[str, object]] | None:
         """What the address of a plain append means; None if it is not one."""
