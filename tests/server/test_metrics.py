@@ -61,12 +61,14 @@ def test_a_histogram_counts_each_value_under_every_bound_that_it_does_not_pass(s
 
 
 def test_counting_an_append_and_its_answer_costs_a_few_microseconds_at_most(metrics: Metrics) -> None:
+    route = metrics.route("POST", "/topic/{name}/items")
+
     def spent(rounds: int = 20_000) -> float:
         begun = time.perf_counter()
         for _ in range(rounds):
             metrics.appended("orders", 1, 100)
-            metrics.commit_seconds.observe(0.0007, 64)
-            metrics.requested("POST", "/topic/{name}/items", 200, 0.001)
+            metrics.committed(0.0007, 64)
+            route.answered(200, 0.001)
         return (time.perf_counter() - begun) / rounds
 
     assert min(spent() for _ in range(5)) < 5e-6  # about one on the machine that this was made on
@@ -81,21 +83,6 @@ def test_appends_are_shown_by_topic(metrics: Metrics, engine: Engine) -> None:
     assert value(samples, "headwater_append_events_total", topic="orders") == 1001
     assert value(samples, "headwater_append_bytes_total", topic="orders") == 5100
     assert value(samples, "headwater_appends_total", topic='we"ird\n\\') == 1
-
-
-def test_a_commit_counts_the_appends_that_were_made_and_no_retries(metrics: Metrics, engine: Engine) -> None:
-    engine.create("orders")
-    first = engine.prepare("orders", b"12345", producer=("p", 0, 1))
-    again = engine.prepare("orders", b"12345", producer=("p", 0, 1))
-    refused = engine.prepare("orders", b"12345", key=b"k", expected_version=7)
-    for waiting in (first, again, refused):
-        engine.commit([waiting])
-    metrics.committed(0.002, [first, again, refused])
-    samples = scraped(metrics, engine)
-    assert value(samples, "headwater_commits_total") == 1
-    assert value(samples, "headwater_commit_seconds_count") == 3
-    assert value(samples, "headwater_append_bytes_total", topic="orders") == 5
-    assert value(samples, "headwater_appends_total", topic="orders") == 1
 
 
 def test_only_so_many_topics_have_labels_and_the_rest_is_added_up(
@@ -114,10 +101,10 @@ def test_only_so_many_topics_have_labels_and_the_rest_is_added_up(
 
 
 def test_requests_are_shown_by_method_route_and_status(metrics: Metrics, engine: Engine) -> None:
-    metrics.requested("GET", "/topics", 200, 0.004)
-    metrics.requested("GET", "/topics", 503, 0.2)
+    metrics.route("GET", "/topics").answered(200, 0.004)
+    metrics.route("GET", "/topics").answered(503, 0.2)
     for method in ("BREW", "WHEN"):
-        metrics.requested(method, "", 404, 0.1)
+        metrics.route(method, "").answered(404, 0.1)
     samples = scraped(metrics, engine)
     assert value(samples, "headwater_http_requests_total", method="GET", route="/topics", status="200") == 1
     assert value(samples, "headwater_http_requests_total", method="GET", route="/topics", status="503") == 1

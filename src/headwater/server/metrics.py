@@ -11,10 +11,8 @@ import threading
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
-from headwater.engine.waiting import Waiting
 from headwater.server.accesslog import AccessLog
 from headwater.storage.disk import Disk
 
@@ -114,9 +112,8 @@ class CountingDisk(Disk):
 class Metrics:
     """All that is counted. The attributes may be changed directly, in the loop's thread."""
 
-    def __init__(self, disk: Disk | None = None) -> None:
-        """`disk` is the engine's; its syncs are counted if it is a `CountingDisk`."""
-        self.disk = disk if isinstance(disk, CountingDisk) else CountingDisk()
+    def __init__(self, disk: CountingDisk | None = None) -> None:
+        self.disk = disk or CountingDisk()
         self.topics: dict[str, TopicMeter] = {}
         self.routes: dict[tuple[str, str], RouteMeter] = {}
         self.errors: dict[str, int] = {}
@@ -140,18 +137,10 @@ class Metrics:
         meter.events += events
         meter.bytes += size
 
-    def committed(self, seconds: float, group: Sequence[Waiting]) -> None:
-        """Appends were committed together, which took so long."""
+    def committed(self, seconds: float, appends: int = 1) -> None:
+        """A commit was made for so many appends, which waited so long each."""
         self.commits += 1
-        self.commit_seconds.observe(seconds, len(group))
-        for waiting in group:
-            rows = waiting.rows
-            if rows.error is None and not rows.answered:  # the answer of a retry is that of the first time
-                self.appended(waiting.opened.topic.name, rows.count, rows.size)
-
-    def requested(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered so long after it came. `route` is the pattern of its path; empty if it has none."""
-        (self.routes.get((method, route)) or self._route(method, route)).answered(status, seconds)
+        self.commit_seconds.observe(seconds, appends)
 
     def failed(self, code: str) -> None:
         """A request was answered with an error of this code."""
@@ -159,10 +148,14 @@ class Metrics:
             code = OTHER
         self.errors[code] = self.errors.get(code, 0) + 1
 
-    def _route(self, method: str, route: str) -> RouteMeter:
+    def route(self, method: str, route: str) -> RouteMeter:
+        """The meter of a route, by the pattern of its path: "" for requests that found none. Keep it, and use it."""
         if method not in METHODS:  # it came from outside, and may be anything
             method = OTHER
-        return self.routes.setdefault((method, route), RouteMeter(method, route))
+        found = self.routes.get((method, route))
+        if found is None:
+            found = self.routes[method, route] = RouteMeter(method, route)
+        return found
 
     def _topic(self, topic: str) -> TopicMeter:
         """The meter of a topic that has none yet: one of its own, as long as there are few."""
