@@ -1,6 +1,6 @@
 """The event bus at `/api/events`: publish an event with a type, and follow all events live, as server-sent events.
 
-It is one topic, made when it is first used, which keeps its newest segments. One that is there already is used as it is.
+It is one topic, made when it is first used, which keeps its newest segments. One that is there is used as it is.
 """
 
 from __future__ import annotations

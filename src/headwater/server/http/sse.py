@@ -1,7 +1,7 @@
 """Server-sent events of a topic: live, resumed after `Last-Event-ID`, and told of what was deleted meanwhile.
 
-The `id:` of an event is its UUIDv6. Over several partitions, where that is no place to go on from, it is a cursor: a tag
-of the topic, and the next offset in each partition. `respond` is for `GET /topic/{name}/items` and for the bus.
+The `id:` of an event is its UUIDv6. Over several partitions, where that is no place to go on from, it is a cursor:
+a tag of the topic, and the next offset in each partition. `respond` is for `GET /topic/{name}/items` and for the bus.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ class Cursored(Events):
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
         """The events, each with a cursor after it."""
-        offsets = list(before)
         pieces = []
         for batch in batches:
-            pieces.append(encode(batch, self._ids(batch, offsets)))
-            offsets[batch.partition] = batch.end_offset
+            pieces.append(encode(batch, self._ids(batch, before)))
+            before = _after(before, (batch,))
         return b"".join(pieces)
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
@@ -118,14 +117,13 @@ async def respond(
     form, place = _resume(cursor, start, last)
     if wait and stop is None and end is None:
         return Response(200, HEADERS, await store.feeds.subscribe(topic, form, **place, **selection))
-    if place.get("after") is not None:
-        gap = await store.blocking(cursor.go_after, place["after"])
-        opening = b"" if gap is None else form.gap(gap, cursor.offsets, place["after"])
-        place = {"start": cursor.offsets, "opening": opening}
-    opening = form.opening + place.pop("opening", b"")
-    bytes_max = store.limits.feed_chunk_bytes
-    follow = await store.feeds.follow(topic, **place, stop=stop, wait=wait, bytes_max=bytes_max, **selection)
-    return Response(200, HEADERS, _pieces(store, follow, form, opening, end))
+    after, opening = place.pop("after", None), form.opening + place.pop("opening", b"")
+    cursor = await store.blocking(store.engine.cursor, topic, **place, **selection)
+    if after is not None and (gap := await store.blocking(cursor.go_after, after)) is not None:
+        opening += form.gap(gap, cursor.offsets, after)
+    offsets, bytes_max = cursor.offsets, store.limits.feed_chunk_bytes
+    follow = await store.feeds.follow(topic, start=offsets, stop=stop, wait=wait, bytes_max=bytes_max, **selection)
+    return Response(200, HEADERS, _pieces(store, follow, form, opening, offsets, end))
 
 
 def _resume(cursor: TopicCursor, start: At, last: str | None) -> tuple[Events, dict[str, Any]]:
@@ -168,16 +166,31 @@ def _bad_id(text: str) -> Invalid:
 
 
 async def _pieces(
-    store: Store, follow: AsyncIterator[list[EventBatch]], form: Events, opening: bytes, end: End | None
+    store: Store,
+    follow: AsyncIterator[list[EventBatch]],
+    form: Events,
+    opening: bytes,
+    offsets: Offsets,
+    end: End | None,
 ) -> AsyncIterator[bytes]:
     yield opening
-    async for batches in follow:
-        if end is not None:
-            batches = [taken for batch in batches if (taken := end.take(batch)) is not None]
+    async for found in follow:
+        batches = found if end is None else [part for batch in found if (part := end.take(batch)) is not None]
         if batches:
-            yield await store.blocking(form.encode, batches, ())
+            yield await store.blocking(form.encode, batches, offsets)
+            offsets = _after(offsets, batches)
         if end is not None and end.done:
             return
+
+
+def _after(offsets: Offsets, batches: Sequence[EventBatch]) -> Offsets:
+    """Where a reader of all partitions is after these."""
+    if len(offsets) == 1:
+        return (batches[-1].end_offset,)
+    moved = list(offsets)
+    for batch in batches:
+        moved[batch.partition] = batch.end_offset
+    return tuple(moved)
 
 
 def _gap(after: UUID | str | None, oldest: UUID | str | None, gap: Gap | None) -> bytes:
