@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 from click.shell_completion import ShellComplete, split_arg_string
