@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 QUICK_PARAMETERS = ("type", "key", "partition", "durability")
 QUICK_TARGETS_MAX = 1024  # addresses whose meaning is remembered
 SLOW_HEADERS = frozenset(
-    ("origin", "headwater-producer", "headwater-meta", "ce-specversion", "content-encoding", "expect")
+    (
+        "origin",
+        "headwater-producer",
+        "headwater-epoch",
+        "headwater-seq",
+        "headwater-meta",
+        "ce-specversion",
+        "content-encoding",
+        "expect",
+    )
 )
 
 _log = logging.getLogger("headwater.server")
