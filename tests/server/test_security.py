@@ -105,12 +105,10 @@ def test_the_page_about_tls_is_true(tmp_path: Path) -> None:
         *words, url = calling
         here = url.replace("7450", str(server.port))
         assert shell(shlex.join([*words, "-sS", here]), tmp_path) == "[]"
-        without = subprocess.run(
-            ["curl", "-sS", "--cacert", "ca.pem", here], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert without.returncode != 0
-        assert without.stdout == ""
-        assert re.search("certificate required|alert|reset", without.stderr)
+        without = ["curl", "-sS", "--cacert", "ca.pem", here]
+        turned_away = subprocess.run(without, cwd=tmp_path, capture_output=True, check=False)
+        assert turned_away.returncode in (35, 52, 56)  # the handshake, an empty answer or a reset, as it happens
+        assert turned_away.stdout == b""
 
 
 def serve_in_vain(tmp_path: Path, *options: str) -> str:
