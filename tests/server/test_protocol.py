@@ -204,7 +204,7 @@ def test_a_client_that_asks_and_does_not_read_is_not_served_on(server: Server) -
         connection.settimeout(2)
         with pytest.raises(TimeoutError):
             connection.sendall((b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n") * 200_000)
-    assert server.anonymous_bytes() - before < 40e6
+        assert server.anonymous_bytes() - before < 40e6
 
 
 def test_a_client_that_has_sent_all_and_says_so_still_gets_its_answer(server: Server) -> None:
