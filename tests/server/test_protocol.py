@@ -197,14 +197,19 @@ def test_what_never_ends_is_refused_before_it_takes_memory(server: Server, begin
     assert server.anonymous_bytes() - before < 20e6
 
 
-def test_a_client_that_asks_and_does_not_read_is_not_served_on(server: Server) -> None:
-    """It would else fill the memory with answers."""
+@pytest.mark.parametrize("burst", [500, 100_000])
+def test_a_client_that_asks_and_does_not_read_is_not_served_on(server: Server, burst: int) -> None:
+    """It would else fill the memory with answers, or keep the others waiting."""
     before = server.anonymous_bytes()
     with server.connect() as connection:
-        connection.settimeout(2)
-        with pytest.raises(TimeoutError):
-            connection.sendall((b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n") * 200_000)
-        assert server.anonymous_bytes() - before < 40e6
+        connection.settimeout(1)
+        with suppress(TimeoutError, ConnectionError):
+            for _ in range(100_000 // burst):
+                connection.sendall((b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n") * burst)
+        begun = time.monotonic()
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert time.monotonic() - begun < 1
+        assert server.anonymous_bytes() - before < 30e6
 
 
 def test_a_client_that_has_sent_all_and_says_so_still_gets_its_answer(server: Server) -> None:
@@ -320,14 +325,12 @@ def test_a_slow_head_is_given_up_however_it_trickles(strict: Server) -> None:
         begun = time.monotonic()
         connection.sendall(b"GET /health HTTP/1.1\r\n")
         connection.settimeout(0.2)
-        while time.monotonic() - begun < 15:
+        received = b""
+        while not received and time.monotonic() - begun < 15:
             try:
                 received = connection.recv(1000)
-                break
             except TimeoutError:
                 connection.sendall(b"X: y\r\n")
-        else:
-            pytest.fail("it was served on and on")
     assert b" 408 " in received
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from headwater.errors import HeadwaterError, Invalid, TooLarge
+from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.server import tls
 from headwater.server.http.errors import of_status, response_of
 from headwater.server.http.message import Client, Request, Response, Stream
@@ -29,6 +29,7 @@ SWEEP_S = 1.0
 BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
 LINGER_S = 2.0  # how long a refused upload is read and thrown away, so that the client can read why
 LINGER_BYTES = 1024 * 1024  # an unread rest of a body up to this is read, and the connection kept
+PIPELINED_REFUSED = 16  # times `pipelined_max`, which came in one piece: the rest is not even parsed
 NEVER = float("inf")
 
 _PHRASES = {
@@ -93,7 +94,9 @@ class Connections:
 class Body:
     """The body of one request on its way in."""
 
-    __slots__ = ("connection", "dropped", "expected", "failure", "pieces", "received", "size", "waiter", "whole")
+    __slots__ = (
+        *("connection", "dropped", "expected", "failure", "pieces", "received", "size", "taken", "waiter", "whole"),
+    )
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -101,6 +104,7 @@ class Body:
         self.size = 0  # of the pieces that wait
         self.received = 0  # in all
         self.whole = False  # whether all of it has arrived
+        self.taken = False  # whether its request has begun to be answered, or waits for that
         self.dropped = False  # whether the request was answered without it
         self.expected = False  # whether the client waits for a word before it sends
         self.failure: BaseException | None = None
@@ -295,6 +299,8 @@ class Connection(asyncio.Protocol):
         self._begun = False
         self._silent_bytes = 0
         self._check_head()
+        if len(self._waiting) > PIPELINED_REFUSED * self.limits.pipelined_max:
+            raise Unavailable("too many requests wait for their answers", code="overloaded")
         body = self._body = Body(self)
         expect = self._headers.get("expect")
         if expect is not None:
@@ -347,7 +353,7 @@ class Connection(asyncio.Protocol):
             if not self._busy:
                 self.deadline = self.loop.time() + self.limits.idle_s
             return
-        if body is self._answering or any(body is other for _, other in self._waiting):
+        if body.taken:
             body.end()
             return
         if not self._busy and not self._waiting and not self._full and self._parser.get_method() == b"POST":
@@ -393,6 +399,7 @@ class Connection(asyncio.Protocol):
 
     def _take(self, body: Body) -> None:
         """The request of the message that is being parsed goes into the queue."""
+        body.taken = True
         parser = self._parser
         method = parser.get_method().decode("ascii")
         http10 = parser.get_http_version() == "1.0"
@@ -544,12 +551,12 @@ class Connection(asyncio.Protocol):
         if not body.whole:  # the rest of it is thrown away as it comes
             body.dropped = True
             body.pieces.clear()
-        if not self._reading:
-            self._reading = True
-            self._transport.resume_reading()
         self.deadline = self.loop.time() + self.limits.idle_s
         if self._waiting:
             self._next()
+        elif not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
 
     def _note(self) -> None:
         """Tell of the answer that has ended, once."""
