@@ -9,7 +9,7 @@ import msgspec
 from headwater.engine import waiting as waits
 from headwater.engine.waiting import Waiting
 from headwater.errors import Invalid, TooLarge
-from headwater.event import Content, Refs, id_of
+from headwater.event import Content, Refs, id_text
 from headwater.limits import MIB
 from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
@@ -92,7 +92,7 @@ async def append_many(store: Store, topic: str, group: list[Waiting]) -> Respons
 def told(refs: Refs, group: list[Waiting]) -> dict[str, Any]:
     """Where several events are, as JSON has it."""
     runs: list[dict[str, Any]] = [
-        {"partition": run.partition, "offset": run.offset, "count": run.count, "id": str(id_of(run.ticks, run.node))}
+        {"partition": run.partition, "offset": run.offset, "count": run.count, "id": id_text(run.ticks, run.node)}
         for run in refs.runs
     ]
     if len(group) > 1:
@@ -133,7 +133,7 @@ def place_of(waiting: Waiting) -> tuple[tuple[str, str], ...]:
     rows, log = waiting.rows, waiting.log
     return (
         ("headwater-partition", str(log.place.partition)),
-        ("headwater-id", str(id_of(rows.ticks, log.node))),
+        ("headwater-id", id_text(rows.ticks, log.node)),
         ("headwater-durability", "fsync" if rows.sync else "os"),
     )
 

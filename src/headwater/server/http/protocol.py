@@ -123,7 +123,8 @@ class Body:
         self.pieces.append(piece)
         self.size += len(piece)
         self.received += len(piece)
-        self._wake()
+        if self.waiter is not None:
+            self._wake()
 
     def end(self) -> None:
         self.whole = True
@@ -251,9 +252,9 @@ class Connection(asyncio.Protocol):
             return
         if self._begun or not self._busy:
             self._header_bytes += len(data)
-        if not self._begun and not self._busy and self._body is None:
+        first = not self._begun and not self._busy and self._body is None
+        if first:
             self._begun = True
-            self.deadline = self.loop.time() + self.limits.header_s
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -262,8 +263,13 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(_parse_failure(error))
             return
-        if self._begun and self._header_bytes > self.limits.header_bytes_max:
-            self._refuse(of_status(431, "the headers are too large", "headers_too_large", ""))
+        if self._begun:
+            if self._header_bytes > self.limits.header_bytes_max:
+                self._refuse(of_status(431, "the headers are too large", "headers_too_large", ""))
+            elif first:
+                self.deadline = self.loop.time() + self.limits.header_s
+        elif self._body is not None:
+            self.deadline = self.loop.time() + self.limits.body_idle_s
 
     # The parser
 
@@ -277,7 +283,7 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        key = name.lower().decode("latin-1")
+        key = _NAMES.get(name) or name.lower().decode("latin-1")
         headers = self._headers
         if key in headers:
             if key in _ONCE:
@@ -293,7 +299,6 @@ class Connection(asyncio.Protocol):
         expect = self._headers.get("expect")
         if expect is not None:
             body.expected = expect.lower() == "100-continue"
-        self.deadline = self.loop.time() + self.limits.body_idle_s
         length = self._headers.get("content-length")
         small = (length is None or int(length) <= BODY_BYTES_READY) and "transfer-encoding" not in self._headers
         if not small or body.expected:
@@ -304,7 +309,6 @@ class Connection(asyncio.Protocol):
         if body is None:
             return
         body.put(piece)
-        self.deadline = self.loop.time() + self.limits.body_idle_s
         if body.size > BODY_BYTES_READY and self._reading:
             self._reading = False
             self._transport.pause_reading()
@@ -314,10 +318,11 @@ class Connection(asyncio.Protocol):
         if body is None or self._over:
             return
         body.whole = True
-        if body is self._answering or any(body is other for _, other in self._waiting):
-            body.end()
-            return
-        if not self._busy and not self._waiting and self._parser.get_method() == b"POST" and not self._twice:
+        if self._busy or self._waiting:
+            if body is self._answering or any(body is other for _, other in self._waiting):
+                body.end()
+                return
+        elif not self._twice and self._parser.get_method() == b"POST":
             data = body.pieces[0] if len(body.pieces) == 1 else b"".join(body.pieces)
             self._quick_keep = self._parser.should_keep_alive()
             self._busy = True
@@ -618,6 +623,10 @@ def bytes_of(response: Response) -> bytes:
     return response.body
 
 
+# As clients write them, to save the work; others are made lower case one by one.
+_NAMES = {name.title().encode(): name for name in ("accept", "connection", "content-length", "content-type", "host")}
+_NAMES |= {name.encode(): name for name in (*_NAMES.values(), "authorization", "user-agent")}
+_NAMES |= {b"Authorization": "authorization", b"User-Agent": "user-agent"}
 _ONCE = frozenset(("authorization", "content-length", "content-type", "host", "transfer-encoding"))
 
 
