@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from headwater.engine.waiting import Waiting
 from headwater.errors import Denied, HeadwaterError
-from headwater.event import id_of
+from headwater.event import id_text
 from headwater.server.access import User, require
 from headwater.server.http.appending import CONTENT_BY_MEDIA
 from headwater.server.http.errors import of_status, response_of
@@ -40,6 +40,11 @@ SLOW_HEADERS = frozenset(
         "content-encoding",
         "expect",
     )
+)
+
+_PLACES = tuple(
+    b"headwater-durability: %b\r\nheadwater-partition: %%d\r\nheadwater-id: %%b\r\n" % durability
+    for durability in (b"os", b"fsync")
 )
 
 _log = logging.getLogger("headwater.server")
@@ -72,7 +77,9 @@ class App:
         topic, options = target
         store = self.store
         user = store.access.known(headers, connection.client)
-        if user is None or not user.may("append", topic) or not self._host_is_fine(headers, connection.client):
+        if user is None or not user.may("append", topic):
+            return False
+        if self._check_host and not self._host_is_fine(headers, connection.client):
             return False
         try:
             waiting = store.engine.prepare(topic, data, content=content, **options)  # type: ignore[arg-type]
@@ -86,12 +93,8 @@ class App:
         seconds = perf_counter() - begun
         if error is None:
             rows, log = waiting.rows, waiting.log
-            place = b"headwater-partition: %d\r\nheadwater-id: %b\r\nheadwater-durability: %b\r\n" % (
-                log.place.partition,
-                str(id_of(rows.ticks, log.node)).encode(),
-                b"fsync" if rows.sync else b"os",
-            )
-            connection.answer_quickly(b"%d" % rows.offset, place)
+            lines = _PLACES[rows.sync] % (log.place.partition, id_text(rows.ticks, log.node).encode())
+            connection.answer_quickly(b"%d" % rows.offset, lines)
         else:
             response = self._failure(error) if isinstance(error, HeadwaterError) else _failed(error)
             connection.answer_quickly_with(response)

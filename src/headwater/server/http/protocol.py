@@ -128,7 +128,8 @@ class Body:
         self.pieces.append(piece)
         self.size += len(piece)
         self.received += len(piece)
-        self._wake()
+        if self.waiter is not None:
+            self._wake()
 
     def end(self) -> None:
         self.whole = True
@@ -256,9 +257,9 @@ class Connection(asyncio.Protocol):
         if self._over:
             return
         self._silent_bytes += len(data)
-        if not self._begun and not self._busy and self._body is None:
+        first = not self._begun and not self._busy and self._body is None
+        if first:
             self._begun = True
-            self.deadline = self.loop.time() + self.limits.header_s
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -269,6 +270,11 @@ class Connection(asyncio.Protocol):
             return
         if self._silent_bytes > self.limits.header_bytes_max:  # a header, a trailer or a chunk's line without an end
             self._refuse(response_of(_too_large(self._silent_bytes, self.limits)))
+        elif self._begun:
+            if first:
+                self.deadline = self.loop.time() + self.limits.header_s
+        elif self._body is not None:
+            self.deadline = self.loop.time() + self.limits.body_idle_s
 
     # The parser
 
@@ -286,7 +292,7 @@ class Connection(asyncio.Protocol):
         if not self._begun:
             return  # a trailer: nobody who looked at the headers, such as a proxy, has seen it
         self._header_bytes += len(name) + len(value)
-        key = name.lower().decode("latin-1")
+        key = _NAMES.get(name) or name.lower().decode("latin-1")
         headers = self._headers
         if key in headers:
             if key in _ONCE:
@@ -305,7 +311,6 @@ class Connection(asyncio.Protocol):
         expect = self._headers.get("expect")
         if expect is not None:
             body.expected = expect.lower() == "100-continue"
-        self.deadline = self.loop.time() + self.limits.body_idle_s
         length = self._headers.get("content-length")
         small = (length is None or int(length) <= BODY_BYTES_READY) and "transfer-encoding" not in self._headers
         if not small or body.expected:
@@ -338,7 +343,6 @@ class Connection(asyncio.Protocol):
             self.deadline = self.loop.time() + self.limits.body_idle_s
             return
         body.put(piece)
-        self.deadline = self.loop.time() + self.limits.body_idle_s
         if body.size > BODY_BYTES_READY and self._reading:
             self._reading = False
             self._transport.pause_reading()
@@ -655,6 +659,10 @@ def bytes_of(response: Response) -> bytes:
     return response.body
 
 
+# As clients write them, to save the work; others are made lower case one by one.
+_NAMES = {name.title().encode(): name for name in ("accept", "connection", "content-length", "content-type", "host")}
+_NAMES |= {name.encode(): name for name in (*_NAMES.values(), "authorization", "user-agent")}
+_NAMES |= {b"Authorization": "authorization", b"User-Agent": "user-agent"}
 _ONCE = frozenset(("authorization", "content-length", "content-type", "host", "transfer-encoding"))
 
 
