@@ -12,6 +12,7 @@ from headwater.errors import (
     Closed,
     Conflict,
     Corrupt,
+    Denied,
     Fenced,
     HeadwaterError,
     Invalid,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from headwater.event import Event, Ref, Refs
     from headwater.format.producers import Producer
     from headwater.limits import Limits
+    from headwater.server.http.asgi import asgi
 
 __version__ = "0.1.0"
 
@@ -39,6 +41,7 @@ __all__ = [
     "Conflict",
     "Consumer",
     "Corrupt",
+    "Denied",
     "Engine",
     "Event",
     "EventBatch",
@@ -55,6 +58,7 @@ __all__ = [
     "Transaction",
     "Unavailable",
     "Unsupported",
+    "asgi",
     "open",
 ]
 
@@ -69,6 +73,7 @@ _HOMES = {
     "Ref": "headwater.event",
     "Refs": "headwater.event",
     "Transaction": "headwater.engine.transaction",
+    "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",
 }
 

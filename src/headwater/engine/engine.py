@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
@@ -14,13 +14,14 @@ from weakref import WeakSet
 
 import msgspec
 
-from headwater.engine import appending, batches, checking, dead, reading
+from headwater.engine import appending, batches, checking, dead, reading, waiting
 from headwater.engine.appending import Data, Meta, Version
 from headwater.engine.batches import EventBatch
 from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer, place
 from headwater.engine.consumers import ConsumerInfo, Consumers
+from headwater.engine.cursor import Bell, TopicCursor, begin
 from headwater.engine.follow import Follow
 from headwater.engine.info import TopicInfo, partition_info
 from headwater.engine.reading import At
@@ -31,9 +32,11 @@ from headwater.engine.transaction import Transaction
 from headwater.engine.transfer import exporting, importing
 from headwater.engine.transfer.chunks import Wanted
 from headwater.engine.transfer.files import Target
-from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, Unavailable
+from headwater.engine.waiting import Waiting
+from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
 from headwater.event import Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow
+from headwater.format.column import Column
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, TopicSettings
@@ -46,6 +49,7 @@ from headwater.storage.repair import Action
 from headwater.storage.retention import Deleted
 from headwater.storage.rows import Rows
 from headwater.storage.sealer import Sealer, seal_all
+from headwater.storage.upload import Upload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,6 +102,11 @@ class Engine:
     def uuid(self) -> str:
         """What identifies this log directory, wherever it is moved."""
         return self._store.uuid
+
+    def probe(self) -> None:
+        """Raise what keeps the log from being read: it is closed, its directory is gone or damaged. Reads one file."""
+        self.check_open()
+        self._catalogue.open()
 
     # Topics
 
@@ -194,11 +203,11 @@ class Engine:
                 appending.check_version(expected_version, encoded_key),
                 appending.check_producer(producer, self._limits),
             )
+        values = encoded_type, encoded_key, encoded_meta
         if data.__class__ is not bytes and appending.is_stream(data):
             log = self._topics.living(opened, log)
             pieces = appending.pieces(data)  # type: ignore[arg-type]  # it is a stream
-            values = encoded_type, encoded_key, encoded_meta
-            rows = log.append_stream(pieces, content or "bytes", *values, sync=sync, guard=guard)
+            rows = _take_all(log.upload(content or "bytes", *values, sync=sync, guard=guard), pieces)
         else:
             if data.__class__ is bytes:
                 encoded, content = data, content or "bytes"
@@ -208,12 +217,10 @@ class Engine:
             if len(encoded) > limits.data_bytes_max:
                 appending.check_size(len(encoded), limits)
             if len(encoded) > limits.blob_bytes_min:
-                whole = iter((encoded,))
                 log = self._topics.living(opened, log)
-                values = encoded_type, encoded_key, encoded_meta
-                rows = log.append_stream(whole, content, *values, sync=sync, guard=guard)
+                rows = _take_all(log.upload(content, *values, sync=sync, guard=guard), (encoded,))
             else:
-                rows = Rows.one(content, sync, encoded, encoded_type, encoded_key, encoded_meta)
+                rows = Rows.one(content, sync, encoded, *values)
                 if guard is not None:
                     rows.guard(*guard)
                 log = self._topics.commit(opened, log, rows)
@@ -246,25 +253,115 @@ class Engine:
             return Refs(topic, reached, ())
         limits = opened.logs[0].place.limits
         content, columns, encoded_keys = appending.encode_many(data, content, types, keys, metas, limits)
-        key = _only_key(encoded_keys) if expected_version is not None else None
+        parts = self._many(
+            opened, content, columns, len(data), sync, partition, encoded_keys, expected_version, producer
+        )
+        for part in parts:
+            part.log = self._topics.commit(opened, part.log, part.rows)
+        return waiting.refs(topic, parts)
+
+    def prepare(
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        type: str = "",
+        key: bytes | None = None,
+        meta: Meta | None = None,
+        content: Content = "bytes",
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
+    ) -> Waiting:
+        """An append of one event that waits for `commit`, which may take many at once. Raises what `append` raises.
+
+        The topic must be there, else NotFound; the data is what its content says, and not huge, else TooLarge.
+        """
+        opened = self._open.get(topic) or self._topics.get(topic)
+        log = opened.only if partition is None and opened.only else opened.choose(key, partition)
+        limits = log.place.limits
+        if len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
+            appending.check_size(len(data), limits)
+            raise TooLarge(f"{len(data)} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")
+        if key is not None:
+            key = appending.encode_key(key, limits)
+        encoded_meta = appending.encode_meta(meta, limits) if meta else None
+        sync = self._sync if durability is None else _wants_sync(durability)
+        rows = Rows.one(content, sync, data, appending.encode_type(type) if type else b"", key, encoded_meta)
+        if expected_version is not None or producer is not None:
+            rows.guard(appending.check_version(expected_version, key), appending.check_producer(producer, limits))
+        return Waiting(opened, log, rows)
+
+    def upload(
+        self,
+        topic: str,
+        *,
+        type: str = "",
+        key: bytes | None = None,
+        meta: Meta | None = None,
+        content: Content = "bytes",
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
+    ) -> tuple[Upload, LocalLog]:
+        """One event of any size whose pieces are yet to come, and the log that it goes to; NotFound without the topic."""
+        opened = self._topics.live(topic)
+        encoded_key = appending.encode_key(key, self._limits)
+        log = opened.choose(encoded_key, partition)
+        guard = (
+            appending.check_version(expected_version, encoded_key),
+            appending.check_producer(producer, self._limits),
+        )
+        values = appending.encode_type(type), encoded_key, appending.encode_meta(meta, self._limits)
+        sync = self._sync if durability is None else _wants_sync(durability)
+        return log.upload(content, *values, sync=sync, guard=guard), log
+
+    def prepare_many(
+        self,
+        topic: str,
+        content: Content,
+        columns: dict[int, Column | None],
+        count: int,
+        *,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
+    ) -> list[Waiting]:
+        """The same for many events, as columns by their kind: one append for each partition that they go to."""
+        opened = self._open.get(topic) or self._topics.get(topic)
+        limits = opened.logs[0].place.limits
+        appending.check_columns(columns, limits)
+        sync = self._sync if durability is None else _wants_sync(durability)
+        spread = len(opened.logs) > 1 and partition is None
+        keys = waiting.keys_of(columns, count) if spread or expected_version is not None else None
+        return self._many(opened, content, columns, count, sync, partition, keys, expected_version, producer)
+
+    def commit(self, group: Sequence[Waiting]) -> None:
+        """Commit appends that wait, those of one log with one sync; each has its place then, or its `error`."""
+        self.check_open()
+        waiting.commit(self._topics, group)
+
+    def _many(
+        self,
+        opened: OpenTopic,
+        content: Content,
+        columns: dict[int, Column | None],
+        count: int,
+        sync: bool,
+        partition: int | None,
+        keys: Sequence[bytes | None] | None,
+        expected_version: Version | None,
+        producer: Producer | tuple[str, int, int] | None,
+    ) -> list[Waiting]:
+        limits = opened.logs[0].place.limits
+        key = waiting.only_key(keys) if expected_version is not None else None
         guard = appending.check_version(expected_version, key), appending.check_producer(producer, limits)
-        if len(opened.logs) == 1 or partition is not None or encoded_keys is None:
-            log = opened.choose(None, partition)
-            rows = Rows.many(content, sync, columns, len(data))
-            rows.key = key
-            rows.guard(*guard)
-            log = self._topics.commit(opened, log, rows)
-            return Refs(topic, reached, [Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count)])
-        runs, places = [], []
-        for chosen, where in opened.spread(encoded_keys):
-            some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
-            rows = Rows.many(content, sync, some, len(where))
-            rows.key = key
-            rows.guard(*guard)
-            log = self._topics.commit(opened, chosen, rows)
-            runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
-            places.append(where.tolist())
-        return Refs(topic, reached, runs, places)
+        return waiting.many(
+            opened, content, columns, count, sync=sync, partition=partition, keys=keys, only_key=key, guard=guard
+        )
 
     def append_arrow(
         self,
@@ -393,6 +490,29 @@ class Engine:
         logs = self._topics.live(topic).chosen(partition)
         selection = self._selection(type, key, match)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
+
+    def cursor(
+        self,
+        topic: str,
+        *,
+        start: At | Sequence[int] = "earliest",
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+    ) -> TopicCursor:
+        """A place that moves through a topic as its user takes events; `start` may also be offsets, one a partition.
+
+        Raises as `read_batches`.
+        """
+        opened = self._topics.live(topic)
+        logs = opened.chosen(partition)
+        selection = self._selection(type, key, match)
+        return TopicCursor(topic, opened.topic.uuid, logs, begin(logs, start), selection)
+
+    def bell(self) -> Bell:
+        """What a thread sleeps on until one of its cursors has more."""
+        return Bell(self._disk, self._clock)
 
     # Consumers
 
@@ -663,14 +783,13 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _only_key(keys: Sequence[bytes | None] | None) -> bytes | None:
-    """The key that all events share."""
-    distinct = set(keys or ())
-    if len(distinct) > 1:
-        raise Invalid(
-            "a version is expected of events with several keys", hint="append them apart, or in a transaction"
-        )
-    return distinct.pop() if distinct else None
+def _take_all(upload: Upload, pieces: Iterable[bytes]) -> Rows:
+    try:
+        for piece in pieces:
+            upload.write(piece)
+        return upload.commit()
+    finally:
+        upload.discard()
 
 
 def _wants_sync(durability: str) -> bool:

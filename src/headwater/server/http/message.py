@@ -1,7 +1,8 @@
 """Requests and responses, as handlers see them: the same from the protocol of our own and from ASGI.
 
-A handler is `async def handler(store, request) -> Response`. It reads the body with `request.body(...)` or piece by piece
-with `request.chunks()`, and raises errors of `headwater.errors`, which become answers. All of it belongs to the loop's thread.
+A handler is `async def handler(store, request) -> Response`. It reads the body with `request.body(...)` or piece by
+piece with `request.chunks()`, and raises errors of `headwater.errors`, which become answers. All of it belongs to the
+thread of the loop.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from headwater.errors import Invalid, TooLarge
+from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
+from headwater.server.scopes import NOBODY
 
 Headers = tuple[tuple[str, str], ...]
 JSON = "application/json"
@@ -86,6 +88,26 @@ class Query:
         return value
 
 
+class Budget:
+    """How much of all requests may be held in memory at once."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.held = 0
+        self._bytes_max = bytes_max
+
+    def take(self, size: int) -> None:
+        """Hold so much more; raises Unavailable if that is too much."""
+        if self.held + size > self._bytes_max:
+            raise Unavailable("too many requests are held in memory", hint="try again soon", code="overloaded")
+        self.held += size
+
+    def give_back(self, size: int) -> None:
+        self.held -= size
+
+
+UNBOUNDED = Budget(1 << 62)
+
+
 class Request:
     """One request. `headers` have lower-case names; `path` is its parts, percent-decoded; `client` tells who asks."""
 
@@ -103,9 +125,22 @@ class Request:
         self.path = path
         self.headers = headers
         self.client = client
+        self.user = NOBODY
+        self.route = ""  # its pattern, once it is known
+        self.failure: HeadwaterError | None = None  # what is wrong with the message itself
+        self.keep_alive = True
+        self.http10 = False
+        self.target = b""  # as it was asked for
+        self.budget = UNBOUNDED
+        self.held = 0  # of the budget
         self._raw_query = raw_query
         self._query: Query | None = None
         self._receive = receive
+
+    @property
+    def name(self) -> str:
+        """The first name in the path: of a topic, or of a consumer."""
+        return self.path[1]
 
     @property
     def query(self) -> Query:
@@ -133,13 +168,20 @@ class Request:
         """The whole body; raises TooLarge, before it is read where its length was said."""
         if (self.length or 0) > bytes_max:
             raise _body_too_large(self.length or 0, bytes_max)
+        self._hold(self.length or 0)  # before it is asked for, so that it need not be sent in vain
         pieces, size = [], 0
         async for piece in self.chunks():
             size += len(piece)
             if size > bytes_max:
                 raise _body_too_large(size, bytes_max)
+            self._hold(size - self.held)
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _hold(self, more: int) -> None:
+        if more > 0:
+            self.budget.take(more)
+            self.held += more
 
 
 class Client:
@@ -158,7 +200,11 @@ class Sink(Protocol):
     """Where a stream writes to: a connection. Belongs to the loop's thread."""
 
     def write(self, chunk: bytes) -> bool:
-        """Send it; False when there is no more room: then wait for `Stream.resume`."""
+        """Send it; False when there is no more room: then wait for `Stream.resume`. Never raises."""
+        ...
+
+    def write_framed(self, chunk: bytes, framed: bytes) -> bool:
+        """The same, of which the form in chunks of HTTP is known already: it is made once for many connections."""
         ...
 
     def end(self) -> None:
@@ -180,7 +226,7 @@ class Stream(Protocol):
 
 
 class Response:
-    """An answer. A body that is an iterator or a stream is sent as it comes; the server closes it when the client leaves."""
+    """An answer. An iterator or a stream is sent as it comes, and closed when the client leaves."""
 
     __slots__ = ("body", "headers", "status")
 

@@ -45,6 +45,11 @@ class Cut:
         return self._passed or self._left == 0
 
     @property
+    def bounded(self) -> bool:
+        """Whether it ends anything at all."""
+        return self._end is not None or self._left is not None
+
+    @property
     def end(self) -> int | None:
         """The offset before which the answer ends; None if no offset ends it."""
         return self._end

@@ -1,0 +1,202 @@
+"""`POST /topic/{name}/items`: one item of any size, or several events in the format that `Content-Type` names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headwater.engine import waiting as waits
+from headwater.engine.appending import encode_meta
+from headwater.engine.waiting import Waiting
+from headwater.errors import Invalid, TooLarge
+from headwater.event import Content, Refs, id_text
+from headwater.format.batch import KEY, META, TYPE
+from headwater.format.column import Column
+from headwater.limits import MIB
+from headwater.server.http.message import JSON, Request, Response, json
+from headwater.server.store import Store
+from headwater.server.wire import lines
+from headwater.server.wire.parsed import Parsed
+
+SMALL_BYTES = MIB  # up to this, an item is held in memory, and committed with others
+PIECE_BYTES = MIB  # of a large one, what is written to its file at once
+
+# What a plain body is. What needs more than a look is in `append`.
+CONTENT_BY_MEDIA: dict[str, Content] = {
+    "": "bytes",
+    "application/octet-stream": "bytes",
+    "application/x-www-form-urlencoded": "bytes",  # what curl says of anything
+}
+
+LINES = "application/x-ndjson"
+BSON = "application/bson"
+
+_decode_meta = msgspec.json.Decoder(dict[str, str]).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+async def append(store: Store, request: Request) -> Response:
+    """Append what the body holds."""
+    options = options_of(request)
+    media = request.media_type
+    if "content-encoding" in request.headers:
+        raise Invalid(
+            "the body is compressed", hint="send it as it is; a topic can compress it", code="unsupported_media_type"
+        )
+    if media == LINES:
+        body = await request.body(store.limits.body_bytes_max)
+        parsed = lines.parse(body, store.engine.limits, events=request.query.flag("events"))
+        return await append_parsed(store, request.name, parsed, options)
+    if media == JSON:
+        return await _json(store, request, options)
+    content: Content = "text" if media.startswith("text/") else "bson" if media == BSON else "bytes"
+    return await _item(store, request, content, options)
+
+
+async def _json(store: Store, request: Request, options: dict[str, Any]) -> Response:
+    """Append the elements of an array, or one event."""
+    body = await request.body(store.limits.body_bytes_max)
+    query = request.query
+    if query.flag("one") or (not query.flag("events") and body.lstrip()[:1] != b"["):
+        return await append_one(store, request.name, body, "json", options)
+    parsed = lines.parse_array(body, store.engine.limits, events=query.flag("events"))
+    return await append_parsed(store, request.name, parsed, options)
+
+
+async def append_parsed(store: Store, topic: str, parsed: Parsed, options: dict[str, Any]) -> Response:
+    """Append the events that a body holds. A type, key or meta that the request names is of those that have none."""
+    columns = dict(parsed.columns)
+    for kind, value in ((TYPE, options.pop("type", "").encode()), (KEY, options.pop("key", None))):
+        if value and columns.get(kind) is None:
+            columns[kind] = Column(parsed.count, value)
+    meta = options.pop("meta", None)
+    if meta and columns.get(META) is None:
+        columns[META] = Column(parsed.count, encode_meta(meta, store.engine.limits) or b"{}")
+    if not parsed.count:
+        await store.blocking(store.engine.describe, topic)  # NotFound, if there is none
+        return json({"count": 0, "durability": options.get("durability", "fsync"), "runs": []})
+    group = store.engine.prepare_many(topic, parsed.content, columns, parsed.count, **options)
+    await store.commits.commit(group)
+    return json(told(waits.refs(topic, group), group))
+
+
+async def _item(store: Store, request: Request, content: Content, options: dict[str, Any]) -> Response:
+    """Append the body as one event."""
+    length = request.length
+    if length is None or length > SMALL_BYTES:
+        return await _huge(store, request, content, options)
+    return await append_one(store, request.name, await request.body(SMALL_BYTES), content, options)
+
+
+async def append_one(store: Store, topic: str, data: bytes, content: Content, options: dict[str, Any]) -> Response:
+    """Append one event that is in memory."""
+    check_content(data, content)
+    waiting = store.engine.prepare(topic, data, content=content, **options)
+    await store.commits.commit([waiting])
+    ref = waiting.ref()
+    return Response(200, (("content-type", JSON), *place_of(waiting)), b"%d" % ref.offset)
+
+
+async def _huge(store: Store, request: Request, content: Content, options: dict[str, Any]) -> Response:
+    """Append a body of any size, piece by piece, into a file of its own: no lock is held until all of it is there."""
+    if (request.length or 0) > store.limits.item_bytes_max:
+        raise _too_large(store)
+    upload, log = await store.blocking(store.engine.upload, request.name, content=content, **options)
+    try:
+        pieces: list[bytes] = []
+        size = total = 0
+        async for piece in request.chunks():
+            pieces.append(piece)
+            size += len(piece)
+            total += len(piece)
+            if total > store.limits.item_bytes_max:
+                raise _too_large(store)
+            if size >= PIECE_BYTES:
+                await store.blocking(upload.write, b"".join(pieces))
+                pieces, size = [], 0
+        await store.blocking(upload.write, b"".join(pieces))
+        rows = await store.blocking(upload.commit)
+    finally:
+        upload.discard()
+    store.metrics.appended(request.name, 1, total)
+    waiting = Waiting.__new__(Waiting)
+    waiting.log, waiting.rows = log, rows
+    return Response(200, (("content-type", JSON), *place_of(waiting)), b"%d" % rows.offset)
+
+
+def told(refs: Refs, group: list[Waiting]) -> dict[str, Any]:
+    """Where several events are, as JSON has it."""
+    runs: list[dict[str, Any]] = [
+        {"partition": run.partition, "offset": run.offset, "count": run.count, "id": id_text(run.ticks, run.node)}
+        for run in refs.runs
+    ]
+    if len(group) > 1:
+        for run, part in zip(runs, group, strict=True):
+            run["rows"] = [] if part.where is None else part.where.tolist()
+    return {"count": len(refs), "durability": refs.durability, "runs": runs}
+
+
+def options_of(request: Request) -> dict[str, Any]:
+    """What the query and the headers say of an append, as the engine's verbs take it."""
+    query, headers = request.query, request.headers
+    options: dict[str, Any] = {
+        "type": query.text("type"),
+        "key": query.data("key"),
+        "partition": query.number("partition"),
+        "durability": query.choice("durability", ("fsync", "os")),
+        "expected_version": "none" if query.data("expected_version") == b"none" else query.number("expected_version"),
+        "meta": _meta(headers.get("headwater-meta")),
+        "producer": _producer(request),
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def check_content(data: bytes, content: Content) -> None:
+    """Raise Invalid if the data is not what it is called: nobody else looks before it is read."""
+    try:
+        if content == "text":
+            data.decode()
+        elif content == "json":
+            _decode_any(data)
+    except (ValueError, RecursionError) as error:
+        hint = "send other bytes as application/octet-stream" if content == "text" else ""
+        raise Invalid(f"the body is not {content}: {error}", hint=hint, code="bad_body") from error
+
+
+def place_of(waiting: Waiting) -> tuple[tuple[str, str], ...]:
+    """The headers that tell where an event is."""
+    rows, log = waiting.rows, waiting.log
+    return (
+        ("headwater-partition", str(log.place.partition)),
+        ("headwater-id", id_text(rows.ticks, log.node)),
+        ("headwater-durability", "fsync" if rows.sync else "os"),
+    )
+
+
+def _meta(text: str | None) -> dict[str, str] | None:
+    if text is None:
+        return None
+    try:
+        return _decode_meta(text.encode("latin-1"))  # which the header was decoded with
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise Invalid(f"Headwater-Meta is not a flat JSON object of strings: {error}", code="bad_parameter") from error
+
+
+def _producer(request: Request) -> tuple[str, int, int] | None:
+    headers = request.headers
+    id, epoch, seq = (headers.get(f"headwater-{name}") for name in ("producer", "epoch", "seq"))
+    if id is None and epoch is None and seq is None:
+        return None
+    if id is None or seq is None or not seq.isdigit() or not (epoch or "0").isdigit() or len(seq) > 19:
+        raise Invalid(
+            "a producer has Headwater-Producer, Headwater-Seq and, unless it is 0, Headwater-Epoch",
+            hint="an id and two numbers",
+            code="bad_parameter",
+        )
+    return id.encode("latin-1").decode(errors="replace"), int(epoch or 0), int(seq)
+
+
+def _too_large(store: Store) -> TooLarge:
+    most = store.limits.item_bytes_max
+    return TooLarge(f"an item may have {most} bytes", limit="item_bytes_max", maximum=most)
