@@ -188,7 +188,12 @@ _SHOWN: dict[Content, Callable[[bytes], bytes]] = {
 def _plain(column: Column) -> bool:
     """Whether all of it is ASCII that stands for itself in a string of JSON."""
     raw = bytes(column.data)
-    return raw.isascii() and b'"' not in raw and b"\\" not in raw and int(np.frombuffer(raw, np.uint8).min(initial=32)) >= 32
+    return (
+        raw.isascii()
+        and b'"' not in raw
+        and b"\\" not in raw
+        and int(np.frombuffer(raw, np.uint8).min(initial=32)) >= 32
+    )
 
 
 def _span(batch: EventBatch, column: Column) -> Column:
