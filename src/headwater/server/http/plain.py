@@ -26,7 +26,16 @@ PARAMETERS = ("type", "key", "partition", "durability")
 HEADS_MAX = 4096  # heads that are remembered: one for each client and length of body
 HEAD_BYTES_MAX = 1024  # so that they take 4 MiB at most
 SLOW_HEADERS = frozenset(
-    ("origin", "headwater-producer", "headwater-meta", "ce-specversion", "content-encoding", "expect")
+    (
+        "origin",
+        "headwater-producer",
+        "headwater-epoch",
+        "headwater-seq",
+        "headwater-meta",
+        "ce-specversion",
+        "content-encoding",
+        "expect",
+    )
 )
 _PLACES = tuple(
     b"headwater-durability: %b\r\nheadwater-partition: %%d\r\nheadwater-id: %%b\r\n" % durability
@@ -70,6 +79,8 @@ class PlainAppends:
     def remember(self, data: bytes, head: Head) -> None:
         """Remember the head that a request began with. The data is what came of it at once: not always all of it."""
         end = data.find(b"\r\n\r\n") + 4
+        if "key" in head.options:
+            return  # it will be another one next time
         if end <= HEAD_BYTES_MAX and head.headers.get("content-length") == str(len(data) - end):
             if len(self._heads) >= HEADS_MAX:
                 self._heads.clear()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from headwater.errors import HeadwaterError, Invalid, TooLarge
+from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.server import tls
 from headwater.server.http.errors import of_status, response_of
 from headwater.server.http.message import Client, Request, Response, Stream
@@ -30,6 +30,7 @@ SWEEP_S = 1.0
 BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
 LINGER_S = 2.0  # how long a refused upload is read and thrown away, so that the client can read why
 LINGER_BYTES = 1024 * 1024  # an unread rest of a body up to this is read, and the connection kept
+PIPELINED_REFUSED = 16  # times `pipelined_max`, which came in one piece: the rest is not even parsed
 NEVER = float("inf")
 
 _PHRASES = {
@@ -94,7 +95,9 @@ class Connections:
 class Body:
     """The body of one request on its way in."""
 
-    __slots__ = ("connection", "expected", "failure", "pieces", "received", "size", "waiter", "whole")
+    __slots__ = (
+        *("connection", "dropped", "expected", "failure", "pieces", "received", "size", "taken", "waiter", "whole"),
+    )
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -102,6 +105,8 @@ class Body:
         self.size = 0  # of the pieces that wait
         self.received = 0  # in all
         self.whole = False  # whether all of it has arrived
+        self.taken = False  # whether its request has begun to be answered, or waits for that
+        self.dropped = False  # whether the request was answered without it
         self.expected = False  # whether the client waits for a word before it sends
         self.failure: BaseException | None = None
         self.waiter: asyncio.Future[None] | None = None
@@ -158,7 +163,8 @@ class Connection(asyncio.Protocol):
         self._parser: Any = None
         # The message that is being parsed
         self._begun = False  # a first byte has come, and the headers are not whole
-        self._header_bytes = 0
+        self._header_bytes = 0  # of the names and values that have come
+        self._silent_bytes = 0  # that have come since the last event of the parser, which may keep them
         self._url = b""
         self._headers: dict[str, str] = {}
         self._twice = False  # a header came twice which may come only once
@@ -252,8 +258,7 @@ class Connection(asyncio.Protocol):
         self._metrics.bytes_received += len(data)
         if self._over:
             return
-        if self._begun or not self._busy:
-            self._header_bytes += len(data)
+        self._silent_bytes += len(data)
         first = not self._begun and not self._busy and self._body is None
         if first:
             if self._take_known(data):
@@ -268,10 +273,10 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(_parse_failure(error))
             return
-        if self._begun:
-            if self._header_bytes > self.limits.header_bytes_max:
-                self._refuse(of_status(431, "the headers are too large", "headers_too_large", ""))
-            elif first:
+        if self._silent_bytes > self.limits.header_bytes_max:  # a header, a trailer or a chunk's line without an end
+            self._refuse(response_of(_too_large(self._silent_bytes, self.limits)))
+        elif self._begun:
+            if first:
                 self.deadline = self.loop.time() + self.limits.header_s
         elif self._body is not None:
             self.deadline = self.loop.time() + self.limits.body_idle_s
@@ -285,10 +290,10 @@ class Connection(asyncio.Protocol):
         head = plain.find(data, end)
         if head is None:
             return False
-        self._plain_keep = True
-        self._header_bytes = 0
         self._busy = plain.take(self, head, data[end:])
         if self._busy:
+            self._plain_keep = True
+            self._header_bytes = 0
             self.deadline = NEVER
         return self._busy
 
@@ -296,6 +301,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._begun = True
+        self._silent_bytes = self._header_bytes = 0
         self._url = b""
         self._headers = {}
         self._twice = False
@@ -304,6 +310,9 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._begun:
+            return  # a trailer: nobody who looked at the headers, such as a proxy, has seen it
+        self._header_bytes += len(name) + len(value)
         key = _NAMES.get(name) or name.lower().decode("latin-1")
         headers = self._headers
         if key in headers:
@@ -315,7 +324,10 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._begun = False
-        self._header_bytes = 0
+        self._silent_bytes = 0
+        self._check_head()
+        if len(self._waiting) > PIPELINED_REFUSED * self.limits.pipelined_max:
+            raise Unavailable("too many requests wait for their answers", code="overloaded")
         body = self._body = Body(self)
         expect = self._headers.get("expect")
         if expect is not None:
@@ -325,9 +337,31 @@ class Connection(asyncio.Protocol):
         if not small or body.expected:
             self._take(body)
 
+    def _check_head(self) -> None:
+        """Raise what is wrong with the headers as such. Where the request ends is in doubt then: no other is read."""
+        headers = self._headers
+        if self._header_bytes + len(self._url) > self.limits.header_bytes_max:
+            raise _too_large(self._header_bytes + len(self._url), self.limits)
+        if self._twice:
+            raise Invalid("a header came twice which may come only once", code="bad_request")
+        coding = headers.get("transfer-encoding")
+        if coding is None and "host" in headers:
+            return
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise Invalid(f"HTTP/{version} is not spoken here", hint="use HTTP/1.1", code="bad_request")
+        if version == "1.1" and "host" not in headers:
+            raise Invalid("the Host header is missing", code="bad_request")
+        if coding is not None and (coding.strip().lower() != "chunked" or version == "1.0"):
+            raise Invalid("the body is sent in a way that is not understood", hint="use chunked", code="bad_request")
+
     def on_body(self, piece: bytes) -> None:
+        self._silent_bytes = 0
         body = self._body
         if body is None:
+            return
+        if body.dropped:
+            self.deadline = self.loop.time() + self.limits.body_idle_s
             return
         body.put(piece)
         if body.size > BODY_BYTES_READY and self._reading:
@@ -335,15 +369,19 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
+        self._silent_bytes = 0
         body, self._body = self._body, None
         if body is None or self._over:
             return
         body.whole = True
-        if self._busy or self._waiting:
-            if body is self._answering or any(body is other for _, other in self._waiting):
-                body.end()
-                return
-        elif not self._twice and self._parser.get_method() == b"POST":
+        if body.dropped:
+            if not self._busy:
+                self.deadline = self.loop.time() + self.limits.idle_s
+            return
+        if body.taken:
+            body.end()
+            return
+        if not self._busy and not self._waiting and not self._full and self._parser.get_method() == b"POST":
             data = body.pieces[0] if len(body.pieces) == 1 else b"".join(body.pieces)
             self._plain_keep = self._parser.should_keep_alive()
             plain = self._plain = self.app.plain.learn(self._url, self._headers)
@@ -386,15 +424,12 @@ class Connection(asyncio.Protocol):
 
     def _take(self, body: Body) -> None:
         """The request of the message that is being parsed goes into the queue."""
+        body.taken = True
         parser = self._parser
         method = parser.get_method().decode("ascii")
         http10 = parser.get_http_version() == "1.0"
         path, query, failure = _target(self._url)
-        if self._twice:
-            failure = Invalid("a header came twice which may come only once", code="bad_request")
-        elif not http10 and "host" not in self._headers:
-            failure = Invalid("the Host header is missing", code="bad_request")
-        elif "expect" in self._headers and not body.expected:
+        if "expect" in self._headers and not body.expected:
             failure = Invalid("this cannot be expected", code="expectation_failed")
         request = Request(method, path, query, self._headers, body.receive, self.client)
         request.failure = failure
@@ -423,6 +458,7 @@ class Connection(asyncio.Protocol):
         self._task = self.loop.create_task(self._answer(request, body))
 
     async def _answer(self, request: Request, body: Body) -> None:
+        await self._wait_for_room()  # a client that asks and asks, and reads no answers, must not fill the memory
         response = await self.app.answer(request)
         self._status = response.status
         if self._transport.is_closing():
@@ -538,14 +574,14 @@ class Connection(asyncio.Protocol):
                 self._linger()
             return
         if not body.whole:  # the rest of it is thrown away as it comes
-            self._body = None
+            body.dropped = True
             body.pieces.clear()
-        if not self._reading:
-            self._reading = True
-            self._transport.resume_reading()
         self.deadline = self.loop.time() + self.limits.idle_s
         if self._waiting:
             self._next()
+        elif not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
 
     def _note(self) -> None:
         """Tell of the answer that has ended, once."""
@@ -580,7 +616,7 @@ class Connection(asyncio.Protocol):
     def expire(self) -> None:
         """Its time is over."""
         self.deadline = NEVER
-        if self._over or self._full:
+        if self._over or self._full or (self._body is not None and self._body.dropped):
             self.abort()
         elif self._begun:
             self._refuse(of_status(408, "the headers took too long", "timeout", ""))
@@ -597,7 +633,7 @@ class Connection(asyncio.Protocol):
             stream = self._stream
             self.end()
             stream.close()
-        elif not self._busy and not self._waiting and self._body is None:
+        elif not self._busy and not self._waiting and (self._body is None or self._body.dropped):
             self._transport.close()
 
     def abort(self) -> None:
@@ -658,8 +694,14 @@ def _target(url: bytes) -> tuple[tuple[str, ...], bytes, HeadwaterError | None]:
         return (), b"", error
 
 
+def _too_large(size: int, limits: ServerLimits) -> TooLarge:
+    most = limits.header_bytes_max
+    told = f"the headers have {size} bytes or more, and may have {most}"
+    return TooLarge(told, code="headers_too_large", limit="header_bytes_max", maximum=most)
+
+
 def _parse_failure(error: Exception) -> Response:
-    if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, TooLarge):
+    if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, HeadwaterError):
         return response_of(error.__context__)
     return of_status(400, "this is not HTTP", "bad_request", str(error)[:200])
 
