@@ -1,1 +1,1 @@
-"""The verbs over HTTP: what `headwater.open("http://…")` returns. Knows the protocol (docs/HTTP.md), never the storage."""
+"""The verbs over HTTP: what `headwater.open("http://…")` returns. Knows docs/HTTP.md, and nothing of the storage."""

@@ -150,7 +150,7 @@ class Connection:
     def on_message_complete(self) -> None:
         self.ended = self.headed
         if not self.headed:
-            self.headers = {}
+            self.headers.clear()
 
     def _begin(self) -> None:
         self._parser = self._parser_class(self)

@@ -12,8 +12,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from functools import partial
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import quote
 from weakref import WeakSet
 
@@ -34,12 +35,20 @@ AGAIN = (502, 503, 504)
 BUSY = ("bad_answer", "closed", "stopping", "too_many_connections")
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 _transports: WeakSet[Transport] = WeakSet()  # which begin anew in a forked child
 _encode = msgspec.json.Encoder().encode
 
 Query = Mapping[str, object]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 Body = bytes | Callable[[], Iterable[bytes]]
 """Bytes, or what gives the pieces of a body, each time it is sent."""
+
+
+class Read(Protocol[T_co]):
+    """Makes of a connection whose answer has begun what the caller wants; `again`: it may have been asked before."""
+
+    def __call__(self, connection: Connection, *, again: bool) -> T_co: ...
 
 
 class _Busy(Exception):
@@ -127,12 +136,12 @@ class Transport:
         self,
         method: str,
         path: Iterable[str],
-        query: Query = {},
+        query: Query = NOTHING,
         *,
         body: Body = b"",
-        headers: Mapping[str, str] = {},
+        headers: Mapping[str, str] = NOTHING,
         repeat: bool,
-        facts: Mapping[str, Any] = {},
+        facts: Mapping[str, Any] = NOTHING,
     ) -> Answer:
         """Send a request and read the answer. Raises what the server raised.
 
@@ -141,15 +150,15 @@ class Transport:
         """
         return self._ask(self._whole, method, path, query, body, headers, repeat=repeat, facts=facts)
 
-    def json(self, method: str, path: Iterable[str], query: Query = {}, *, value: Any = None, repeat: bool) -> Any:
+    def json(self, method: str, path: Iterable[str], query: Query = NOTHING, *, value: Any = None, repeat: bool) -> Any:
         """The same, with JSON both ways."""
         if value is None:
             return self.call(method, path, query, repeat=repeat).json()
         return self.call(method, path, query, body=_encode(value), headers={"Content-Type": JSON}, repeat=repeat).json()
 
-    def stream(self, path: Iterable[str], query: Query = {}, *, accept: str) -> Stream:
+    def stream(self, path: Iterable[str], query: Query = NOTHING, *, accept: str) -> Stream:
         """Ask for an answer that is read as it comes."""
-        return self._ask(self._begun, "GET", path, query, b"", {"Accept": accept}, repeat=True, facts={})
+        return self._ask(self._begun, "GET", path, query, b"", {"Accept": accept}, repeat=True, facts=NOTHING)
 
     def pause(self, tries: int, began_s: float) -> bool:
         """Sleep before the next try; False when it has been tried for long enough, or it was closed."""
@@ -180,7 +189,8 @@ class Transport:
         """Cut all that is under way, and let go of all connections. May be called twice."""
         self._closing.set()
         with self._mutex:
-            idle, self._idle = self._idle, []
+            idle = list(self._idle)
+            self._idle.clear()
             for connection in self._busy:
                 connection.cut()
         for connection in idle:
@@ -203,7 +213,7 @@ class Transport:
 
     def _ask(
         self,
-        read: Callable[[Connection, bool], T],
+        read: Read[T],
         method: str,
         path: Iterable[str],
         query: Query,
@@ -218,7 +228,7 @@ class Transport:
         tries, began_s, in_doubt = 0, 0.0, False
         while True:
             try:
-                return self._try(head, body, lambda connection, again=in_doubt: read(connection, again))
+                return self._try(head, body, partial(read, again=in_doubt))
             except Broken as error:
                 reason: Exception = error
                 in_doubt = in_doubt or error.sent
@@ -248,7 +258,7 @@ class Transport:
             self._met = True
             if connection.status < 300:
                 return read(connection)
-            answer = self._whole(connection, False)
+            answer = self._whole(connection)
         except BaseException:
             connection.close()
             self.release(connection)
@@ -256,13 +266,13 @@ class Transport:
         error = failures.error_of(answer.status, answer.body, self.address)
         raise _Busy(error) if answer.status in AGAIN and error.code in BUSY else error
 
-    def _whole(self, connection: Connection, again: bool) -> Answer:
+    def _whole(self, connection: Connection, *, again: bool = False) -> Answer:
         answer = Answer(connection.status, connection.headers, connection.body(), again)
         self.release(connection)
         return answer
 
-    def _begun(self, connection: Connection, _again: bool) -> Stream:
-        return Stream(self, connection)
+    def _begun(self, connection: Connection, *, again: bool) -> Stream:
+        return Stream(self, connection)  # a read changes nothing: whether it was asked before does not matter
 
     def _connection(self) -> Connection:
         if self.closed:

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from headwater.engine import checking, dead, reading
+from headwater.engine import checking, dead, reading, waiting
 from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer, place
@@ -28,9 +28,11 @@ from headwater.engine.transaction import Transaction
 from headwater.engine.transfer import exporting, importing
 from headwater.engine.transfer.chunks import Wanted
 from headwater.engine.transfer.files import Target
-from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, Unavailable
+from headwater.engine.waiting import Waiting
+from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
+from headwater.format.column import Column
 from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.journal import Entry
@@ -248,25 +250,91 @@ class Engine:
             return Refs(topic, reached, ())
         limits = opened.logs[0].place.limits
         content, columns, encoded_keys = given.encode_many(data, content, types, keys, metas, limits)
-        key = _only_key(encoded_keys) if expected_version is not None else None
+        parts = self._many(
+            opened, content, columns, len(data), sync, partition, encoded_keys, expected_version, producer
+        )
+        for part in parts:
+            part.log = self._topics.commit(opened, part.log, part.rows)
+        return waiting.refs(topic, parts)
+
+    def prepare(
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        type: str = "",
+        key: bytes | None = None,
+        meta: Meta | None = None,
+        content: Content = "bytes",
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
+    ) -> Waiting:
+        """An append of one event that waits for `commit`, which may take many at once. Raises what `append` raises.
+
+        The topic must be there, else NotFound; the data is what its content says, and not huge, else TooLarge.
+        """
+        opened = self._open.get(topic) or self._topics.get(topic)
+        told = given.check_producer(producer, self._limits) if producer is not None else None
+        log = opened.only if partition is None and opened.only else opened.choose(key, partition, told)
+        limits = log.place.limits
+        if len(data) > min(limits.data_bytes_max, limits.blob_bytes_min):
+            given.check_size(len(data), limits)
+            raise TooLarge(f"{len(data)} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")
+        if key is not None:
+            key = given.encode_key(key, limits)
+        encoded_meta = given.encode_meta(meta, limits) if meta else None
+        sync = self._sync if durability is None else _wants_sync(durability)
+        rows = Rows.one(content, sync, data, given.encode_type(type) if type else b"", key, encoded_meta)
+        if expected_version is not None or producer is not None:
+            rows.guard(given.check_version(expected_version, key), told)
+        return Waiting(opened, log, rows)
+
+    def prepare_many(
+        self,
+        topic: str,
+        content: Content,
+        columns: dict[int, Column | None],
+        count: int,
+        *,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
+    ) -> list[Waiting]:
+        """The same for many events, as columns by their kind: one append for each partition that they go to."""
+        opened = self._open.get(topic) or self._topics.get(topic)
+        limits = opened.logs[0].place.limits
+        given.check_columns(columns, limits)
+        sync = self._sync if durability is None else _wants_sync(durability)
+        spread = len(opened.logs) > 1 and partition is None
+        keys = waiting.keys_of(columns, count) if spread or expected_version is not None else None
+        return self._many(opened, content, columns, count, sync, partition, keys, expected_version, producer)
+
+    def commit(self, group: Sequence[Waiting]) -> None:
+        """Commit appends that wait, those of one log with one sync; each has its place then, or its `error`."""
+        self.check_open()
+        waiting.commit(self._topics, group)
+
+    def _many(
+        self,
+        opened: OpenTopic,
+        content: Content,
+        columns: dict[int, Column | None],
+        count: int,
+        sync: bool,
+        partition: int | None,
+        keys: Sequence[bytes | None] | None,
+        expected_version: Version | None,
+        producer: Producer | tuple[str, int, int] | None,
+    ) -> list[Waiting]:
+        limits = opened.logs[0].place.limits
+        key = waiting.only_key(keys) if expected_version is not None else None
         guard = given.check_version(expected_version, key), given.check_producer(producer, limits)
-        if len(opened.logs) == 1 or partition is not None or encoded_keys is None:
-            log = opened.choose(None, partition, guard[1])
-            rows = Rows.many(content, sync, columns, len(data))
-            rows.key = key
-            rows.guard(*guard)
-            log = self._topics.commit(opened, log, rows)
-            return Refs(topic, reached, [Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count)])
-        runs, places = [], []
-        for chosen, where in opened.spread(encoded_keys, guard[1]):
-            some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
-            rows = Rows.many(content, sync, some, len(where))
-            rows.key = key
-            rows.guard(*guard)
-            log = self._topics.commit(opened, chosen, rows)
-            runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
-            places.append(where.tolist())
-        return Refs(topic, reached, runs, places)
+        return waiting.many(
+            opened, content, columns, count, sync=sync, partition=partition, keys=keys, only_key=key, guard=guard
+        )
 
     def append_arrow(
         self,
@@ -663,16 +731,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _only_key(keys: Sequence[bytes | None] | None) -> bytes | None:
-    """The key that all events share."""
-    distinct = set(keys or ())
-    if len(distinct) > 1:
-        raise Invalid(
-            "a version is expected of events with several keys", hint="append them apart, or in a transaction"
-        )
-    return distinct.pop() if distinct else None
 
 
 def _wants_sync(durability: str) -> bool:

@@ -1,1 +1,1 @@
-"""A log directory for other programs: HTTP, its event store and its live event bus. The only part that is asynchronous."""
+"""A log directory for other programs: an event store and a live event bus over HTTP. Only this part is asynchronous."""

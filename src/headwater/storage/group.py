@@ -53,6 +53,13 @@ class Group:
         if rows.error is not None:
             raise rows.error
 
+    def append_all(self, group: list[Rows]) -> None:
+        """Commit the rows of many requests that one thread brings: each has its offset and ticks then, or its error."""
+        for rows in group:
+            rows.error = None
+        with self.exclusive():
+            self._commit(group)
+
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[Writer]:
         """The writer for this thread alone, when the appends that came before are committed."""
@@ -89,22 +96,25 @@ class Group:
         group = [rows]
         if self._queue:
             self._gather(group)
-        pending = group
         try:
-            while pending:
-                pending = self.writer.commit(pending)
-        except BaseException as error:
-            for other in pending:
-                if other.error is None and not other.answered:
-                    other.error = error if isinstance(error, Exception) else _interrupted()
-            if not isinstance(error, Exception):
-                raise
+            self._commit(group)
         finally:
             self._hand_over()
             if len(group) > 1:
                 _release(group)
         if rows.error is not None:
             raise rows.error
+
+    def _commit(self, pending: list[Rows]) -> None:
+        try:
+            while pending:
+                pending = self.writer.commit(pending)
+        except BaseException as error:
+            for rows in pending:
+                if rows.error is None and not rows.answered:
+                    rows.error = error if isinstance(error, Exception) else _interrupted()
+            if not isinstance(error, Exception):
+                raise
 
     def _gather(self, group: list[Rows]) -> None:
         """Take all who wait, up to a size, and up to one that wants the writer for itself."""

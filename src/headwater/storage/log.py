@@ -73,6 +73,13 @@ class LocalLog:
             self.learn_keys(rows)
         self._group.append(rows)
 
+    def append_all(self, group: list[Rows]) -> None:
+        """Commit the rows of many requests with one sync; each has then its offset and ticks, or its `error`."""
+        for rows in group:
+            if rows.expected is not None:
+                self.learn_keys(rows)
+        self._group.append_all(group)
+
     def learn_keys(self, rows: Rows) -> None:
         """Read the keys of the active segment before the lock is taken, if nobody has: it may take long."""
         if self._group.writer.segment == self._learned:

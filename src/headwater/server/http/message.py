@@ -1,7 +1,8 @@
 """Requests and responses, as handlers see them: the same from the protocol of our own and from ASGI.
 
-A handler is `async def handler(store, request) -> Response`. It reads the body with `request.body(...)` or piece by piece
-with `request.chunks()`, and raises errors of `headwater.errors`, which become answers. All of it belongs to the loop's thread.
+A handler is `async def handler(store, request) -> Response`. It reads the body with `request.body(...)` or piece by
+piece with `request.chunks()`, and raises errors of `headwater.errors`, which become answers. All of it belongs to the
+thread of the loop.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from headwater.errors import Invalid, TooLarge
+from headwater.errors import HeadwaterError, Invalid, TooLarge
+from headwater.server.scopes import NOBODY
 
 Headers = tuple[tuple[str, str], ...]
 JSON = "application/json"
@@ -103,9 +105,19 @@ class Request:
         self.path = path
         self.headers = headers
         self.client = client
+        self.user = NOBODY
+        self.route = ""  # its pattern, once it is known
+        self.failure: HeadwaterError | None = None  # what is wrong with the message itself
+        self.keep_alive = True
+        self.http10 = False
         self._raw_query = raw_query
         self._query: Query | None = None
         self._receive = receive
+
+    @property
+    def name(self) -> str:
+        """The first name in the path: of a topic, or of a consumer."""
+        return self.path[1]
 
     @property
     def query(self) -> Query:
@@ -180,7 +192,7 @@ class Stream(Protocol):
 
 
 class Response:
-    """An answer. A body that is an iterator or a stream is sent as it comes; the server closes it when the client leaves."""
+    """An answer. An iterator or a stream is sent as it comes, and closed when the client leaves."""
 
     __slots__ = ("body", "headers", "status")
 

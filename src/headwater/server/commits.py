@@ -1,0 +1,141 @@
+"""Appends of many connections become one commit: whoever waits for the same log shares one sync.
+
+Requests of one turn of the loop are gathered and handed to a thread. While it writes and syncs, the loop goes on, and
+the next group gathers; it is handed over before the answers of the last are written, so that disk and loop work at once.
+Everything but `Commits._run` belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any
+
+from headwater.engine.engine import Engine
+from headwater.engine.waiting import Waiting
+from headwater.errors import Closed
+from headwater.event import Ref
+from headwater.server.metrics import Metrics
+from headwater.storage.log import LocalLog
+
+Done = Callable[[Waiting], None]
+THREADS_MAX = 8  # logs that sync at once; more wait for their turn
+
+
+class Commits:
+    """The appends of one server."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._metrics = metrics
+        self._queues: dict[int, _Queue] = {}  # by the identity of their log, which they hold
+        self._work: SimpleQueue[_Queue | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._busy = 0
+        self._closed = False
+
+    def submit(self, waiting: Waiting, done: Done) -> None:
+        """Commit it with others; `done` is called on the loop when it has its place or its error."""
+        log = waiting.log
+        queue = self._queues.get(id(log))
+        if queue is None:
+            if self._closed:
+                raise Closed("the server is stopping", code="stopping")
+            queue = self._queues[id(log)] = _Queue(log)
+        queue.waiting.append((waiting, done))
+        if not queue.scheduled:
+            queue.scheduled = True
+            self._loop.call_soon(self._hand_over, queue)
+
+    async def append(self, topic: str, data: bytes, **options: Any) -> Ref:
+        """Append one event, with the options of `Engine.prepare`, and say where it is."""
+        waiting = self._engine.prepare(topic, data, **options)
+        await self.commit([waiting])
+        return waiting.ref()
+
+    async def commit(self, group: Sequence[Waiting]) -> None:
+        """Commit the parts of one request; each has its place or its error then."""
+        if not group:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        left = len(group)
+
+        def done(_: Waiting) -> None:
+            nonlocal left
+            left -= 1
+            if not left and not future.done():
+                future.set_result(None)
+
+        for waiting in group:
+            self.submit(waiting, done)
+        await future
+
+    def close(self) -> None:
+        """Finish what waits, answer it, and end the threads. No append may come any more."""
+        self._closed = True
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits."""
+        return not self._queues
+
+    def _hand_over(self, queue: _Queue) -> None:
+        queue.group, queue.waiting = queue.waiting, []
+        self._busy += 1
+        if self._busy > len(self._threads) < THREADS_MAX:
+            thread = threading.Thread(target=self._run, name="headwater-commit", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._work.put(queue)
+
+    def _run(self) -> None:
+        engine, work, loop = self._engine, self._work, self._loop
+        while (queue := work.get()) is not None:
+            group = [waiting for waiting, _ in queue.group]
+            begun = perf_counter()
+            try:
+                engine.commit(group)
+            except Exception as error:  # noqa: BLE001  # each of them must be answered
+                for waiting in group:
+                    if waiting.rows.error is None and waiting.rows.offset < 0:
+                        waiting.rows.error = error
+            queue.seconds = perf_counter() - begun
+            loop.call_soon_threadsafe(self._finished, queue)
+
+    def _finished(self, queue: _Queue) -> None:
+        group, queue.group = queue.group, []
+        self._busy -= 1
+        if queue.waiting:
+            self._hand_over(queue)
+        else:
+            queue.scheduled = False
+            self._queues.pop(id(queue.log), None)
+        self._metrics.committed(queue.seconds, len(group))
+        appended, topic = self._metrics.appended, queue.topic
+        for waiting, done in group:
+            rows = waiting.rows
+            if rows.error is None:
+                appended(topic, rows.count, rows.size)
+            done(waiting)
+
+
+class _Queue:
+    """What waits for one log, and what is being committed to it."""
+
+    __slots__ = ("group", "log", "scheduled", "seconds", "topic", "waiting")
+
+    def __init__(self, log: LocalLog) -> None:
+        self.log = log
+        self.topic = log.place.topic
+        self.waiting: list[tuple[Waiting, Done]] = []
+        self.group: list[tuple[Waiting, Done]] = []
+        self.scheduled = False
+        self.seconds = 0.0

@@ -1,0 +1,627 @@
+"""HTTP/1.1 over a connection: httptools parses, handlers answer, in the order of the requests.
+
+The usual append, small and plain, is answered without a task of its own (`App.quick`); everything else is a `Request`
+for `App.answer`. Bodies are pulled: a client whose body nobody takes is not read. Every state has a deadline, looked at
+by one timer for all connections (`Connections`). Belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import httptools
+
+from headwater.errors import HeadwaterError, Invalid, TooLarge
+from headwater.server import tls
+from headwater.server.http.errors import of_status, response_of
+from headwater.server.http.message import Client, Request, Response, Stream
+from headwater.server.http.target import parts_of
+
+if TYPE_CHECKING:
+    from headwater.limits import ServerLimits
+    from headwater.server.http.app import App
+
+SWEEP_S = 1.0
+BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
+LINGER_S = 2.0  # how long a refused upload is read and thrown away, so that the client can read why
+LINGER_BYTES = 1024 * 1024  # an unread rest of a body up to this is read, and the connection kept
+NEVER = float("inf")
+
+_PHRASES = {
+    200: b"OK",
+    204: b"No Content",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
+    404: b"Not Found",
+    405: b"Method Not Allowed",
+    406: b"Not Acceptable",
+    408: b"Request Timeout",
+    409: b"Conflict",
+    410: b"Gone",
+    411: b"Length Required",
+    413: b"Content Too Large",
+    415: b"Unsupported Media Type",
+    417: b"Expectation Failed",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    503: b"Service Unavailable",
+}
+SAFE = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"  # nothing of a log is for others' caches
+_QUICK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
+
+
+class Connections:
+    """All connections of a server: their number, their deadlines, their end."""
+
+    def __init__(self, app: App, limits: ServerLimits, loop: asyncio.AbstractEventLoop) -> None:
+        self.app = app
+        self.limits = limits
+        self.loop = loop
+        self.open: set[Connection] = set()
+        self.refused = 0
+        self.stopping = False
+        self._timer = loop.call_later(SWEEP_S, self._sweep)
+
+    def __call__(self) -> Connection:
+        """A new one, for `loop.create_server`."""
+        return Connection(self)
+
+    def stop(self) -> None:
+        """Answer what was asked, end streams properly, and take no more requests."""
+        self.stopping = True
+        for connection in list(self.open):
+            connection.stop()
+
+    def abort(self) -> None:
+        """End all connections now."""
+        self._timer.cancel()
+        for connection in list(self.open):
+            connection.abort()
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for connection in [each for each in self.open if each.deadline < now]:
+            connection.expire()
+        self._timer = self.loop.call_later(SWEEP_S, self._sweep)
+
+
+class Body:
+    """The body of one request on its way in."""
+
+    __slots__ = ("connection", "expected", "failure", "pieces", "size", "waiter", "whole")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.pieces: deque[bytes] = deque()
+        self.size = 0  # of the pieces that wait
+        self.whole = False  # whether all of it has arrived
+        self.expected = False  # whether the client waits for a word before it sends
+        self.failure: BaseException | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    async def receive(self) -> bytes:
+        """The next piece; b"" at the end."""
+        while not self.pieces:
+            if self.failure is not None:
+                raise self.failure
+            if self.whole:
+                return b""
+            self.connection.more_wanted(self)
+            self.waiter = self.connection.loop.create_future()
+            await self.waiter
+        piece = self.pieces.popleft()
+        self.size -= len(piece)
+        return piece
+
+    def put(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+        self.size += len(piece)
+        self._wake()
+
+    def end(self) -> None:
+        self.whole = True
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.whole and self.failure is None:
+            self.failure = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class Connection(asyncio.Protocol):
+    """One connection. Requests that arrive while one is answered wait for their turn."""
+
+    def __init__(self, connections: Connections) -> None:
+        self.connections = connections
+        self.app = connections.app
+        self.loop = connections.loop
+        self.limits = connections.limits
+        self.deadline = NEVER
+        self.client = Client()
+        self.sent = 0
+        self._transport: Any = None
+        self._parser: Any = None
+        # The message that is being parsed
+        self._begun = False  # a first byte has come, and the headers are not whole
+        self._header_bytes = 0
+        self._url = b""
+        self._headers: dict[str, str] = {}
+        self._twice = False  # a header came twice which may come only once
+        self._body: Body | None = None
+        # What is being answered
+        self._waiting: deque[tuple[Request, Body]] = deque()
+        self._busy = False
+        self._keep_alive = True
+        self._task: asyncio.Task[None] | None = None
+        self._stream: Stream | None = None
+        self._answering: Body | None = None
+        self._head_only = False
+        self._chunked = False
+        self._http10 = False
+        self._room: asyncio.Future[None] | None = None
+        self._full = False
+        self._reading = True
+        self._over = False  # nothing is read or begun any more
+        self._quick_keep = True
+
+    # The transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        if len(self.connections.open) >= self.limits.connections_max or self.connections.stopping:
+            self.connections.refused += 1
+            self._over = True
+            refused = of_status(503, "there are too many connections", "overloaded", "try again soon")
+            self._transport.write(head(refused, length=len(bytes_of(refused)), close=True) + bytes_of(refused))
+            self._transport.close()
+            return
+        self.connections.open.add(self)
+        peer = transport.get_extra_info("peername")
+        secure = transport.get_extra_info("ssl_object")
+        self.client = Client(
+            str(peer[0]) if isinstance(peer, tuple) else "",
+            secure=secure is not None,
+            certificate=tls.subject(secure) if secure is not None else None,
+        )
+        self._transport.set_write_buffer_limits(high=self.limits.write_buffer_bytes)
+        self._parser = httptools.HttpRequestParser(self)
+        self.deadline = self.loop.time() + self.limits.idle_s
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.connections.open.discard(self)
+        self._over = True
+        self.deadline = NEVER
+        gone = error or ConnectionResetError("the client has gone")
+        for body in (self._body, self._answering, *(body for _, body in self._waiting)):
+            if body is not None:
+                body.fail(gone)
+        self._waiting.clear()
+        self.resume_writing()
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            stream.close()
+        elif self._task is not None:
+            self._task.cancel()
+
+    def eof_received(self) -> bool:
+        """The client sends no more. It may still read an answer; but a stream without an end has nobody to end it."""
+        if self._body is not None and not self._body.whole:
+            self._body.fail(ConnectionResetError("the body ended too early"))
+        self._over = True
+        return (self._busy or bool(self._waiting)) and self._stream is None and not self.client.secure
+
+    def pause_writing(self) -> None:
+        self._full = True
+        self.deadline = self.loop.time() + self.limits.write_s
+
+    def resume_writing(self) -> None:
+        self._full = False
+        if self._busy:
+            self.deadline = NEVER
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+        if self._stream is not None:
+            self._stream.resume()
+
+    def data_received(self, data: bytes) -> None:
+        if self._over:
+            return
+        if self._begun or not self._busy:
+            self._header_bytes += len(data)
+        if not self._begun and not self._busy and self._body is None:
+            self._begun = True
+            self.deadline = self.loop.time() + self.limits.header_s
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # No other protocol is spoken here: the request was answered in this one, and what follows it is not ours.
+            self._stop_reading()
+        except httptools.HttpParserError as error:
+            self._refuse(_parse_failure(error))
+            return
+        if self._begun and self._header_bytes > self.limits.header_bytes_max:
+            self._refuse(of_status(431, "the headers are too large", "headers_too_large", ""))
+
+    # The parser
+
+    def on_message_begin(self) -> None:
+        self._begun = True
+        self._url = b""
+        self._headers = {}
+        self._twice = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        key = name.lower().decode("latin-1")
+        headers = self._headers
+        if key in headers:
+            if key in _ONCE:
+                self._twice = True
+            headers[key] = f"{headers[key]}, {value.decode('latin-1')}"
+        else:
+            headers[key] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._begun = False
+        self._header_bytes = 0
+        body = self._body = Body(self)
+        expect = self._headers.get("expect")
+        if expect is not None:
+            body.expected = expect.lower() == "100-continue"
+        self.deadline = self.loop.time() + self.limits.body_idle_s
+        length = self._headers.get("content-length")
+        small = (length is None or int(length) <= BODY_BYTES_READY) and "transfer-encoding" not in self._headers
+        if not small or body.expected:
+            self._take(body)
+
+    def on_body(self, piece: bytes) -> None:
+        body = self._body
+        if body is None:
+            return
+        body.put(piece)
+        self.deadline = self.loop.time() + self.limits.body_idle_s
+        if body.size > BODY_BYTES_READY and self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        body, self._body = self._body, None
+        if body is None or self._over:
+            return
+        body.whole = True
+        if body is self._answering or any(body is other for _, other in self._waiting):
+            body.end()
+            return
+        if not self._busy and not self._waiting and self._parser.get_method() == b"POST" and not self._twice:
+            data = body.pieces[0] if len(body.pieces) == 1 else b"".join(body.pieces)
+            self._quick_keep = self._parser.should_keep_alive()
+            self._busy = True
+            if self.app.quick(self, self._url, self._headers, data):
+                self.deadline = NEVER
+                return
+            self._busy = False
+        self._take(body)
+
+    # Answering
+
+    def answer_quickly(self, body: bytes, extra: bytes) -> None:
+        """Answer the append that `App.quick` took."""
+        if self._transport.is_closing():
+            return
+        close = b"" if self._quick_keep and not self.connections.stopping else b"connection: close\r\n"
+        self._transport.write(b"%s%b%bcontent-length: %d\r\n\r\n%b" % (_QUICK, extra, close, len(body), body))
+        self._quick_end()
+
+    def answer_quickly_with(self, response: Response) -> None:
+        """The same, with any answer that is whole."""
+        if self._transport.is_closing():
+            return
+        data = bytes_of(response)
+        if self.connections.stopping:
+            self._quick_keep = False
+        self._transport.write(head(response, length=len(data), close=not self._quick_keep) + data)
+        self._quick_end()
+
+    def _quick_end(self) -> None:
+        self._busy = False
+        if not self._quick_keep or self.connections.stopping:
+            self._transport.close()
+        elif self._waiting:
+            self._next()
+        else:
+            self.deadline = self.loop.time() + self.limits.idle_s
+            if self._over:
+                self._transport.close()
+
+    def _take(self, body: Body) -> None:
+        """The request of the message that is being parsed goes into the queue."""
+        parser = self._parser
+        method = parser.get_method().decode("ascii")
+        http10 = parser.get_http_version() == "1.0"
+        path, query, failure = _target(self._url)
+        if self._twice:
+            failure = Invalid("a header came twice which may come only once", code="bad_request")
+        elif not http10 and "host" not in self._headers:
+            failure = Invalid("the Host header is missing", code="bad_request")
+        elif "expect" in self._headers and not body.expected:
+            failure = Invalid("this cannot be expected", code="expectation_failed")
+        request = Request(method, path, query, self._headers, body.receive, self.client)
+        request.failure = failure
+        request.keep_alive = parser.should_keep_alive()
+        request.http10 = http10
+        self._waiting.append((request, body))
+        if len(self._waiting) > self.limits.pipelined_max and self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+        if not self._busy:
+            self._next()
+
+    def _next(self) -> None:
+        request, body = self._waiting.popleft()
+        self._busy = True
+        self.deadline = NEVER
+        self._answering = body
+        self._keep_alive = request.keep_alive
+        self._http10 = request.http10
+        self._head_only = request.method == "HEAD"
+        if not self._reading and len(self._waiting) <= self.limits.pipelined_max and body.size <= BODY_BYTES_READY:
+            self._reading = True
+            self._transport.resume_reading()
+        self._task = self.loop.create_task(self._answer(request, body))
+
+    async def _answer(self, request: Request, body: Body) -> None:
+        response = await self.app.answer(request)
+        if self._transport.is_closing():
+            await _let_go(response)
+            return
+        if isinstance(response.body, bytes):
+            self._send_whole(response, body)
+        elif self._head_only:
+            await _let_go(response)
+            self._transport.write(self._begin(response, body))
+            self._end(body)
+        elif hasattr(response.body, "begin"):
+            self._send_stream(response, response.body, body)
+        else:
+            await self._send_pieces(response, response.body, body)
+
+    def _send_whole(self, response: Response, body: Body) -> None:
+        data = bytes_of(response)
+        close = self._closes(body)
+        answer = head(response, length=len(data), close=close)
+        self._transport.write(answer if self._head_only else answer + data)
+        self._end(body)
+
+    async def _send_pieces(self, response: Response, pieces: AsyncIterator[bytes], body: Body) -> None:
+        self._transport.write(self._begin(response, body))
+        try:
+            async for piece in pieces:
+                if not self._write(piece):
+                    await self._wait_for_room()
+                if self._transport.is_closing():
+                    return
+        except Exception as error:  # noqa: BLE001  # whatever it was, the client must not take this for all
+            self.app.broke_off(error)
+            self.abort()  # without the end that was promised
+            return
+        finally:
+            await _close(pieces)
+        self._write_end()
+        self._end(body)
+
+    def _send_stream(self, response: Response, stream: Stream, body: Body) -> None:
+        self._transport.write(self._begin(response, body))
+        self._stream = stream
+        stream.begin(self)
+
+    # A sink for streams
+
+    def write(self, chunk: bytes) -> bool:
+        """Send a piece of a stream; False when there is no more room."""
+        return self._write(chunk)
+
+    def write_framed(self, chunk: bytes, framed: bytes) -> bool:
+        """The same, of which the form in chunks is known already: it is made once for many connections."""
+        self.sent += len(chunk)
+        self._transport.write(framed if self._chunked else chunk)
+        return not self._full
+
+    def end(self) -> None:
+        """End a stream properly."""
+        if self._stream is None:
+            return
+        self._stream = None
+        if not self._transport.is_closing():
+            self._write_end()
+            assert self._answering is not None
+            self._end(self._answering)
+
+    def _write(self, piece: bytes) -> bool:
+        if piece:
+            self.sent += len(piece)
+            self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._chunked else piece)
+        return not self._full
+
+    def _write_end(self) -> None:
+        if self._chunked:
+            self._transport.write(b"0\r\n\r\n")
+
+    async def _wait_for_room(self) -> None:
+        if self._full and not self._transport.is_closing():
+            self._room = self.loop.create_future()
+            await self._room
+
+    def _begin(self, response: Response, body: Body) -> bytes:
+        """The head of an answer whose length is not known."""
+        self._chunked = not self._http10 and not self._head_only
+        if self._http10 and not self._head_only:
+            self._keep_alive = False  # its end is the end of the connection
+        return head(response, length=None, close=self._closes(body), chunked=not self._http10)
+
+    def _closes(self, body: Body) -> bool:
+        return not self._keep_alive or self.connections.stopping or self._over or not self._can_skip(body)
+
+    def _can_skip(self, body: Body) -> bool:
+        """Whether what was not read of the body is so little that the connection can go on."""
+        return body.whole or (body.failure is None and not body.expected and self._left() <= LINGER_BYTES)
+
+    def _left(self) -> int:
+        length = self._headers.get("content-length")
+        return int(length) if length is not None and length.isdigit() else LINGER_BYTES + 1
+
+    def _end(self, body: Body) -> None:
+        """The answer is written: go on with the next request, or end the connection."""
+        self._task = None
+        self._answering = None
+        close = self._closes(body)
+        self._busy = False
+        if close:
+            if body.whole or self._over:
+                self._transport.close()
+            else:
+                self._linger()
+            return
+        if not body.whole:  # the rest of it is thrown away as it comes
+            self._body = None
+            body.pieces.clear()
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        self.deadline = self.loop.time() + self.limits.idle_s
+        if self._waiting:
+            self._next()
+
+    def _linger(self) -> None:
+        """Let the client read the answer before the connection is reset under the rest of its upload."""
+        self._over = True
+        with contextlib.suppress(NotImplementedError, OSError):  # TLS cannot be closed in one direction
+            self._transport.write_eof()
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        self.deadline = self.loop.time() + LINGER_S
+
+    def more_wanted(self, body: Body) -> None:
+        """A handler waits for the next piece of its body."""
+        if body.expected:
+            body.expected = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        self.deadline = self.loop.time() + self.limits.body_idle_s
+
+    # Ending
+
+    def expire(self) -> None:
+        """Its time is over."""
+        self.deadline = NEVER
+        if self._over or self._full:
+            self.abort()
+        elif self._begun:
+            self._refuse(of_status(408, "the headers took too long", "timeout", ""))
+        elif self._answering is not None and not self._answering.whole:
+            self._answering.fail(Invalid("the body stands still", code="timeout"))
+        elif self._body is not None:
+            self._refuse(of_status(408, "the body took too long", "timeout", ""))
+        elif not self._busy:
+            self._transport.close()
+
+    def stop(self) -> None:
+        """End when what was asked is answered; a stream ends now, properly."""
+        if self._stream is not None:
+            stream = self._stream
+            self.end()
+            stream.close()
+        elif not self._busy and not self._waiting and self._body is None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _refuse(self, response: Response) -> None:
+        """Answer what cannot be parsed, and end the connection, unless another answer is on its way."""
+        self._over = True
+        if self._busy or self._waiting:
+            for body in (self._body, self._answering):
+                if body is not None:
+                    body.fail(Invalid("the body cannot be read", code="bad_request"))
+            return
+        data = bytes_of(response)
+        self.app.refused(response)
+        self._transport.write(head(response, length=len(data), close=True) + data)
+        self._linger()
+
+    def _stop_reading(self) -> None:
+        self._keep_alive = self._quick_keep = False
+        self._over = True
+
+
+def head(response: Response, *, length: int | None, close: bool, chunked: bool = True) -> bytes:
+    """The status line and the headers of an answer."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (response.status, _PHRASES.get(response.status, b"Status")), SAFE]
+    lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers]
+    if length is not None:
+        if response.status != 204:
+            lines.append(b"content-length: %d\r\n" % length)
+    elif chunked:
+        lines.append(b"transfer-encoding: chunked\r\n")
+    if close:
+        lines.append(b"connection: close\r\n")
+    lines.append(b"\r\n")
+    return b"".join(lines)
+
+
+def bytes_of(response: Response) -> bytes:
+    """The body of an answer that is whole."""
+    assert isinstance(response.body, bytes)
+    return response.body
+
+
+_ONCE = frozenset(("authorization", "content-length", "content-type", "host", "transfer-encoding"))
+
+
+def _target(url: bytes) -> tuple[tuple[str, ...], bytes, HeadwaterError | None]:
+    try:
+        return *parts_of(url), None
+    except HeadwaterError as error:
+        return (), b"", error
+
+
+def _parse_failure(error: Exception) -> Response:
+    if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, TooLarge):
+        return response_of(error.__context__)
+    return of_status(400, "this is not HTTP", "bad_request", str(error)[:200])
+
+
+async def _close(pieces: AsyncIterator[bytes]) -> None:
+    close = getattr(pieces, "aclose", None)
+    if close is not None:
+        await close()
+
+
+async def _let_go(response: Response) -> None:
+    """Nobody wants the answer."""
+    body = response.body
+    if isinstance(body, bytes):
+        return
+    if hasattr(body, "begin"):
+        body.close()
+    else:
+        await _close(body)

@@ -1,0 +1,25 @@
+"""What `headwater serve` was told."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.limits import MIB, SERVER_DEFAULTS, ServerLimits
+
+
+class Bus(msgspec.Struct, frozen=True, kw_only=True):
+    """The topic behind `/api/events`, and what it keeps."""
+
+    topic: str = "events"
+    segments: int = 16  # with the size below, a gigabyte of the newest events
+    segment_bytes: int = 64 * MIB
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server behaves. `origins` are those of browsers that may call it from other sites, "*" for all."""
+
+    bus: Bus = Bus()
+    origins: tuple[str, ...] = ()
+    limits: ServerLimits = SERVER_DEFAULTS
+    heartbeat_s: float = 15.0  # how often an idle stream says that it is alive: below the 30 s of many proxies
+    check_host: bool = False  # refuse names that are not this machine's own: a web site could take one to get in
