@@ -26,7 +26,7 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 class Broken(Exception):
-    """The connection failed. `sent` tells whether the server may have got the request, and so may have done it."""
+    """The connection failed. `sent`: the server may have got the whole request, and so may have done it."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
         super().__init__(reason)
@@ -172,7 +172,7 @@ class Connection:
                 self.receive()
             self.keep = False
             if not self.headed:
-                raise Broken(_reason(error), sent=True) from error
+                raise Broken(_reason(error), sent=False) from error  # it has not got all, and so does nothing
 
     def _taken(self) -> list[bytes]:
         found, self._body = self._body, []

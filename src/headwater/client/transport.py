@@ -41,6 +41,9 @@ _encode = msgspec.json.Encoder().encode
 
 Query = Mapping[str, object]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+Repeat = bool | Callable[[], bool]
+"""Whether a request may be sent again: always, never, or as it turns out."""
+
 Body = bytes | Callable[[], Iterable[bytes]]
 """Bytes, or what gives the pieces of a body, each time it is sent."""
 
@@ -140,12 +143,12 @@ class Transport:
         *,
         body: Body = b"",
         headers: Mapping[str, str] = NOTHING,
-        repeat: bool,
+        repeat: Repeat,
         facts: Mapping[str, Any] = NOTHING,
     ) -> Answer:
         """Send a request and read the answer. Raises what the server raised.
 
-        `repeat`: it may be sent again. Unavailable tells that the server cannot be reached, or, with the code
+        `repeat`: it may be sent again; an error that came then has the fact `again`. Unavailable tells that the server cannot be reached, or, with the code
         `answer_lost` and the `facts`, that the request may have been done.
         """
         return self._ask(self._whole, method, path, query, body, headers, repeat=repeat, facts=facts)
@@ -220,7 +223,7 @@ class Transport:
         body: Body,
         headers: Mapping[str, str],
         *,
-        repeat: bool,
+        repeat: Repeat,
         facts: Mapping[str, Any],
     ) -> T:
         lines = (f"{method} {self._target(path, query)}{self._head}", *(f"{n}: {v}" for n, v in headers.items()))
@@ -233,9 +236,14 @@ class Transport:
                 reason: Exception = error
                 in_doubt = in_doubt or error.sent
                 # A server that never answered is not one that begins anew: the address may be wrong.
-                again = (not error.sent or repeat) and (self._met or not isinstance(error, Refused))
+                again = _may(repeat) or (not error.sent and isinstance(body, bytes))
+                again = again and (self._met or not isinstance(error, Refused))
             except _Busy as error:
-                reason, again = error.told, repeat
+                reason, again = error.told, _may(repeat)
+            except HeadwaterError as error:
+                if in_doubt:
+                    error.facts["again"] = True
+                raise
             if tries == 0:
                 began_s = time.monotonic()
             if not again or not self.pause(tries, began_s):
@@ -271,8 +279,8 @@ class Transport:
         self.release(connection)
         return answer
 
-    def _begun(self, connection: Connection, *, again: bool) -> Stream:
-        return Stream(self, connection)  # a read changes nothing: whether it was asked before does not matter
+    def _begun(self, connection: Connection, *, again: bool) -> Stream:  # noqa: ARG002  # a read changes nothing
+        return Stream(self, connection)
 
     def _connection(self) -> Connection:
         if self.closed:
@@ -297,6 +305,10 @@ class Transport:
         target = self.address.prefix + "".join(f"/{quote(part, safe='')}" for part in path)
         pairs = "&".join(f"{name}={_value(value)}" for name, value in query.items() if value is not None)
         return f"{target}?{pairs}" if pairs else target
+
+
+def _may(repeat: Repeat) -> bool:
+    return repeat if isinstance(repeat, bool) else repeat()
 
 
 def _value(value: object) -> str:
