@@ -7,7 +7,7 @@ It connects when it is first asked for something.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack
 from weakref import WeakSet
@@ -18,7 +18,7 @@ from headwater.client.address import Address
 from headwater.client.appending import Appends, Upload, Who
 from headwater.client.transport import Transport
 from headwater.errors import Invalid, NotFound, Unsupported
-from headwater.event import At, Content, Durability, Event, Ref, Refs, ticks_of
+from headwater.event import At, Content, Durability, Ref, ticks_of
 from headwater.format import given
 from headwater.format.given import Data, Meta, Version
 from headwater.format.settings import Retention
@@ -26,7 +26,7 @@ from headwater.info import ConsumerInfo, Deleted, TopicInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, Limits
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 _remotes: WeakSet[Remote] = WeakSet()  # which take other producers in a forked child
 

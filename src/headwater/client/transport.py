@@ -148,8 +148,8 @@ class Transport:
     ) -> Answer:
         """Send a request and read the answer. Raises what the server raised.
 
-        `repeat`: it may be sent again; an error that came then has the fact `again`. Unavailable tells that the server cannot be reached, or, with the code
-        `answer_lost` and the `facts`, that the request may have been done.
+        `repeat`: it may be sent again; an error that came then has the fact `again`. Raises Unavailable when the server
+        cannot be reached, or, with the code `answer_lost` and the `facts`, when the request may have been done.
         """
         return self._ask(self._whole, method, path, query, body, headers, repeat=repeat, facts=facts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
@@ -19,6 +19,7 @@ from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer, place
 from headwater.engine.consumers import Consumers
+from headwater.engine.cursor import Bell, TopicCursor, begin
 from headwater.engine.follow import Follow
 from headwater.engine.info import partition_info
 from headwater.engine.retaining import Keeper
@@ -47,6 +48,7 @@ from headwater.storage.place import Place
 from headwater.storage.repair import Action
 from headwater.storage.rows import Rows
 from headwater.storage.sealer import Sealer, seal_all
+from headwater.storage.upload import Upload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -198,11 +200,11 @@ class Engine:
             log = opened.only
         else:
             log = opened.choose(encoded_key, partition, guard and guard[1])
+        values = encoded_type, encoded_key, encoded_meta
         if data.__class__ is not bytes and given.is_stream(data):
             log = self._topics.living(opened, log)
             pieces = given.pieces(data)  # type: ignore[arg-type]  # it is a stream
-            values = encoded_type, encoded_key, encoded_meta
-            rows = log.append_stream(pieces, content or "bytes", *values, sync=sync, guard=guard)
+            rows = _take_all(log.upload(content or "bytes", *values, sync=sync, guard=guard), pieces)
         else:
             if data.__class__ is bytes:
                 encoded, content = data, content or "bytes"
@@ -212,12 +214,10 @@ class Engine:
             if len(encoded) > limits.data_bytes_max:
                 given.check_size(len(encoded), limits)
             if len(encoded) > limits.blob_bytes_min:
-                whole = iter((encoded,))
                 log = self._topics.living(opened, log)
-                values = encoded_type, encoded_key, encoded_meta
-                rows = log.append_stream(whole, content, *values, sync=sync, guard=guard)
+                rows = _take_all(log.upload(content, *values, sync=sync, guard=guard), (encoded,))
             else:
-                rows = Rows.one(content, sync, encoded, encoded_type, encoded_key, encoded_meta)
+                rows = Rows.one(content, sync, encoded, *values)
                 if guard is not None:
                     rows.guard(*guard)
                 log = self._topics.commit(opened, log, rows)
@@ -290,6 +290,31 @@ class Engine:
         if expected_version is not None or producer is not None:
             rows.guard(given.check_version(expected_version, key), told)
         return Waiting(opened, log, rows)
+
+    def upload(
+        self,
+        topic: str,
+        *,
+        type: str = "",
+        key: bytes | None = None,
+        meta: Meta | None = None,
+        content: Content = "bytes",
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
+    ) -> tuple[Upload, LocalLog]:
+        """One event of any size whose pieces are yet to come, and the log that it goes to; NotFound without the topic."""
+        opened = self._topics.live(topic)
+        encoded_key = given.encode_key(key, self._limits)
+        guard = (
+            given.check_version(expected_version, encoded_key),
+            given.check_producer(producer, self._limits),
+        )
+        log = opened.choose(encoded_key, partition, guard[1])
+        values = given.encode_type(type), encoded_key, given.encode_meta(meta, self._limits)
+        sync = self._sync if durability is None else _wants_sync(durability)
+        return log.upload(content, *values, sync=sync, guard=guard), log
 
     def prepare_many(
         self,
@@ -463,6 +488,29 @@ class Engine:
         logs = self._topics.live(topic).chosen(partition)
         selection = self._selection(type, key, match)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
+
+    def cursor(
+        self,
+        topic: str,
+        *,
+        start: At | Sequence[int] = "earliest",
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+    ) -> TopicCursor:
+        """A place that moves through a topic as its user takes events; `start` may also be offsets, one a partition.
+
+        Raises as `read_batches`.
+        """
+        opened = self._topics.live(topic)
+        logs = opened.chosen(partition)
+        selection = self._selection(type, key, match)
+        return TopicCursor(topic, opened.topic.uuid, logs, begin(logs, start), selection)
+
+    def bell(self) -> Bell:
+        """What a thread sleeps on until one of its cursors has more."""
+        return Bell(self._disk, self._clock)
 
     # Consumers
 
@@ -731,6 +779,15 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _take_all(upload: Upload, pieces: Iterable[bytes]) -> Rows:
+    try:
+        for piece in pieces:
+            upload.write(piece)
+        return upload.commit()
+    finally:
+        upload.discard()
 
 
 def _wants_sync(durability: str) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
 
 import numpy as np
 
-from headwater.event import Blob, Event
+from headwater.event import Blob, Event, id_of
 from headwater.format import arrow
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch
 from headwater.format.column import I64, Column
@@ -69,6 +70,27 @@ class EventBatch:
     def partition(self) -> int:
         """The partition that the batch is of."""
         return self.log.partition
+
+    @property
+    def size(self) -> int:
+        """About how many bytes its events take in the log; a huge event's data is not counted."""
+        return self._batch.size * len(self) // self._batch.count
+
+    def part(self, lo: int, hi: int) -> EventBatch:
+        """The events number `lo` to `hi` of it."""
+        if self.rows is None:
+            return EventBatch(self.log, self._batch, self._lo + lo, min(self._hi, self._lo + hi), None)
+        return EventBatch(self.log, self._batch, self._lo, self._hi, self.rows[lo:hi])
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after its last event."""
+        return self._batch.base_offset + (self._hi if self.rows is None else int(self.rows[-1]) + 1)
+
+    @property
+    def last_id(self) -> UUID:
+        """The id of its last event."""
+        return id_of(int(self.ticks()[-1]), self.log.node)
 
     def offsets(self) -> I64:
         """The offset of each event."""
