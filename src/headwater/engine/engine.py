@@ -103,6 +103,11 @@ class Engine:
         """What identifies this log directory, wherever it is moved."""
         return self._store.uuid
 
+    def probe(self) -> None:
+        """Raise what keeps the log from being read: it is closed, its directory is gone or damaged. Reads one file."""
+        self.check_open()
+        self._catalogue.open()
+
     # Topics
 
     def create(

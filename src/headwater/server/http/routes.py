@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple
 
 from headwater.errors import Invalid, NotFound
-from headwater.server.http import appending, parameters, reading, topics
+from headwater.server.http import appending, parameters, reading, system, topics
 from headwater.server.http.message import Request, Response
 from headwater.server.http.parameters import Parameter
 from headwater.server.scopes import Action
@@ -47,6 +47,10 @@ ROUTES = (
     Route("POST", "/topic/{name}/replay", "admin", topics.replay, parameters.REPLAY),
     Route("POST", "/topic/{name}/items", "append", appending.append, parameters.APPEND),
     Route("GET", "/topic/{name}/items", "read", reading.read, parameters.READ),
+    Route("GET", "/health", None, system.health),
+    Route("GET", "/version", None, system.version),
+    Route("GET", "/metrics", "read", system.metrics),
+    Route("GET", "/openapi.json", None, system.openapi),
 )
 
 
