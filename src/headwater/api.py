@@ -14,6 +14,8 @@ from headwater.limits import DEFAULTS, Limits
 if TYPE_CHECKING:
     from headwater.client.remote import Remote
 
+    Log = Engine | Remote
+
 
 @overload
 def open(

@@ -10,10 +10,11 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
+from headwater.cli.opening import open_log
 from headwater.cli.topics import last_time
 
 if TYPE_CHECKING:
-    from headwater.engine.engine import Engine
+    from headwater.api import Log
     from headwater.info import PartitionInfo, TopicInfo
 
 COLUMNS = ("topic", "partition", "start", "end", "durable", "segments", "sealed", "bytes", "state")
@@ -30,9 +31,7 @@ def info(data: str, topic: str | None, as_json: bool) -> None:
     start is the oldest offset, end the one of the next event, durable how far the disk has it for sure. What
     recoveries after a crash had to give up is listed too, and where they keep it.
     """
-    import headwater
-
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         described = [hw.describe(name) for name in ([topic] if topic is not None else hw.topics())]
         if as_json:
             click.echo(show.json_line(_told(hw, described)))
@@ -45,7 +44,7 @@ def info(data: str, topic: str | None, as_json: bool) -> None:
     _show_recoveries(described)
 
 
-def _about_directory(hw: Engine, described: list[TopicInfo]) -> list[tuple[str, str]]:
+def _about_directory(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:
     return [
         ("directory", str(hw.path.resolve())),
         ("uuid", hw.uuid),
@@ -118,7 +117,7 @@ def _show_recoveries(described: list[TopicInfo]) -> None:
                 click.echo(f"{mark} {topic.name}/{partition.partition}, {when}: {'; '.join(parts)}")
 
 
-def _told(hw: Engine, described: list[TopicInfo]) -> dict[str, Any]:
+def _told(hw: Log, described: list[TopicInfo]) -> dict[str, Any]:
     import msgspec
 
     return {
