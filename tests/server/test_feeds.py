@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.batches import EventBatch
+from headwater.format.events import EventBatch
 from headwater.engine.engine import Engine
 from headwater.errors import Closed, Invalid, NotFound
 from headwater.limits import ServerLimits

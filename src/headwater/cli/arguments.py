@@ -1,4 +1,4 @@
-"""What users type: directories and servers, topics, places in a log, sizes, durations, and the options that commands share."""
+"""What users type: logs, topics, places in a log, sizes, durations, and the options that commands share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headwater info`: what a log directory and its topics are and hold."""
+"""`headwater info`: what a log and its topics are and hold."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def info(data: str, topic: str | None, as_json: bool) -> None:
         if as_json:
             click.echo(show.json_line(_told(hw, described)))
             return
-        show.facts(_about_topic(described[0]) if topic is not None else _about_directory(hw, described))
+        show.facts(_about_topic(described[0]) if topic is not None else _about_log(hw, described))
     rows = [_row(each, partition) for each in described for partition in each.partitions]
     if rows:
         click.echo()
@@ -44,14 +44,21 @@ def info(data: str, topic: str | None, as_json: bool) -> None:
     _show_recoveries(described)
 
 
-def _about_directory(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:
+def _about_log(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:
     return [
-        ("directory", str(hw.path.resolve())),
+        where(hw),
         ("uuid", hw.uuid),
         ("topics", show.number(len(described))),
         ("events", show.number(sum(topic.events for topic in described))),
         ("bytes", show.size(sum(topic.bytes for topic in described))),
     ]
+
+
+def where(hw: Log) -> tuple[str, str]:
+    """Where a log is, and what that is."""
+    from headwater.engine.engine import Engine
+
+    return ("directory", str(hw.path.resolve())) if isinstance(hw, Engine) else ("server", str(hw.address))
 
 
 def _about_topic(topic: TopicInfo) -> list[tuple[str, str]]:
@@ -121,7 +128,7 @@ def _told(hw: Log, described: list[TopicInfo]) -> dict[str, Any]:
     import msgspec
 
     return {
-        "directory": str(hw.path.resolve()),
+        **dict([where(hw)]),
         "uuid": hw.uuid,
         "events": sum(topic.events for topic in described),
         "bytes": sum(topic.bytes for topic in described),
