@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 _engines: WeakSet[Engine] = WeakSet()  # which must begin anew in a forked child
 
 LEASE_MS_MIN = 50  # below, a stall of the machine would take every lease away
-ARROW_BYTES = 8 * 1024 * 1024  # how much of a table goes into one batch
 
 
 class Engine:
@@ -380,17 +379,12 @@ class Engine:
 
         It is split into batches as needed: what was appended before an error stays. References are grouped by batch.
         """
-        pa = arrow.pyarrow()
         opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
         given.check_content(content)
-        whole: Any = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
-        rows_per_batch = max(1, min(self._limits.pack_events, ARROW_BYTES * whole.num_rows // max(1, whole.nbytes)))
         runs: list[Run] = []
         logs: dict[int, LocalLog] = {}
-        for batch in whole.to_batches(max_chunksize=rows_per_batch):
-            if not batch.num_rows:
-                continue
+        for batch in arrow.split(table, self._limits.pack_events):
             parts = []
             for chosen, part in opened.spread_arrow(batch, partition):
                 batch_content, columns = arrow.columns_of(part, content)
