@@ -110,6 +110,7 @@ async def _serve(
             renewing.cancel()
         server.close()
         connections.stop()
+        store.feeds.close()  # whoever waits for more has had all there will be
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
                 while connections.open:

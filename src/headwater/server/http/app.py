@@ -158,7 +158,8 @@ class App:
         if route.action is not None:
             request.user = await self._user(request)
             if route.action != "user":
-                require(request.user, route.action, route.topic(request.path))
+                topic = self.store.settings.bus.topic if route.on_bus else route.topic(request.path)
+                require(request.user, route.action, topic)
         request.query.only(*(each.name for each in route.parameters if each.where == "query"))
         return await route.handler(self.store, request)
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple
 
 from headwater.errors import Invalid, NotFound
-from headwater.server.http import appending, parameters, reading, system, topics
+from headwater.server.http import appending, bus, parameters, reading, system, topics
 from headwater.server.http.message import Request, Response
 from headwater.server.http.parameters import Parameter
 from headwater.server.scopes import Action
@@ -28,6 +28,7 @@ class Route(NamedTuple):
     action: Action | Literal["user"] | None
     handler: Handler
     parameters: tuple[Parameter, ...] = ()
+    on_bus: bool = False  # whether it is about the bus's topic
 
     def topic(self, path: tuple[str, ...]) -> str | None:
         """The topic in a path of this route."""
@@ -47,6 +48,8 @@ ROUTES = (
     Route("POST", "/topic/{name}/replay", "admin", topics.replay, parameters.REPLAY),
     Route("POST", "/topic/{name}/items", "append", appending.append, parameters.APPEND),
     Route("GET", "/topic/{name}/items", "read", reading.read, parameters.READ),
+    Route("POST", "/api/events", "append", bus.publish, parameters.PUBLISH, on_bus=True),
+    Route("GET", "/api/events", "read", bus.follow, parameters.BUS, on_bus=True),
     Route("GET", "/health", None, system.health),
     Route("GET", "/version", None, system.version),
     Route("GET", "/metrics", "read", system.metrics),
