@@ -19,9 +19,10 @@ from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer, place
 from headwater.engine.consumers import Consumers
-from headwater.engine.cursor import Bell, TopicCursor, begin
+from headwater.engine.cursor import Bell, TopicCursor
 from headwater.engine.follow import Follow
 from headwater.engine.info import partition_info
+from headwater.engine.reading import Span
 from headwater.engine.retaining import Keeper
 from headwater.engine.selection import Selection
 from headwater.engine.topics import OpenTopic, Topics
@@ -449,6 +450,25 @@ class Engine:
         logs = self._topics.live(topic).chosen(partition)
         return reading.read_batches(logs, start, end, self._selection(type, key, match), reverse=reverse)
 
+    def span(
+        self,
+        topic: str,
+        *,
+        start: At | Sequence[int] = "earliest",
+        end: At | Sequence[int] = "latest",
+        partition: int | None = None,
+        reverse: bool = False,
+        by_time: bool = False,
+        **filters: Any,
+    ) -> Span:
+        """Like `read_batches`, with where it begins and ends, which may also be an offset for each partition.
+
+        `by_time`: batches of several partitions come in the order of their first events; in reverse, of their last.
+        """
+        opened = self._topics.live(topic)
+        logs, selection = opened.chosen(partition), self._selection(**filters)
+        return reading.span(opened.topic.uuid, logs, start, end, selection, reverse=reverse, by_time=by_time)
+
     def read_arrow(
         self,
         topic: str,
@@ -506,7 +526,7 @@ class Engine:
         opened = self._topics.live(topic)
         logs = opened.chosen(partition)
         selection = self._selection(type, key, match)
-        return TopicCursor(topic, opened.topic.uuid, logs, begin(logs, start), selection)
+        return TopicCursor(topic, opened.topic.uuid, logs, reading.begin(logs, start), selection)
 
     def bell(self) -> Bell:
         """What a thread sleeps on until one of its cursors has more."""

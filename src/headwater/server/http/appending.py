@@ -9,8 +9,10 @@ import msgspec
 from headwater.engine import waiting as waits
 from headwater.engine.waiting import Waiting
 from headwater.errors import Invalid, TooLarge
-from headwater.event import Content, Refs, id_of
+from headwater.event import CONTENTS, Content, Refs, id_of
+from headwater.format import frames
 from headwater.limits import MIB
+from headwater.server.http import batches
 from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
 
@@ -32,6 +34,11 @@ async def append(store: Store, request: Request) -> Response:
     """Append what the body holds."""
     options = options_of(request)
     media = request.media_type
+    content: Any = request.query.choice("content", CONTENTS)
+    if content is not None:
+        return await _item(store, request, content, options)
+    if media == frames.MEDIA_TYPE:
+        return await append_many(store, request.name, await batches.prepare(store, request, options))
     if media.startswith("text/"):
         return await _item(store, request, "text", options)
     if media == "application/bson":

@@ -26,7 +26,7 @@ from msgspec import Raw
 
 from headwater.errors import Invalid
 from headwater.event import Content
-from headwater.format import jsonl, texts
+from headwater.format import given, jsonl, texts
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.events import EventBatch
