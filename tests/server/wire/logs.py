@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from headwater.engine.batches import EventBatch
 from hypothesis import strategies as st
 
 import headwater
-from headwater.engine.batches import EventBatch
 from headwater.engine.engine import Engine
 from headwater.event import Content
 from headwater.format import batch as batch_format
