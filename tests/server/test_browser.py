@@ -1,4 +1,4 @@
-"""A browser's EventSource, in headless Chromium: it follows the bus, across a restart of the server, and only where it may."""
+"""A browser's EventSource, in headless Chromium: it follows the bus, across a restart, and only where it may."""
 
 from __future__ import annotations
 
