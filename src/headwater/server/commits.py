@@ -137,7 +137,7 @@ class Commits:
                 size += rows.size
             try:
                 done(waiting)
-            except Exception:  # the others must be answered too
+            except Exception:  # noqa: BLE001  # the others must be answered too
                 _log.exception("an append cannot be answered")
         self._metrics.appended(queue.topic, events, size, appends)
         if queue.waiting:
