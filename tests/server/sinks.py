@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.cursor import Gap, Offsets
 from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
+from headwater.format.events import EventBatch
 from headwater.server.feeds import Feeds
 from headwater.server.settings import Settings
 

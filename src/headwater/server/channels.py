@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.cursor import Gap, Offsets, TopicCursor
 from headwater.errors import HeadwaterError, NotFound
+from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
 from headwater.server.http.message import Sink
 from headwater.server.watches import Follower

@@ -13,11 +13,11 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.cursor import Gap, Offsets, TopicCursor
 from headwater.engine.engine import Engine
-from headwater.engine.reading import At
 from headwater.errors import Closed
+from headwater.event import At
+from headwater.format.events import EventBatch
 from headwater.server.channels import Blocking, Channel, Counts, Form, Subscription
 from headwater.server.settings import Settings
 from headwater.server.watches import Follower, Watches

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple
 
 from headwater.errors import Invalid, NotFound
-from headwater.server.http import appending, bus, parameters, reading, topics
+from headwater.server.http import appending, bus, parameters, reading, system, topics
 from headwater.server.http.message import Request, Response
 from headwater.server.http.parameters import Parameter
 from headwater.server.scopes import Action
@@ -50,6 +50,10 @@ ROUTES = (
     Route("GET", "/topic/{name}/items", "read", reading.read, parameters.READ),
     Route("POST", "/api/events", "append", bus.publish, parameters.PUBLISH, on_bus=True),
     Route("GET", "/api/events", "read", bus.follow, parameters.BUS, on_bus=True),
+    Route("GET", "/health", None, system.health),
+    Route("GET", "/version", None, system.version),
+    Route("GET", "/metrics", "read", system.metrics),
+    Route("GET", "/openapi.json", None, system.openapi),
 )
 
 

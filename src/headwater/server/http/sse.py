@@ -12,11 +12,10 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.cursor import Gap, Offsets, TopicCursor
-from headwater.engine.reading import At
 from headwater.errors import HeadwaterError, Invalid
-from headwater.event import ticks_and_node
+from headwater.event import At, ticks_and_node
+from headwater.format.events import EventBatch
 from headwater.server.http.message import Headers, Request, Response
 from headwater.server.store import Store
 
@@ -87,7 +86,10 @@ UUIDS = Events()
 class End(Protocol):
     """Where an answer ends."""
 
-    done: bool
+    @property
+    def done(self) -> bool:
+        """Whether nothing that comes can be part of the answer."""
+        ...
 
     def take(self, batch: EventBatch) -> EventBatch | None:
         """What of a batch is part of the answer; None if nothing is."""
