@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from headwater.engine.batches import EventBatch
 from headwater.errors import Invalid, TooLarge
 from headwater.event import Content
 from headwater.format import jsonl
 from headwater.format.batch import DATA, KEY, META, TYPE
+from headwater.format.events import EventBatch
 from headwater.limits import Limits
 from headwater.server.wire import lines, pieces
 from headwater.server.wire.parsed import Parsed

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headwater.engine.batches import EventBatch
 from headwater.errors import Invalid
 from headwater.event import Event
+from headwater.format.events import EventBatch
 from headwater.server.wire import sse
 from tests import strategies
 from tests.server.wire.logs import event_batches, made, of, opened

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.cursor import Gap, Offsets, TopicCursor
-from headwater.engine.reading import At
 from headwater.errors import HeadwaterError, Invalid
-from headwater.event import ticks_and_node
+from headwater.event import At, ticks_and_node
+from headwater.format.events import EventBatch
 from headwater.server.http.message import Headers, Request, Response
 from headwater.server.store import Store
 from headwater.server.wire import sse

@@ -30,12 +30,12 @@ from uuid import UUID
 import msgspec
 import numpy as np
 
-from headwater.engine.batches import EventBatch
 from headwater.errors import Invalid
 from headwater.event import Content, Event
 from headwater.format import jsonl, texts
 from headwater.format.batch import BLOB, DATA, TYPE
 from headwater.format.column import I64
+from headwater.format.events import EventBatch
 from headwater.limits import PARTITIONS_MAX
 
 HEARTBEAT = b":\n\n"
