@@ -281,7 +281,7 @@ class Engine:
         opened = self._open.get(topic) or self._topics.get(topic)
         log = opened.only if partition is None and opened.only else opened.choose(key, partition)
         limits = log.place.limits
-        if len(data) > min(limits.data_bytes_max, limits.blob_bytes_min):
+        if len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
             appending.check_size(len(data), limits)
             raise TooLarge(f"{len(data)} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")
         if key is not None:

@@ -10,7 +10,7 @@ from headwater.engine import waiting as waits
 from headwater.engine.appending import encode_meta
 from headwater.engine.waiting import Waiting
 from headwater.errors import Invalid, TooLarge
-from headwater.event import Content, Refs, id_of
+from headwater.event import Content, Refs, id_text
 from headwater.format.batch import KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.limits import MIB
@@ -128,7 +128,7 @@ async def _huge(store: Store, request: Request, content: Content, options: dict[
 def told(refs: Refs, group: list[Waiting]) -> dict[str, Any]:
     """Where several events are, as JSON has it."""
     runs: list[dict[str, Any]] = [
-        {"partition": run.partition, "offset": run.offset, "count": run.count, "id": str(id_of(run.ticks, run.node))}
+        {"partition": run.partition, "offset": run.offset, "count": run.count, "id": id_text(run.ticks, run.node)}
         for run in refs.runs
     ]
     if len(group) > 1:
@@ -169,7 +169,7 @@ def place_of(waiting: Waiting) -> tuple[tuple[str, str], ...]:
     rows, log = waiting.rows, waiting.log
     return (
         ("headwater-partition", str(log.place.partition)),
-        ("headwater-id", str(id_of(rows.ticks, log.node))),
+        ("headwater-id", id_text(rows.ticks, log.node)),
         ("headwater-durability", "fsync" if rows.sync else "os"),
     )
 

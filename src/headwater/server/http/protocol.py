@@ -1,6 +1,6 @@
 """HTTP/1.1 over a connection: httptools parses, handlers answer, in the order of the requests.
 
-The usual append, small and plain, is answered without a task of its own (`App.quick`); everything else is a `Request`
+The usual append, small and plain, is answered without a task of its own (`plain`); everything else is a `Request`
 for `App.answer`. Bodies are pulled: a client whose body nobody takes is not read. Every state has a deadline, looked at
 by one timer for all connections (`Connections`). Belongs to the loop's thread.
 """
@@ -24,6 +24,7 @@ from headwater.server.http.target import parts_of
 if TYPE_CHECKING:
     from headwater.limits import ServerLimits
     from headwater.server.http.app import App
+    from headwater.server.http.plain import Head
 
 SWEEP_S = 1.0
 BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
@@ -54,7 +55,7 @@ _PHRASES = {
     503: b"Service Unavailable",
 }
 SAFE = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"  # nothing of a log is for others' caches
-_QUICK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
+_PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
 
 
 class Connections:
@@ -128,7 +129,8 @@ class Body:
         self.pieces.append(piece)
         self.size += len(piece)
         self.received += len(piece)
-        self._wake()
+        if self.waiter is not None:
+            self._wake()
 
     def end(self) -> None:
         self.whole = True
@@ -184,7 +186,8 @@ class Connection(asyncio.Protocol):
         self._full = False
         self._reading = True
         self._over = False  # nothing is read or begun any more
-        self._quick_keep = True
+        self._plain: Head | None = None  # of a plain append that came last
+        self._plain_keep = True  # whether the connection goes on after it
 
     # The transport
 
@@ -256,9 +259,12 @@ class Connection(asyncio.Protocol):
         if self._over:
             return
         self._silent_bytes += len(data)
-        if not self._begun and not self._busy and self._body is None:
+        first = not self._begun and not self._busy and self._body is None
+        if first:
+            if self._take_known(data):
+                return
             self._begun = True
-            self.deadline = self.loop.time() + self.limits.header_s
+            self._plain = None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -269,6 +275,27 @@ class Connection(asyncio.Protocol):
             return
         if self._silent_bytes > self.limits.header_bytes_max:  # a header, a trailer or a chunk's line without an end
             self._refuse(response_of(_too_large(self._silent_bytes, self.limits)))
+        elif self._begun:
+            if first:
+                self.deadline = self.loop.time() + self.limits.header_s
+        elif self._body is not None:
+            self.deadline = self.loop.time() + self.limits.body_idle_s
+        elif first and self._plain is not None and self._plain_keep:
+            self.app.plain.remember(data, self._plain)
+
+    def _take_known(self, data: bytes) -> bool:
+        """Take a plain append whose head was seen before, as a whole: it need not be parsed again."""
+        end = data.find(b"\r\n\r\n") + 4
+        plain = self.app.plain
+        head = plain.find(data, end)
+        if head is None:
+            return False
+        self._busy = plain.take(self, head, data[end:])
+        if self._busy:
+            self._plain_keep = True
+            self._header_bytes = 0
+            self.deadline = NEVER
+        return self._busy
 
     # The parser
 
@@ -286,7 +313,7 @@ class Connection(asyncio.Protocol):
         if not self._begun:
             return  # a trailer: nobody who looked at the headers, such as a proxy, has seen it
         self._header_bytes += len(name) + len(value)
-        key = name.lower().decode("latin-1")
+        key = _NAMES.get(name) or name.lower().decode("latin-1")
         headers = self._headers
         if key in headers:
             if key in _ONCE:
@@ -305,7 +332,6 @@ class Connection(asyncio.Protocol):
         expect = self._headers.get("expect")
         if expect is not None:
             body.expected = expect.lower() == "100-continue"
-        self.deadline = self.loop.time() + self.limits.body_idle_s
         length = self._headers.get("content-length")
         small = (length is None or int(length) <= BODY_BYTES_READY) and "transfer-encoding" not in self._headers
         if not small or body.expected:
@@ -338,7 +364,6 @@ class Connection(asyncio.Protocol):
             self.deadline = self.loop.time() + self.limits.body_idle_s
             return
         body.put(piece)
-        self.deadline = self.loop.time() + self.limits.body_idle_s
         if body.size > BODY_BYTES_READY and self._reading:
             self._reading = False
             self._transport.pause_reading()
@@ -358,37 +383,37 @@ class Connection(asyncio.Protocol):
             return
         if not self._busy and not self._waiting and not self._full and self._parser.get_method() == b"POST":
             data = body.pieces[0] if len(body.pieces) == 1 else b"".join(body.pieces)
-            self._quick_keep = self._parser.should_keep_alive()
-            self._busy = True
-            if self.app.quick(self, self._url, self._headers, data):
+            self._plain_keep = self._parser.should_keep_alive()
+            plain = self._plain = self.app.plain.learn(self._url, self._headers)
+            if plain is not None and self.app.plain.take(self, plain, data):
+                self._busy = True
                 self.deadline = NEVER
                 return
-            self._busy = False
         self._take(body)
 
     # Answering
 
-    def answer_quickly(self, body: bytes, extra: bytes) -> None:
-        """Answer the append that `App.quick` took."""
+    def answer_plainly(self, body: bytes, extra: bytes) -> None:
+        """Answer a plain append."""
         if self._transport.is_closing():
             return
-        close = b"" if self._quick_keep and not self.connections.stopping else b"connection: close\r\n"
-        self._transport.write(b"%s%b%bcontent-length: %d\r\n\r\n%b" % (_QUICK, extra, close, len(body), body))
-        self._quick_end()
+        close = b"" if self._plain_keep and not self.connections.stopping else b"connection: close\r\n"
+        self._transport.write(b"%s%b%bcontent-length: %d\r\n\r\n%b" % (_PLAIN, extra, close, len(body), body))
+        self._plain_end()
 
-    def answer_quickly_with(self, response: Response) -> None:
+    def answer_at_once(self, response: Response) -> None:
         """The same, with any answer that is whole."""
         if self._transport.is_closing():
             return
         data = bytes_of(response)
         if self.connections.stopping:
-            self._quick_keep = False
-        self._transport.write(head(response, length=len(data), close=not self._quick_keep) + data)
-        self._quick_end()
+            self._plain_keep = False
+        self._transport.write(head(response, length=len(data), close=not self._plain_keep) + data)
+        self._plain_end()
 
-    def _quick_end(self) -> None:
+    def _plain_end(self) -> None:
         self._busy = False
-        if not self._quick_keep or self.connections.stopping:
+        if not self._plain_keep or self.connections.stopping:
             self._transport.close()
         elif self._waiting:
             self._next()
@@ -630,7 +655,7 @@ class Connection(asyncio.Protocol):
         self._linger()
 
     def _stop_reading(self) -> None:
-        self._keep_alive = self._quick_keep = False
+        self._keep_alive = self._plain_keep = False
         self._over = True
 
 
@@ -655,6 +680,10 @@ def bytes_of(response: Response) -> bytes:
     return response.body
 
 
+# As clients write them, to save the work; others are made lower case one by one.
+_NAMES = {name.title().encode(): name for name in ("accept", "connection", "content-length", "content-type", "host")}
+_NAMES |= {name.encode(): name for name in (*_NAMES.values(), "authorization", "user-agent")}
+_NAMES |= {b"Authorization": "authorization", b"User-Agent": "user-agent"}
 _ONCE = frozenset(("authorization", "content-length", "content-type", "host", "transfer-encoding"))
 
 
