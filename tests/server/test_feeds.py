@@ -14,10 +14,10 @@ from typing import Any, Self
 import pytest
 
 import headwater
-from headwater.format.events import EventBatch
 from headwater.engine.engine import Engine
 from headwater.engine.reading import pick
 from headwater.errors import Closed, Invalid, NotFound
+from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
 from headwater.server.settings import Settings
 from tests.server.sinks import Collector, Lines, begin, feeding

@@ -285,7 +285,7 @@ class Engine:
         told = given.check_producer(producer, self._limits) if producer is not None else None
         log = opened.only if partition is None and opened.only else opened.choose(key, partition, told)
         limits = log.place.limits
-        if len(data) > min(limits.data_bytes_max, limits.blob_bytes_min):
+        if len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
             given.check_size(len(data), limits)
             raise TooLarge(f"{len(data)} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")
         if key is not None:

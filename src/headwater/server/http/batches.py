@@ -58,7 +58,7 @@ async def prepare(store: Store, request: Request, options: dict[str, Any]) -> li
         try:
             found = decoder.feed(body)
             decoder.finish()
-            content, columns, count = batches.columns_of(found)
+            content, columns, count = batches.columns_of(found, store.engine.limits.batch_events_max)
         except Corrupt as error:
             raise Invalid(f"the batches cannot be read: {error.message}", code="bad_body") from error
         return store.engine.prepare_many(request.name, content, columns, count, **options)

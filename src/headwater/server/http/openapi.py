@@ -235,9 +235,7 @@ _WRITTEN: dict[str, Schema] = {
         fails=_list({"type": "array"}),
         flush={"type": "boolean"},
     ),
-    "Version": _object(
-        ("version", "format", "python", "uuid"), version=TEXT, format=NUMBER, python=TEXT, uuid=TEXT
-    ),
+    "Version": _object(("version", "format", "python", "uuid"), version=TEXT, format=NUMBER, python=TEXT, uuid=TEXT),
 }
 
 

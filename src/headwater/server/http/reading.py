@@ -108,8 +108,7 @@ def _pieces(store: Store, request: Request, format: Format, asked: Asked) -> Ite
     end: At = "latest" if asked.cut.end is None else asked.cut.end
     found = store.engine.read_batches(request.name, start=asked.start, end=end, **asked.filters)
     if format is ARROW:
-        columns = request.query.text("columns")
-        raise NotImplementedError(columns)
+        raise NotImplementedError
     assert format.encode is not None
     return format.encode(found, asked.cut)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from headwater.errors import Corrupt
+from headwater.errors import Corrupt, TooLarge
 from headwater.event import Content
 from headwater.format import batch as format
 from headwater.format import frames
@@ -43,11 +43,18 @@ def encode(batch: EventBatch) -> Iterator[bytes]:
             yield frames.encode(batch.partition, _encode(stored, run, ticks[run]), 0, len(run))
 
 
-def columns_of(found: Sequence[Frame]) -> tuple[Content, dict[int, Column | None], int]:
-    """The columns of the batch that a request holds; raises Corrupt unless it is one, whole and sound."""
+def columns_of(found: Sequence[Frame], events_max: int) -> tuple[Content, dict[int, Column | None], int]:
+    """The columns of the batch that a request holds; raises Corrupt unless it is one, whole and sound.
+
+    A batch whose columns are constant may claim any number of events: TooLarge, before anything is made of it.
+    """
     if len(found) != 1 or found[0].rows is not None or found[0].batch.flags:
         raise Corrupt("a request has one batch, without blobs", position=0, size=0)
     batch = found[0].batch
+    if batch.count > events_max:
+        raise TooLarge(
+            f"the batch has {batch.count} events, and may have {events_max}", limit="batch_events_max", size=batch.count
+        )
     batch.validate()
     return batch.content, {kind: batch.column(kind) for kind in _KINDS}, batch.count
 

@@ -1,7 +1,7 @@
 """What the body of a request holds: events as columns, which is what a log takes.
 
-    Parsed(content, columns, count, partition=None)
-    too_many(count, limits), too_long(size, limits)    the errors of a body that holds too much
+Parsed(content, columns, count, partition=None)
+too_many(count, limits), too_long(size, limits)    the errors of a body that holds too much
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Copy many byte strings to many places at once, without a loop over them.
 
-    splice(at, source, starts, lengths, size) -> bytearray
+splice(at, source, starts, lengths, size) -> bytearray
 """
 
 from __future__ import annotations
