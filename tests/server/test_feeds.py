@@ -189,6 +189,7 @@ async def test_those_who_join_under_a_hammering_writer_lose_and_double_nothing(l
                     if each.room and each.untaken >= each.room:
                         each.drain()
                 await asyncio.sleep(0.01)
+        append(log, 10)  # so that those get some who begin after the end
         end = log.describe("orders").partitions[0].end
         for sink in sinks:
             sink.room = None

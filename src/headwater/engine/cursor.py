@@ -72,6 +72,10 @@ class TopicCursor:
         """What it waits for: the next offset of each log."""
         return list(zip(self._logs, self._offsets, strict=True))
 
+    def has_more(self) -> bool:
+        """Whether there is anything that it has not passed."""
+        return any(log.end() > offset for log, offset in self.places)
+
     def ends(self) -> Offsets:
         """Where each partition ends now."""
         return tuple([log.end() for log in self._logs])
