@@ -199,6 +199,7 @@ class Transaction:
     def _check(self) -> None:
         if self._over:
             raise Closed("the transaction is over", hint="begin another: hw.transaction()")
+        self._transport.check_open()
 
 
 def _ref(told: ToldRef, durability: Durability) -> Ref:
