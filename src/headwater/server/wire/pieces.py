@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from headwater.engine.batches import EventBatch
 from headwater.format.batch import BLOB, DATA, META
 from headwater.format.column import I64
+from headwater.format.events import EventBatch
 
 PIECE_BYTES = 256 * 1024  # enough for a system call to be worth it, and little for a slow client to hold back
 WHOLE_BYTES = 1024 * 1024  # a batch as sealing packs it, of 512 KiB of data, is encoded as a whole: a call costs too
@@ -82,14 +82,11 @@ def cut_off(batches: Iterable[EventBatch], cut: Cut | None) -> Iterator[EventBat
     if cut is None:
         yield from batches
         return
-    if cut.done:
-        return
-    for batch in batches:
+    each = iter(batches)
+    while not cut.done and (batch := next(each, None)) is not None:
         taken = cut.take(batch)
         if taken is not None:
             yield taken
-        if cut.done:
-            return
 
 
 def parted(batch: EventBatch) -> Iterator[EventBatch]:
