@@ -44,8 +44,8 @@ class OpenTopic:
             )
         return [self.logs[partition]]
 
-    def choose(self, key: bytes | None, partition: int | None) -> LocalLog:
-        """The log that an event goes to: of its partition, of its key, or the next in turn."""
+    def choose(self, key: bytes | None, partition: int | None, turn: int | None = None) -> LocalLog:
+        """The log that an event goes to: of its partition, of its key, or the next in turn, unless `turn` is said."""
         logs = self.logs
         if len(logs) == 1 and not partition:
             return logs[0]
@@ -53,14 +53,14 @@ class OpenTopic:
             return self.chosen(partition)[0]
         if key is not None:
             return logs[partition_of(key, len(logs))]
-        return logs[next(self._rounds) % len(logs)]
+        return logs[(next(self._rounds) if turn is None else turn) % len(logs)]
 
-    def spread(self, keys: Sequence[bytes | None]) -> Iterator[tuple[LocalLog, I64]]:
-        """Which events go to which partition: by the hash of the key; those without one, together, in turn."""
+    def spread(self, keys: Sequence[bytes | None], turn: int | None = None) -> Iterator[tuple[LocalLog, I64]]:
+        """Which events go to which partition: by the hash of the key; those without one, together, as `choose` does."""
         partitions = partitions_of([key or b"" for key in keys], len(self.logs))
         missing = np.fromiter((key is None for key in keys), np.bool_, len(keys))
         if missing.any():
-            partitions[missing] = next(self._rounds) % len(self.logs)
+            partitions[missing] = (next(self._rounds) if turn is None else turn) % len(self.logs)
         for number in np.unique(partitions).tolist():
             yield self.logs[number], np.flatnonzero(partitions == number)
 

@@ -11,6 +11,7 @@ from crc32c import crc32c
 
 from headwater.errors import Corrupt
 from headwater.format.batch import STAMP_BYTES
+from headwater.format.batch import decode as decode_batch
 
 MAGIC = b"HWPRODUC"
 
@@ -54,6 +55,12 @@ class Known(msgspec.Struct, gc=False):
 def read_stamp(stamp: bytes) -> Producer:
     epoch, _, seq = _STAMP.unpack_from(stamp)
     return Producer(stamp[STAMP_BYTES:].decode(), epoch, seq)
+
+
+def stamped_bytes(batches: bytes) -> int:
+    """How many of these bytes end with a stamped batch: only the first of a transaction's may have a stamp. 0 if none."""
+    first = decode_batch(memoryview(batches), 0, len(batches))
+    return first.size if first.producer is not None else 0
 
 
 def encode(log_uuid: bytes, base_offset: int, known: dict[str, Known]) -> bytes:
