@@ -58,7 +58,7 @@ def read_stamp(stamp: bytes) -> Producer:
 
 
 def stamped_bytes(batches: bytes) -> int:
-    """How many of these bytes end with a stamped batch: only the first of a transaction's may have a stamp. 0 if none."""
+    """The size of the first batch if it is stamped, else 0: of a transaction, only the first of a log may be."""
     first = decode_batch(memoryview(batches), 0, len(batches))
     return first.size if first.producer is not None else 0
 
