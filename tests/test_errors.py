@@ -17,6 +17,7 @@ CODES = {
     "Invalid": "invalid",
     "TooLarge": "too_large",
     "NotFound": "not_found",
+    "Denied": "forbidden",
     "Conflict": "conflict",
     "Unavailable": "unavailable",
     "Fenced": "fenced",

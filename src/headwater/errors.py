@@ -53,6 +53,12 @@ class NotFound(HeadwaterError):
     code = "not_found"
 
 
+class Denied(HeadwaterError):
+    """Say who you are (`unauthenticated`), or ask for the right to do it (`forbidden`)."""
+
+    code = "forbidden"
+
+
 class Conflict(HeadwaterError):
     """Somebody else was first: look again, then decide."""
 

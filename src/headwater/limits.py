@@ -88,5 +88,19 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pipelined_max: int = 64  # requests of one connection that wait for their turn; above, it is not read any more
     threads: int = 16  # that read and append for requests; what is live needs none while it waits
 
+    users_file_bytes_max: int = 16 * MIB  # it is held in memory, and read anew when it changes
+    users_look_s: float = 1.0  # how long a right that was taken away may still be used
+    user_name_bytes_max: int = 64  # it stands in every line of the access log
+    user_decisions_max: int = 4096  # topics of which it is remembered whether a user may do something to them
+    password_bytes_min: int = 8  # as NIST SP 800-63B asks
+    password_bytes_max: int = KIB
+    password_checks_max: int = 2  # at once: each takes a core for a fifth of a second, and 16 MiB
+    password_queue_max: int = 8  # in work or waiting for that, each in a thread: half of `threads`; above, 503
+    password_failures_max: int = 10  # of one address; then it may try once in `password_retry_s`
+    password_retry_s: float = 6.0
+    password_addresses_max: int = 10_000  # whose failures are remembered
+    proofs_max: int = 1000  # right passwords that a connection remembers to have seen
+    certificate_look_s: float = 60.0  # how often to look for a new certificate: they are renewed days before they end
+
 
 SERVER_DEFAULTS = ServerLimits()

@@ -2,7 +2,7 @@
 
 Requests of one turn of the loop are gathered and handed to a thread. While it writes and syncs, the loop goes on, and
 the next group gathers; it is handed over before the answers of the last are written, so that disk and loop work at once.
-Everything but `_Committer.run` belongs to the loop's thread.
+Everything but `Commits._run` belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -12,24 +12,26 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
+from typing import Any
 
 from headwater.engine.engine import Engine
 from headwater.engine.waiting import Waiting
 from headwater.errors import Closed
+from headwater.event import Ref
+from headwater.server.metrics import Metrics
+from headwater.storage.log import LocalLog
 
 Done = Callable[[Waiting], None]
 THREADS_MAX = 8  # logs that sync at once; more wait for their turn
 
 
 class Commits:
-    """The appends of one server. `observe` hears how long each commit took and of how many events and bytes."""
+    """The appends of one server."""
 
-    def __init__(
-        self, engine: Engine, loop: asyncio.AbstractEventLoop, observe: Callable[[float, list[Waiting]], None]
-    ) -> None:
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
         self._engine = engine
         self._loop = loop
-        self._observe = observe
+        self._metrics = metrics
         self._queues: dict[int, _Queue] = {}  # by the identity of their log, which they hold
         self._work: SimpleQueue[_Queue | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -48,6 +50,12 @@ class Commits:
         if not queue.scheduled:
             queue.scheduled = True
             self._loop.call_soon(self._hand_over, queue)
+
+    async def append(self, topic: str, data: bytes, **options: Any) -> Ref:
+        """Append one event, with the options of `Engine.prepare`, and say where it is."""
+        waiting = self._engine.prepare(topic, data, **options)
+        await self.commit([waiting])
+        return waiting.ref()
 
     async def commit(self, group: Sequence[Waiting]) -> None:
         """Commit the parts of one request; each has its place or its error then."""
@@ -110,18 +118,23 @@ class Commits:
         else:
             queue.scheduled = False
             self._queues.pop(id(queue.log), None)
-        self._observe(queue.seconds, [waiting for waiting, _ in group])
+        self._metrics.committed(queue.seconds, len(group))
+        appended, topic = self._metrics.appended, queue.topic
         for waiting, done in group:
+            rows = waiting.rows
+            if rows.error is None:
+                appended(topic, rows.count, rows.size)
             done(waiting)
 
 
 class _Queue:
     """What waits for one log, and what is being committed to it."""
 
-    __slots__ = ("group", "log", "scheduled", "seconds", "waiting")
+    __slots__ = ("group", "log", "scheduled", "seconds", "topic", "waiting")
 
-    def __init__(self, log: object) -> None:
+    def __init__(self, log: LocalLog) -> None:
         self.log = log
+        self.topic = log.place.topic
         self.waiting: list[tuple[Waiting, Done]] = []
         self.group: list[tuple[Waiting, Done]] = []
         self.scheduled = False

@@ -90,6 +90,20 @@ class Disk:
         """Make a new file; it must not exist."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
+    def create_private(self, path: Path) -> int:
+        """Make a new file that only this user may read; it must not exist."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def open_append(self, path: Path) -> int:
+        """Open a file, made if it is not there, whose writes go to its end: a log for people, which nobody syncs."""
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+    def append(self, fd: int, data: bytes) -> None:
+        """Write all of it where the descriptor is."""
+        done = os.write(fd, data)
+        while done < len(data):
+            done += os.write(fd, memoryview(data)[done:])
+
     def size(self, fd: int) -> int:
         return os.lseek(fd, 0, os.SEEK_END)
 
@@ -110,6 +124,10 @@ class Disk:
             return os.stat(path).st_size
         except FileNotFoundError:
             return 0
+
+    def mode(self, path: Path) -> int:
+        """Who may read and write a file, as nine bits."""
+        return os.stat(path).st_mode & 0o777
 
     def writable(self, path: Path) -> bool:
         """Whether this user may write the file: not on read-only media."""
@@ -163,10 +181,15 @@ class Disk:
         finally:
             os.close(fd)
 
-    def replace(self, path: Path, data: bytes, *, sync: bool = True) -> None:
-        """Put a whole file in place, or leave what was there: temporary file, sync, rename, sync of the directory."""
-        temporary, fd = self.create_temporary(path)
+    def replace(self, path: Path, data: bytes, *, sync: bool = True, private: bool = False) -> None:
+        """Put a whole file in place, or leave what was there: temporary file, sync, rename, sync of the directory.
+
+        A private one may be read by this user alone, or by whoever could read the one before.
+        """
+        temporary, fd = self.create_temporary(path, private=private)
         try:
+            if private:
+                self._keep_owner(path, fd)
             self.write(fd, data, 0)
             if sync:
                 self.fdatasync(fd)
@@ -180,11 +203,18 @@ class Disk:
         if sync:
             self.sync_directory(path.parent)
 
-    def create_temporary(self, path: Path) -> tuple[Path, int]:
+    def _keep_owner(self, path: Path, fd: int) -> None:
+        """Give a new file the owner, group and mode of the one that it replaces, if there is one and we may."""
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            found = os.stat(path)
+            os.fchown(fd, found.st_uid, found.st_gid)  # first: a mode for one group must not serve another
+            os.fchmod(fd, found.st_mode & 0o777)
+
+    def create_temporary(self, path: Path, *, private: bool = False) -> tuple[Path, int]:
         """A new file beside `path`, locked until its `release` so that nobody sweeps it away."""
         while True:
             temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-            fd = self.create(temporary)
+            fd = self.create_private(temporary) if private else self.create(temporary)
             if self.hold(fd) and self.inode(temporary) is not None:
                 return temporary, fd
             self.release(fd)  # a sweeper came between making and locking it

@@ -13,7 +13,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from headwater.errors import Invalid, TooLarge
+from headwater.errors import HeadwaterError, Invalid, TooLarge
+from headwater.server.scopes import NOBODY
 
 Headers = tuple[tuple[str, str], ...]
 JSON = "application/json"
@@ -104,9 +105,19 @@ class Request:
         self.path = path
         self.headers = headers
         self.client = client
+        self.user = NOBODY
+        self.route = ""  # its pattern, once it is known
+        self.failure: HeadwaterError | None = None  # what is wrong with the message itself
+        self.keep_alive = True
+        self.http10 = False
         self._raw_query = raw_query
         self._query: Query | None = None
         self._receive = receive
+
+    @property
+    def name(self) -> str:
+        """The first name in the path: of a topic, or of a consumer."""
+        return self.path[1]
 
     @property
     def query(self) -> Query:

@@ -137,3 +137,6 @@ CONSUME = (
     Parameter("failures_max", {**NUMBER, "minimum": 1}, "An event that failed so often is set aside."),
     Parameter("timeout", {"type": "number", "minimum": 0}, "Seconds after which the answer ends if nothing comes."),
 )
+
+QUERY_NAMES = frozenset(names((*CREATE, *VERSION, *REPLAY, *APPEND, *READ, *PUBLISH, *BUS, *CONSUMERS, *CONSUME)))
+"""All that a query may have. Whatever else somebody puts there may be a secret, and is not for any log."""

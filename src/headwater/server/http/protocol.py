@@ -277,9 +277,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._begun = False
-        size, self._header_bytes = self._header_bytes, 0
-        if size > self.limits.header_bytes_max + BODY_BYTES_READY:
-            pass  # a small body came along; what was too large is told from `data_received`
+        self._header_bytes = 0
         body = self._body = Body(self)
         expect = self._headers.get("expect")
         if expect is not None:
@@ -416,10 +414,9 @@ class Connection(asyncio.Protocol):
                     await self._wait_for_room()
                 if self._transport.is_closing():
                     return
-        except (HeadwaterError, OSError, ValueError):
-            # It is too late for a status. Without the end that was promised, the client sees that this is not all.
-            self.app.broke_off(request_path=response)
-            self.abort()
+        except Exception as error:  # noqa: BLE001  # whatever it was, the client must not take this for all
+            self.app.broke_off(error)
+            self.abort()  # without the end that was promised
             return
         finally:
             await _close(pieces)

@@ -1,0 +1,112 @@
+"""Who asks, and whether they may: the interface between the server and what knows its users.
+
+`Open` lets everyone do everything, for loopback. `FileAccess` (logins.py) asks a file of users. Others come by entry
+points of the group `headwater.access`. The server does, for each request:
+
+    user = access.known(headers, client) or await store.blocking(access.check, headers, client)
+    require(user, "append", topic)
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from headwater.errors import Denied, Invalid
+from headwater.server.http.message import Client
+from headwater.server.scopes import EVERYONE, Action, Scope, User
+
+__all__ = ["Access", "Action", "Open", "Scope", "User", "check_exposure", "loopback", "require"]
+
+logger = logging.getLogger("headwater.server")
+
+
+@runtime_checkable
+class Access(Protocol):
+    """What tells who asks.
+
+    It is given headers with names in lower case, and a client whose address is without a port and whose certificate,
+    if there is one, was verified.
+    """
+
+    authenticates: bool
+    """Whether it asks who somebody is at all. One that does not is for loopback, or for `--insecure`."""
+
+    challenge: str
+    """The value of `WWW-Authenticate` in answers that say 401; empty for none."""
+
+    def known(self, headers: Mapping[str, str], client: Client) -> User | None:
+        """Who it is, if that is known without waiting: on the loop's thread, in microseconds, without I/O.
+
+        None when only `check` can tell. Raises Denied where that could not tell either.
+        """
+        ...
+
+    def check(self, headers: Mapping[str, str], client: Client) -> User:
+        """Who it is, at any price: called in a worker thread, several at once.
+
+        Raises Denied with the code `unauthenticated`, or Unavailable where one is to wait before trying again. It may
+        leave what it learned in `client.cache`, for `known`.
+        """
+        ...
+
+
+class Open:
+    """Everyone may do everything."""
+
+    authenticates = False
+    challenge = ""
+
+    def known(self, headers: Mapping[str, str], client: Client) -> User | None:  # noqa: ARG002 - nobody is asked
+        return EVERYONE
+
+    def check(self, headers: Mapping[str, str], client: Client) -> User:  # noqa: ARG002 - as above
+        return EVERYONE
+
+
+def require(user: User, action: Action, topic: str | None) -> None:
+    """Raise Denied with the code `forbidden` unless the user may do it. No topic stands for all of them."""
+    if not user.may(action, topic):
+        what = "all topics" if topic is None else f"topic {topic!r}"
+        raise Denied(
+            f"user {user.name!r} may not {'administer' if action == 'admin' else action} {what}",
+            hint=f"it takes a scope like '{action}:{'*' if topic is None else topic}'",
+            user=user.name,
+            action=action,
+            topic=topic,
+        )
+
+
+def check_exposure(host: str, access: Access, *, insecure: bool = False, tls: bool = False) -> None:
+    """Refuse to serve the network without asking who somebody is, unless that is wanted.
+
+    Raises Invalid with the code `exposed`. Warns where everyone may do everything, and of secrets sent in the clear.
+    """
+    if loopback(host):
+        return
+    if not access.authenticates and not insecure:
+        raise Invalid(
+            f"{host or 'every address'} can be reached from other machines, and nobody would be asked who they are",
+            hint="give --auth FILE (see 'headwater auth add'), or --insecure if everyone may do everything",
+            code="exposed",
+            host=host,
+        )
+    if not access.authenticates:
+        logger.warning("everyone who can reach %s may read, append and delete everything", host or "this machine")
+    elif not tls:
+        logger.warning(
+            "passwords and tokens travel unencrypted to %s — give --tls-cert and --tls-key, or have a proxy do TLS",
+            host or "this machine",
+        )
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine can reach the address. A name other than `localhost` may lead anywhere."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

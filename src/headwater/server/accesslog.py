@@ -1,0 +1,201 @@
+"""The access log: one line of JSON for each request, written by a thread of its own (docs/RUNNING.md lists the fields).
+
+A request only puts what is known of it into a queue. The queue is bounded: while the file cannot be written as fast as
+requests come, or not at all, lines are dropped, and the log says how many as soon as it can be written again. Nothing
+is synced. Secrets are never written: of the query, only parameters that the server knows keep their values; nothing of
+the headers is written. What is not printable is escaped, so that no request can forge a line or play with a terminal.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from headwater.event import time_of
+from headwater.server.http.parameters import QUERY_NAMES
+from headwater.storage.disk import Clock, Disk
+
+QUEUE_MAX = 10_000  # lines that wait: at most some 20 MB, and what a second of a busy server brings
+LINES_PER_WRITE = 1000
+FLUSH_S = 0.25  # how late a line may be
+CLOSE_S = 5.0  # how long the end of the server waits for whoever reads the log through a pipe, and does not
+TARGET_CHARS_MAX = 1024  # a longer address is cut
+STANDARD_ERROR = 2
+HIDDEN = "***"
+
+
+class Access(NamedTuple):
+    """One request and its answer."""
+
+    ticks: int
+    client: str  # the address
+    user: str  # empty if nobody is known
+    method: str
+    target: str  # the path and the query as they were asked for, not decoded
+    route: str  # the pattern of the path; empty if there is none
+    status: int
+    bytes_in: int
+    bytes_out: int
+    seconds: float
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """The fields of a line, in their order."""
+
+    time: str
+    client: str
+    method: str
+    path: str
+    status: int
+    ms: float
+    bytes_in: int
+    bytes_out: int
+    route: str = ""
+    query: str = ""
+    user: str = ""
+
+
+class Notice(msgspec.Struct, omit_defaults=True):
+    """A line of the log about itself."""
+
+    time: str
+    dropped: int = 0
+    error: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_encode(Line("", "", "", "", 0, 0.0, 0, 0))  # here, in one thread, as msgspec needs it
+_encode(Notice(""))
+
+
+class AccessLog:
+    """An open access log. `note` and `dropped` are for the loop's thread, the rest is safe from any."""
+
+    def __init__(self, path: Path | None, disk: Disk | None = None, clock: Clock | None = None) -> None:
+        """Write to this file, made if it is not there, or to standard error. Raises OSError."""
+        self._path = path
+        self._disk = disk or Disk()
+        self._clock = clock or Clock()
+        self._fd = STANDARD_ERROR if path is None else self._disk.open_append(path)
+        self._queue: deque[Access] = deque()
+        self._refused = 0  # changed by the loop's thread alone,
+        self._failed = 0  # and this by the writing one
+        self._told = 0
+        self._torn = False  # the last write failed, maybe in the midst of a line
+        self._reopen = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headwater-access-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """How many lines could not be written since the start."""
+        return self._refused + self._failed
+
+    def note(
+        self,
+        client: str,
+        user: str,
+        method: str,
+        target: str,
+        route: str,
+        status: int,
+        bytes_in: int,
+        bytes_out: int,
+        seconds: float,
+    ) -> None:
+        """Have a line written for an answer that has ended. Never waits."""
+        if len(self._queue) >= QUEUE_MAX:
+            self._refused += 1
+            return
+        known = client, user, method, target[:TARGET_CHARS_MAX], route, status, bytes_in, bytes_out, seconds
+        self._queue.append(Access(self._clock.ticks(), *known))
+
+    def reopen(self) -> None:
+        """Go on in a new file: the old one has been renamed. Lines that wait go to the old one."""
+        self._reopen = True
+
+    def close(self) -> None:
+        """Write what waits, and end. May be called twice."""
+        self._closing.set()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._closing.wait(FLUSH_S):
+            self._flush()
+        self._flush()
+        if self._fd != STANDARD_ERROR:
+            self._disk.close(self._fd)
+            self._fd = STANDARD_ERROR
+
+    def _flush(self) -> None:
+        again, self._reopen = self._reopen, False
+        while self._queue:
+            taken = [self._queue.popleft() for _ in range(min(len(self._queue), LINES_PER_WRITE))]
+            if not self._write(b"".join(map(line_of, taken))):
+                self._failed += len(taken)
+        dropped = self.dropped
+        if dropped > self._told and self._write(self._notice(dropped=dropped - self._told)):
+            self._told = dropped
+        if again and self._path is not None:
+            try:
+                fresh = self._disk.open_append(self._path)
+            except OSError as error:
+                self._write(self._notice(error=f"cannot be opened again: {error.strerror}"))
+            else:
+                self._disk.close(self._fd)
+                self._fd = fresh
+
+    def _write(self, data: bytes) -> bool:
+        try:
+            self._disk.append(self._fd, b"\n" + data if self._torn else data)
+        except OSError:  # a full disk, a pipe that nobody reads: told by a notice as soon as there is room
+            self._torn = True
+        else:
+            self._torn = False
+        return not self._torn
+
+    def _notice(self, *, dropped: int = 0, error: str = "") -> bytes:
+        return _encode(Notice(_time(self._clock.ticks()), dropped, error)) + b"\n"
+
+
+def line_of(access: Access) -> bytes:
+    """The line of a request, with its end."""
+    path, _, query = access.target.partition("?")
+    if not path.startswith("/") and "://" in path:  # a whole address, which may have a password in it
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    return (
+        _encode(
+            Line(
+                _time(access.ticks),
+                access.client,
+                _printable(access.method),
+                _printable(path),
+                access.status,
+                round(access.seconds * 1000, 3),
+                access.bytes_in,
+                access.bytes_out,
+                access.route,
+                _printable(_without_secrets(query)) if query else "",
+                _printable(access.user),
+            )
+        )
+        + b"\n"
+    )
+
+
+def _time(ticks: int) -> str:
+    return time_of(ticks).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def _without_secrets(query: str) -> str:
+    pairs = query.split("&")
+    return "&".join(pair if pair.partition("=")[0] in QUERY_NAMES and "=" in pair else HIDDEN for pair in pairs)
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -1,0 +1,234 @@
+"""The application: from a request to its answer. Routes, rights, parameters, errors, and the quick way for plain appends.
+
+`protocol` and `asgi` call it; all of it belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Mapping
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from headwater.engine.waiting import Waiting
+from headwater.errors import Denied, HeadwaterError
+from headwater.server.access import User, require
+from headwater.server.http.appending import CONTENT_BY_MEDIA, placed
+from headwater.server.http.errors import of_status, response_of
+from headwater.server.http.message import Client, Headers, Query, Request, Response
+from headwater.server.http.routes import Router, allowed
+from headwater.server.http.target import parts_of
+from headwater.server.store import Store
+
+if TYPE_CHECKING:
+    from headwater.server.http.protocol import Connection
+
+QUICK_PARAMETERS = ("type", "key", "partition", "durability")
+QUICK_TARGETS_MAX = 1024  # addresses whose meaning is remembered
+SLOW_HEADERS = frozenset(
+    ("origin", "headwater-producer", "headwater-meta", "ce-specversion", "content-encoding", "expect")
+)
+
+_log = logging.getLogger("headwater.server")
+
+
+class App:
+    """Answers requests from one store."""
+
+    def __init__(self, store: Store, *, check_host: bool = False) -> None:
+        """`check_host` refuses a `Host` that could be a web site's: for a server that asks nobody who they are."""
+        self.store = store
+        self._router = Router()
+        self._check_host = check_host
+        self._appended = store.metrics.route("POST", "/topic/{name}/items")
+        self._targets: dict[bytes, tuple[str, dict[str, object]] | None] = {}
+
+    # Plain appends
+
+    def quick(self, connection: Connection, url: bytes, headers: dict[str, str], data: bytes) -> bool:
+        """Take a plain append of a small item, to be answered with its group. False if it is anything else."""
+        target = self._targets.get(url)
+        if target is None:
+            target = self._learn(url)
+            if target is None:
+                return False
+        content = CONTENT_BY_MEDIA.get(headers.get("content-type", ""))
+        if content is None or not SLOW_HEADERS.isdisjoint(headers):
+            return False
+        topic, options = target
+        store = self.store
+        user = store.access.known(headers, connection.client)
+        if user is None or not user.may("append", topic) or not self._host_is_fine(headers, connection.client):
+            return False
+        try:
+            waiting = store.engine.prepare(topic, data, content=content, **options)  # type: ignore[arg-type]
+            store.commits.submit(waiting, partial(self._quickly, connection, perf_counter()))
+        except HeadwaterError:
+            return False  # whoever answers in full tells it
+        return True
+
+    def _quickly(self, connection: Connection, begun: float, waiting: Waiting) -> None:
+        error = waiting.error
+        seconds = perf_counter() - begun
+        if error is None:
+            connection.answer_quickly(b"%d" % waiting.offset, placed(waiting))
+            self._appended.answered(200, seconds)
+        else:
+            response = self._failure(error) if isinstance(error, HeadwaterError) else _failed(error)
+            connection.answer_quickly_with(response)
+            self._appended.answered(response.status, seconds)
+
+    def _learn(self, url: bytes) -> tuple[str, dict[str, object]] | None:
+        """What the address of a plain append means; None if it is not one."""
+        try:
+            path, raw_query = parts_of(url)
+            if len(path) != 3 or path[0] != "topic" or path[2] != "items" or not path[1]:
+                return None
+            query = Query(raw_query).only(*QUICK_PARAMETERS)
+            options: dict[str, object] = {
+                "type": query.text("type", ""),
+                "key": query.data("key"),
+                "partition": query.number("partition"),
+                "durability": query.choice("durability", ("fsync", "os")),
+            }
+        except HeadwaterError:
+            return None
+        target = path[1], {name: value for name, value in options.items() if value not in (None, "")}
+        if "key" not in query:
+            if len(self._targets) >= QUICK_TARGETS_MAX:
+                self._targets.clear()
+            self._targets[url] = target
+        return target
+
+    # Everything
+
+    async def answer(self, request: Request) -> Response:
+        """The answer to a request, whatever becomes of it."""
+        begun = perf_counter()
+        headers = self._cors(request)
+        try:
+            if request.failure is not None:
+                raise request.failure
+            response = await self._answer(request)
+        except Denied as error:
+            challenge = self.store.access.challenge if error.code == "unauthenticated" else ""
+            response = self._failure(error, (("www-authenticate", challenge),) if challenge else ())
+        except HeadwaterError as error:
+            response = self._failure(error)
+        except ConnectionError as error:
+            response = of_status(400, "the client has gone", "disconnected", str(error))
+        except Exception as error:  # noqa: BLE001  # a bug of ours must not end the server, nor tell its insides
+            response = _failed(error)
+        if headers:
+            response.headers = (*response.headers, *headers)
+        self.store.metrics.route(request.method, request.route).answered(response.status, perf_counter() - begun)
+        return response
+
+    async def _answer(self, request: Request) -> Response:
+        if not self._host_is_fine(request.headers, request.client):
+            raise Denied(
+                f"this server is not {request.headers.get('host', '')!r}",
+                hint="use localhost or its IP address; a name needs authentication",
+                code="forbidden",
+            )
+        self._check_origin(request)
+        if request.method == "OPTIONS":
+            return self._options(request)
+        route = self._router.find(request.method, request.path)
+        request.route = route.pattern
+        if route.action is not None:
+            request.user = await self._user(request)
+            if route.action != "user":
+                require(request.user, route.action, route.topic(request.path))
+        request.query.only(*(each.name for each in route.parameters if each.where == "query"))
+        return await route.handler(self.store, request)
+
+    async def _user(self, request: Request) -> User:
+        access = self.store.access
+        known = access.known(request.headers, request.client)
+        if known is not None:
+            return known
+        return await self.store.blocking(access.check, request.headers, request.client)
+
+    def _failure(self, error: HeadwaterError, headers: Headers = ()) -> Response:
+        self.store.metrics.failed(error.code)
+        return response_of(error, headers)
+
+    def refused(self, response: Response) -> None:
+        """Count what could not even be read as a request."""
+        self.store.metrics.route("", "").answered(response.status, 0.0)
+
+    def broke_off(self, error: BaseException) -> None:
+        """An answer could not be sent to its end: it is too late to tell the client why."""
+        code = error.code if isinstance(error, HeadwaterError) else "internal"
+        self.store.metrics.failed(code)
+        _log.error("an answer broke off: %s", error)
+
+    # Browsers
+
+    def _options(self, request: Request) -> Response:
+        methods = allowed(self._router.methods(request.path))
+        headers: Headers = (("allow", methods),)
+        if self._allowed_origin(request) is not None and "access-control-request-method" in request.headers:
+            wanted = request.headers.get("access-control-request-headers", "")
+            headers += (("access-control-allow-methods", methods), ("access-control-max-age", "600"))
+            if wanted:
+                headers += (("access-control-allow-headers", wanted),)
+        return Response(204, headers)
+
+    def _cors(self, request: Request) -> Headers:
+        origin = self._allowed_origin(request)
+        if origin is None:
+            return ()
+        exposed = "headwater-partition, headwater-id, headwater-durability, headwater-member"
+        return (
+            ("access-control-allow-origin", origin),
+            ("access-control-expose-headers", exposed),
+            ("vary", "origin"),
+        )
+
+    def _allowed_origin(self, request: Request) -> str | None:
+        origin, named = request.headers.get("origin"), self.store.settings.origins
+        return origin if origin is not None and (origin in named or "*" in named) else None
+
+    def _check_origin(self, request: Request) -> None:
+        """Refuse other sites' pages: a browser would send their requests with all it knows, and without asking."""
+        origin = request.headers.get("origin")
+        if origin is None or self._allowed_origin(request) is not None:
+            return
+        if origin.partition("://")[2] != request.headers.get("host"):
+            raise Denied(
+                f"pages of {origin} may not call this server", hint=f"allow them: --cors {origin}", code="forbidden"
+            )
+
+    def _host_is_fine(self, headers: Mapping[str, str], client: Client) -> bool:
+        if not self._check_host:
+            return True
+        host = headers.get("host", "")
+        known = client.cache.get("host")
+        if known == host:
+            return True
+        fine = is_own_name(host)
+        if fine:
+            client.cache["host"] = host
+        return fine
+
+
+def is_own_name(host: str) -> bool:
+    """Whether a `Host` header names this machine as nobody else's name server could."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    name = name.strip("[]").lower()
+    if name in ("", "localhost") or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _failed(error: BaseException) -> Response:
+    _log.error("a request failed", exc_info=error)
+    return of_status(500, "the server failed", "internal", "its log tells more")

@@ -1,0 +1,93 @@
+"""Topics over HTTP: make, list, describe, delete, and keep."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from headwater.errors import Invalid
+from headwater.server.http.message import Request, Response, json
+from headwater.server.store import Store
+
+_SMALL_BODY = 64 * 1024
+
+
+class Retain(msgspec.Struct, forbid_unknown_fields=True):
+    """What `POST /topic/{name}/retain` asks for."""
+
+    before: int | datetime | None = None
+    partition: int | None = None
+    dry_run: bool = False
+    changes: dict[str, Any] = {}
+
+
+_decode_retain = msgspec.json.Decoder(Retain).decode
+_NUMBERS = ("segment_bytes", "segment_age_ms", "retention_bytes", "retention_segments", "retention_age_ms")
+
+
+async def list_topics(store: Store, request: Request) -> Response:
+    """The names of all topics that the user may read."""
+    names = await store.blocking(store.engine.topics)
+    return json([name for name in names if request.user.may("read", name)])
+
+
+async def create(store: Store, request: Request) -> Response:
+    """Make a topic."""
+    query = request.query
+    settings: dict[str, Any] = {name: query.number(name) for name in (*_NUMBERS, "retention_bytes_hard")}
+    settings["partitions"] = query.number("partitions", 1)
+    settings["data_bytes_max"] = query.number("data_bytes_max", store.limits.item_bytes_max)
+    settings["compression"] = query.choice("compression", ("none", "zstd"))
+    settings["overflow"] = query.choice("overflow", ("delete", "refuse"))
+    settings["retention_consumers"] = query.flag("retention_consumers") if "retention_consumers" in query else None
+    given = {name: value for name, value in settings.items() if value is not None}
+    return json(await store.blocking(store.engine.create, request.name, **given))
+
+
+async def describe(store: Store, request: Request) -> Response:
+    """What a topic is and holds."""
+    return json(msgspec.to_builtins(await store.blocking(store.engine.describe, request.name)))
+
+
+async def delete(store: Store, request: Request) -> Response:
+    """Delete a topic and all its events."""
+    await store.blocking(store.engine.delete, request.name)
+    return json(True)
+
+
+async def version(store: Store, request: Request) -> Response:
+    """The offset of a key's last event."""
+    key = request.query.data("key")
+    if key is None:
+        raise Invalid("the parameter 'key' is missing", code="bad_parameter")
+    return json(await store.blocking(store.engine.version, request.name, key))
+
+
+async def sync(store: Store, request: Request) -> Response:
+    """Make all events of a topic durable."""
+    await store.blocking(store.engine.sync, request.name)
+    return json(True)
+
+
+async def retain(store: Store, request: Request) -> Response:
+    """Delete the oldest segments, and change what is kept."""
+    try:
+        asked = _decode_retain(await request.body(_SMALL_BODY) or b"{}")
+    except msgspec.MsgspecError as error:
+        raise Invalid(f"the body cannot be used: {error}", code="bad_body") from error
+    deleted = await store.blocking(
+        store.engine.retain,
+        request.name,
+        before=asked.before,
+        partition=asked.partition,
+        dry_run=asked.dry_run,
+        **asked.changes,
+    )
+    return json([msgspec.to_builtins(each) for each in deleted])
+
+
+async def replay(store: Store, request: Request) -> Response:
+    """Append again what consumers have set aside."""
+    return json(await store.blocking(store.engine.replay, request.name, consumer=request.query.text("consumer")))

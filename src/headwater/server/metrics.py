@@ -1,0 +1,164 @@
+"""What the server counts: plain numbers, because a request takes twenty microseconds and may spend one on this.
+
+`Metrics` belongs to the loop's thread, which alone changes it; whoever shows it (server/prometheus.py) reads it from
+another thread, one number or one copied list at a time. Syncs are counted where they are made, by `CountingDisk`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from pathlib import Path
+
+from headwater.server.accesslog import AccessLog
+from headwater.storage.disk import Disk
+
+# In seconds. A commit is a sync: tens of microseconds on an SSD, tens of milliseconds on a disk that turns.
+COMMIT_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+REQUEST_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+OTHER = "other"  # the label of what has none of its own; a topic of this name is counted there too
+METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"))
+TOPICS_MAX = 100  # labels are remembered for ever, here and by whoever scrapes: what more topics do is added up
+CODES_MAX = 200  # ours are some dozens; a plug-in may bring its own
+
+
+class Histogram:
+    """How many were at most each bound, and their sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # the last: above all bounds
+        self.sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add a value that was seen `count` times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: the bound's text and how many are at most that; the last counts all."""
+        counts, total, found = self.counts.copy(), 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), counts, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
+
+
+class RouteMeter:
+    """The answers of one route: `answered` is called once for each."""
+
+    __slots__ = ("method", "route", "seconds", "statuses")
+
+    def __init__(self, method: str, route: str) -> None:
+        self.method = method
+        self.route = route
+        self.statuses: defaultdict[int, int] = defaultdict(int)
+        self.seconds = Histogram(REQUEST_BOUNDS)
+
+    def answered(self, status: int, seconds: float) -> None:
+        """An answer has begun, so long after its request did."""
+        self.statuses[status] += 1
+        self.seconds.observe(seconds)
+
+
+class TopicMeter:
+    """What was appended to one topic through this server."""
+
+    __slots__ = ("appends", "bytes", "events")
+
+    def __init__(self) -> None:
+        self.appends = 0
+        self.events = 0
+        self.bytes = 0
+
+
+class CountingDisk(Disk):
+    """A disk that counts its syncs. Unlike the rest of this module it is safe from any thread."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+        self.sync_seconds = 0.0
+        self._counting = threading.Lock()  # protects the two, for a few instructions
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]  # there it is the function of os itself
+        begun = time.perf_counter()
+        Disk.fdatasync(fd)
+        self._count(begun)
+
+    def write_synced(self, fd: int, data: bytes, position: int) -> None:
+        begun = time.perf_counter()
+        super().write_synced(fd, data, position)
+        if hasattr(os, "RWF_DSYNC"):  # else it was done, and counted, by fdatasync
+            self._count(begun)
+
+    def sync_directory(self, path: Path) -> None:
+        begun = time.perf_counter()
+        super().sync_directory(path)
+        self._count(begun)
+
+    def _count(self, begun: float) -> None:
+        took = time.perf_counter() - begun
+        with self._counting:
+            self.syncs += 1
+            self.sync_seconds += took
+
+
+class Metrics:
+    """All that is counted. The attributes may be changed directly, in the loop's thread."""
+
+    def __init__(self, disk: CountingDisk | None = None) -> None:
+        self.disk = disk or CountingDisk()
+        self.topics: dict[str, TopicMeter] = {}
+        self.routes: dict[tuple[str, str], RouteMeter] = {}
+        self.errors: dict[str, int] = {}
+        self.commits = 0
+        self.commit_seconds = Histogram(COMMIT_BOUNDS)  # of each append: how long it took to be committed
+        self.connections = 0  # that are open now
+        self.connections_accepted = 0
+        self.connections_refused = 0  # because there were too many
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.subscribers = 0  # live streams that are open now
+        self.subscribers_dropped = 0  # that were too slow
+        self.deliveries = 0  # events that were handed to live streams
+        self.delivery_bytes = 0
+        self.access_log: AccessLog | None = None  # counts the lines that it had to drop
+
+    def appended(self, topic: str, events: int, size: int) -> None:
+        """A request appended events, whose data has so many bytes."""
+        meter = self.topics.get(topic) or self._topic(topic)
+        meter.appends += 1
+        meter.events += events
+        meter.bytes += size
+
+    def committed(self, seconds: float, appends: int = 1) -> None:
+        """A commit was made for so many appends, which waited so long each."""
+        self.commits += 1
+        self.commit_seconds.observe(seconds, appends)
+
+    def failed(self, code: str) -> None:
+        """A request was answered with an error of this code."""
+        if code not in self.errors and len(self.errors) >= CODES_MAX:
+            code = OTHER
+        self.errors[code] = self.errors.get(code, 0) + 1
+
+    def route(self, method: str, route: str) -> RouteMeter:
+        """The meter of a route, by the pattern of its path: "" for requests that found none. Keep it, and use it."""
+        if method not in METHODS:  # it came from outside, and may be anything
+            method = OTHER
+        found = self.routes.get((method, route))
+        if found is None:
+            found = self.routes[method, route] = RouteMeter(method, route)
+        return found
+
+    def _topic(self, topic: str) -> TopicMeter:
+        """The meter of a topic that has none yet: one of its own, as long as there are few."""
+        if len(self.topics) >= TOPICS_MAX:
+            topic = OTHER
+        return self.topics.setdefault(topic, TopicMeter())

@@ -1,0 +1,193 @@
+"""What the server counts and what its log holds, as Prometheus reads it (docs/RUNNING.md lists the names).
+
+`render` looks at the log, so it belongs in a worker thread. What cannot be looked at, as a damaged topic, is left out
+and counted in `headwater_scrape_errors`: a scrape never fails because of it. The library that writes the format is
+imported with this module, at the first scrape: it takes some megabytes that a server without Prometheus need not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+import headwater
+from headwater.engine.consumers import ConsumerInfo
+from headwater.engine.engine import Engine
+from headwater.engine.info import TopicInfo
+from headwater.errors import HeadwaterError
+from headwater.format.settings import FORMAT
+from headwater.server.metrics import OTHER, TOPICS_MAX, Histogram, Metrics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LAGS_MAX = 1000  # series of lag; above, the partitions of a consumer are added up, and then the consumers of a topic
+
+_process = ProcessCollector(registry=None)
+
+
+def render(metrics: Metrics, engine: Engine) -> bytes:
+    """Everything, in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(metrics, engine))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    """One scrape."""
+
+    def __init__(self, metrics: Metrics, engine: Engine) -> None:
+        self._metrics = metrics
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _appends(self._metrics)
+        yield from _requests(self._metrics)
+        yield from _connections(self._metrics)
+        yield from _log(self._metrics, self._engine)
+        yield from _process_families()
+
+
+def _appends(metrics: Metrics) -> Iterator[Metric]:
+    appends = CounterMetricFamily("headwater_appends", "Requests that appended events.", labels=["topic"])
+    events = CounterMetricFamily("headwater_append_events", "Events that were appended.", labels=["topic"])
+    sizes = CounterMetricFamily("headwater_append_bytes", "Bytes of data that were appended.", labels=["topic"])
+    for topic, meter in metrics.topics.copy().items():
+        label = [topic]
+        appends.add_metric(label, meter.appends)
+        events.add_metric(label, meter.events)
+        sizes.add_metric(label, meter.bytes)
+    yield from (appends, events, sizes)
+    yield _counter("headwater_commits", "Commits; appends that wait together share one.", metrics.commits)
+    took = HistogramMetricFamily("headwater_commit_seconds", "From an append's arrival at the log to its commit.")
+    _add_histogram(took, [], metrics.commit_seconds)
+    yield took
+    yield _counter("headwater_fsyncs", "Syncs of files and directories.", metrics.disk.syncs)
+    yield _counter("headwater_fsync_seconds", "Seconds that syncs have taken.", metrics.disk.sync_seconds)
+
+
+def _requests(metrics: Metrics) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "headwater_http_requests", "Requests that were answered.", labels=["method", "route", "status"]
+    )
+    seconds = HistogramMetricFamily(
+        "headwater_http_request_seconds", "From a request's head to its answer's.", labels=["method", "route"]
+    )
+    for meter in metrics.routes.copy().values():
+        label = [meter.method, meter.route or OTHER]
+        for status, count in sorted(meter.statuses.copy().items()):
+            requests.add_metric([*label, str(status)], count)
+        _add_histogram(seconds, label, meter.seconds)
+    errors = CounterMetricFamily("headwater_errors", "Answers that were errors, by their code.", labels=["code"])
+    for code, count in sorted(metrics.errors.copy().items()):
+        errors.add_metric([code], count)
+    yield from (requests, seconds, errors)
+
+
+def _connections(metrics: Metrics) -> Iterator[Metric]:
+    yield _gauge("headwater_http_connections", "Connections that are open.", metrics.connections)
+    for name, told, value in (
+        ("headwater_http_connections_accepted", "Connections that were accepted.", metrics.connections_accepted),
+        ("headwater_http_connections_refused", "Connections that were too many.", metrics.connections_refused),
+        ("headwater_http_received_bytes", "Bytes of bodies that came.", metrics.bytes_received),
+        ("headwater_http_sent_bytes", "Bytes of bodies that went.", metrics.bytes_sent),
+        ("headwater_deliveries", "Events that were handed to live streams.", metrics.deliveries),
+        ("headwater_delivery_bytes", "Bytes that were handed to live streams.", metrics.delivery_bytes),
+        ("headwater_subscribers_dropped", "Live streams that were ended as too slow.", metrics.subscribers_dropped),
+    ):
+        yield _counter(name, told, value)
+    yield _gauge("headwater_subscribers", "Live streams that are open.", metrics.subscribers)
+    if metrics.access_log is not None:
+        yield _counter("headwater_access_log_dropped", "Lines that the access log lacks.", metrics.access_log.dropped)
+
+
+def _log(metrics: Metrics, engine: Engine) -> Iterator[Metric]:
+    """What the directory holds: of the topics that have labels, and of as many others as may have one."""
+    errors = 0
+    try:
+        names = engine.topics()
+        yield _gauge("headwater_topics", "Topics.", len(names))
+    except HeadwaterError:
+        errors, names = 1, []
+    shown = list(dict.fromkeys([*metrics.topics.copy(), *names]))[:TOPICS_MAX]
+    topics: list[TopicInfo] = []
+    consumers: list[ConsumerInfo] = []
+    for name in shown:
+        try:
+            topics.append(engine.describe(name))
+            consumers += engine.consumers(name)
+        except (HeadwaterError, OSError):
+            errors += name in names  # one that was deleted meanwhile is none
+    yield from _sizes(topics)
+    yield _lags(consumers)
+    yield _gauge("headwater_scrape_errors", "What could not be looked at in this scrape.", errors)
+
+
+def _sizes(topics: Iterable[TopicInfo]) -> Iterator[Metric]:
+    events = GaugeMetricFamily("headwater_log_events", "Events that the topic holds.", labels=["topic"])
+    sizes = GaugeMetricFamily("headwater_log_bytes", "Bytes of the topic's files.", labels=["topic"])
+    segments = GaugeMetricFamily("headwater_log_segments", "Segments of the topic.", labels=["topic"])
+    frozen = GaugeMetricFamily(
+        "headwater_log_frozen_partitions", "Partitions that take no more, because of a failed disk.", labels=["topic"]
+    )
+    for topic in topics:
+        events.add_metric([topic.name], topic.events)
+        sizes.add_metric([topic.name], topic.bytes)
+        segments.add_metric([topic.name], sum(partition.segments for partition in topic.partitions))
+        frozen.add_metric([topic.name], sum(partition.state.startswith("frozen") for partition in topic.partitions))
+    yield from (events, sizes, segments, frozen)
+
+
+def _lags(consumers: list[ConsumerInfo]) -> Metric:
+    """How far each consumer is behind. There may be thousands of partitions, so what is too much is added up."""
+    labels = [(each.name, each.topic, str(each.partition)) for each in consumers]
+    if len(labels) > LAGS_MAX:
+        labels = [(name, topic, "all") for name, topic, _ in labels]
+    if len(set(labels)) > LAGS_MAX:
+        labels = [(OTHER, topic, partition) for _, topic, partition in labels]
+    lags: dict[tuple[str, str, str], int] = {}
+    for label, each in zip(labels, consumers, strict=True):
+        lags[label] = lags.get(label, 0) + each.lag
+    family = GaugeMetricFamily(
+        "headwater_consumer_lag_events",
+        "Events that the consumer has not acked.",
+        labels=["consumer", "topic", "partition"],
+    )
+    for label, lag in sorted(lags.items()):
+        family.add_metric(label, lag)
+    return family
+
+
+def _process_families() -> Iterator[Metric]:
+    build = InfoMetricFamily("headwater_build", "What runs.")
+    build.add_metric([], {"version": headwater.__version__, "format": str(FORMAT), "python": platform.python_version()})
+    yield build
+    with contextlib.suppress(OSError, ValueError):  # not Linux
+        pages = Path("/proc/self/statm").read_bytes().split()
+        anonymous = (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGESIZE")
+        told = "Memory that is the process's own; the resident memory also counts the log's files."
+        yield _gauge("headwater_anonymous_memory_bytes", told, anonymous)
+    yield from _process.collect()
+
+
+def _counter(name: str, told: str, value: float) -> Metric:
+    return CounterMetricFamily(name, told, value)
+
+
+def _gauge(name: str, told: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, told, value)
+
+
+def _add_histogram(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
+    family.add_metric(labels, histogram.buckets(), sum_value=histogram.sum)

@@ -1,0 +1,86 @@
+"""What users may do: scopes, each of which grants actions on the topics whose names match a pattern.
+
+In a pattern, `*` stands for any text, the empty one too, and everything else for itself: `orders.*` is every topic
+whose name begins with `orders.`. As text, a scope is `read,append:orders.*`. Safe from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import msgspec
+
+from headwater.errors import Invalid
+from headwater.limits import DEFAULTS, SERVER_DEFAULTS
+
+Action = Literal["read", "append", "admin"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
+EVERY_TOPIC = "*"
+HINT = "write actions, a colon and a pattern of topics, as in 'read,append:orders.*' or 'admin:*'"
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """One grant: the actions, and the pattern of the topics."""
+
+    actions: frozenset[Action]
+    topics: str
+
+    @classmethod
+    def parse(cls, text: str) -> Scope:
+        """Read `read,append:orders.*`; raises Invalid with the code `bad_scope`."""
+        named, _, topics = text.partition(":")
+        actions = {action.strip() for action in named.split(",")}
+        granted: frozenset[Action] = frozenset(action for action in ACTIONS if action in actions)
+        if len(granted) < len(actions) or not 0 < len(topics.encode(errors="replace")) <= DEFAULTS.topic_name_bytes_max:
+            raise Invalid(f"{text!r} is not a scope", hint=HINT, code="bad_scope", scope=text)
+        return cls(granted, topics)
+
+    def __str__(self) -> str:
+        return f"{','.join(action for action in ACTIONS if action in self.actions)}:{self.topics}"
+
+    def covers(self, topic: str) -> bool:
+        """Whether the topic's name matches the pattern; in time that is linear in the name."""
+        first, *others = self.topics.split("*")
+        if not others:
+            return topic == first
+        *middle, last = others
+        place, end = len(first), len(topic) - len(last)
+        if not (topic.startswith(first) and topic.endswith(last)):
+            return False
+        for part in middle:  # the first place where a part fits leaves most to those after it
+            found = topic.find(part, place, end)
+            if found < 0:
+                return False
+            place = found + len(part)
+        return place <= end
+
+
+class User:
+    """Somebody who was identified, and what they may do."""
+
+    __slots__ = ("_decisions", "name", "scopes")
+
+    def __init__(self, name: str, scopes: Iterable[Scope]) -> None:
+        self.name = name
+        self.scopes = tuple(scopes)
+        self._decisions: dict[tuple[str, str | None], bool] = {}
+
+    def __repr__(self) -> str:
+        return f"User({self.name!r}, {', '.join(map(str, self.scopes))!r})"
+
+    def may(self, action: Action, topic: str | None) -> bool:
+        """Whether the user may do this to the topic. None stands for all topics, also future ones: the pattern `*`."""
+        decision = self._decisions.get((action, topic))
+        if decision is None:
+            if len(self._decisions) >= SERVER_DEFAULTS.user_decisions_max:
+                self._decisions.clear()  # names come from outside: what is remembered of them is bounded
+            decision = self._decisions[action, topic] = any(
+                action in scope.actions and (scope.topics == EVERY_TOPIC if topic is None else scope.covers(topic))
+                for scope in self.scopes
+            )
+        return decision
+
+
+EVERYONE = User("everyone", [Scope(frozenset(ACTIONS), EVERY_TOPIC)])
+NOBODY = User("nobody", [])

@@ -1,0 +1,51 @@
+"""What all handlers share: the open log, the appends that wait, live delivery, metrics, and threads for what blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from headwater.engine.engine import Engine
+from headwater.server.access import Access
+from headwater.server.commits import Commits
+from headwater.server.feeds import Feeds
+from headwater.server.metrics import Metrics
+from headwater.server.settings import Settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Store:
+    """One served log directory. Made on the loop, and belongs to its thread."""
+
+    def __init__(self, engine: Engine, access: Access, settings: Settings, metrics: Metrics) -> None:
+        self.engine = engine
+        self.access = access
+        self.settings = settings
+        self.limits = settings.limits
+        self.metrics = metrics
+        self.loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
+        self.commits = Commits(engine, self.loop, metrics)
+        self.feeds = Feeds(engine, self.blocking, self.loop, settings)
+
+    async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call what reads or writes files, in a thread of its own, and wait for it."""
+        return await self.loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
+
+    async def pump(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        """Pieces that are read from files, one at a time, as fast as somebody takes them."""
+        while piece := await self.loop.run_in_executor(self._threads, next, pieces, b""):
+            yield piece
+
+    async def close(self) -> None:
+        """End live delivery, finish what waits, and let go of the threads. The log stays open: it is not ours."""
+        self.feeds.close()
+        while not self.commits.idle:
+            await asyncio.sleep(0.005)
+        self.commits.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
