@@ -1,0 +1,450 @@
+"""Remote members: for each client that has joined a consumer, a member of the engine's that hands out to it.
+
+A `RemoteMember` has a thread of its own, which takes events, encodes them and gives them to the loop, one chunk at a
+time: no more while the connection is full, or so much is not acked that the window is. The member lives as long as its
+connection, and as its client is heard of: a client that is stopped keeps its connection, but sends nothing, and after
+`lease_ms` the member leaves, as an embedded one would lose its leases. Then, and when the connection ends, its
+partitions are given up at once.
+
+`RemoteMember` is a `Stream`: `begin`, `resume` and `close` belong to the loop's thread. Everything else is safe from any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from headwater.engine.consumer import Consumer
+from headwater.engine.engine import Engine
+from headwater.errors import Closed, Fenced, HeadwaterError, Unavailable
+from headwater.event import Event
+from headwater.limits import ServerLimits
+from headwater.server.http.message import Sink
+
+CHUNK_EVENTS = 1024  # what is encoded and handed to the loop at once; large enough to vectorise
+CHUNK_BYTES = 1024 * 1024
+LOOK_S = 1.0  # how often a thread that may not hand out looks whether its partitions are still held
+LEAVE_S = 10.0  # how long to wait for a thread that is to end: it may be at a lock
+
+_log = logging.getLogger("headwater.server")
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A partition that a member holds: by which fence, and which offset is handed out next."""
+
+    fence: int
+    next: int
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a member has done: how many events it has `sent` in all, and what it holds.
+
+    `idle` says that there was nothing more to send then, `full` that so much is not acked that it waits.
+    """
+
+    sent: int = 0
+    idle: bool = False
+    full: bool = False
+    skipped: int = 0
+    held: dict[int, Held] = {}
+
+
+class Formats(msgspec.Struct, frozen=True):
+    """How a stream is written: events, a sign of life, and what went wrong at its end."""
+
+    media_type: str
+    events: Callable[[Sequence[Event]], bytes]
+    heartbeat: bytes
+    error: Callable[[HeadwaterError], bytes]
+
+
+class Window:
+    """What was sent and is not acked: offsets and bytes by partition. Under its member's lock."""
+
+    def __init__(self, events_max: int, bytes_max: int) -> None:
+        self.events = 0
+        self.bytes = 0
+        self._events_max = events_max
+        self._bytes_max = bytes_max
+        self._sizes: dict[int, dict[int, int]] = {}
+        self._fences: dict[int, int] = {}
+
+    @property
+    def full(self) -> bool:
+        return self.events >= self._events_max or self.bytes >= self._bytes_max
+
+    def add(self, events: Sequence[Event]) -> None:
+        """What is sent; an event that failed may be there already."""
+        sizes = self._sizes.setdefault(events[0].partition, {})
+        for event in events:
+            size = len(event.data or b"")
+            self.bytes += size - sizes.get(event.offset, 0)
+            self.events += event.offset not in sizes
+            sizes[event.offset] = size
+
+    def done(self, partition: int, first: int, end: int) -> None:
+        """What is acked, or not held any more; offsets that are not in the window are fine."""
+        sizes = self._sizes.get(partition, {})
+        offsets = range(first, end)
+        for offset in offsets if len(offsets) <= len(sizes) else list(sizes):
+            if offset in offsets and (size := sizes.pop(offset, None)) is not None:
+                self.events -= 1
+                self.bytes -= size
+
+    def hold(self, fences: Mapping[int, int]) -> None:
+        """Forget partitions that are held no more, or anew."""
+        for partition, fence in self._fences.items():
+            if fences.get(partition) != fence:
+                for size in self._sizes.pop(partition, {}).values():
+                    self.events -= 1
+                    self.bytes -= size
+        self._fences = dict(fences)
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """What a client says of events: ranges that are acked, up to where all are, what failed; `flush` makes it durable."""
+
+    acks: Sequence[tuple[int, int, int]] = ()
+    to: Sequence[tuple[int, int]] = ()
+    fails: Sequence[tuple[int, int, str]] = ()
+    flush: bool = False
+
+
+class RemoteMember:
+    """One member of a consumer, for one client."""
+
+    def __init__(
+        self,
+        token: str,
+        user: str,
+        consumer: Consumer,
+        formats: Formats,
+        lease_s: float,
+        heartbeat_s: float,
+        timeout: float | None,
+        limits: ServerLimits,
+        event_at: Callable[[str, int, int], Event],
+        gone: Callable[[RemoteMember], None],
+    ) -> None:
+        """`timeout` ends the stream when nothing came for so long. `gone` is called when the member has left."""
+        self.token = token
+        self.user = user
+        self.consumer = consumer
+        self.formats = formats
+        self.lease_s = lease_s
+        self._heartbeat_s = min(heartbeat_s, lease_s / 3)
+        self._timeout = timeout
+        self._event_at = event_at
+        self._gone = gone
+        self._changed = threading.Condition()  # protects all below; never held during I/O
+        self._window = Window(limits.member_events_max, limits.member_bytes_max)
+        self._state = State()
+        self._looks: list[Callable[[State], None]] = []
+        self._heard_s = monotonic()
+        self._room = False  # whether the connection takes another chunk
+        self._over = False
+        self._sink: Sink | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name=f"headwater-member-{consumer.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def state(self) -> State:
+        """As of the last time that its thread looked."""
+        with self._changed:
+            return self._state
+
+    # The client
+
+    def heard(self) -> None:
+        """The client has shown that it lives."""
+        with self._changed:
+            self._heard_s = monotonic()
+
+    def settle(self, said: Settlement) -> list[bool]:
+        """Take what the client says of events; tells of each that failed whether it was set aside.
+
+        Raises Fenced if something of it came too late, when all the rest is taken.
+        """
+        self.heard()
+        refused: Fenced | None = None
+        for partition, first, end in said.acks:
+            try:
+                self.consumer.ack_range(partition, first, end)
+            except Fenced as error:
+                refused = refused or error
+            self.done(partition, first, end)
+        for partition, offset in said.to:
+            try:
+                self.consumer.ack_to((partition, offset))
+            except Fenced as error:
+                refused = refused or error
+            self.done(partition, 0, offset + 1)
+        aside = [self._fail(*each) for each in said.fails]
+        if said.flush:
+            self.consumer.flush()
+        if refused is not None:
+            raise refused
+        return aside
+
+    def done(self, partition: int, first: int, end: int) -> None:
+        """Make room in the window for others: these were acked, here or by a transaction."""
+        with self._changed:
+            self._window.done(partition, first, end)
+            self._changed.notify()
+
+    async def look(self) -> State:
+        """What the member holds, after a look for more that began after this call."""
+        loop = asyncio.get_running_loop()
+        seen: asyncio.Future[State] = loop.create_future()
+
+        def tell(state: State) -> None:
+            _call(loop, lambda: seen.done() or seen.set_result(state))
+
+        with self._changed:
+            if self._over:
+                raise member_gone()
+            self._looks.append(tell)
+            self._changed.notify()
+        self.consumer.wake()
+        return await seen
+
+    def _fail(self, partition: int, offset: int, error: str) -> bool:
+        aside = self.consumer.fail(self._event_at(self.consumer.topic, partition, offset), error)
+        if aside:
+            self.done(partition, offset, offset + 1)
+        return aside
+
+    # The loop
+
+    def begin(self, sink: Sink) -> None:
+        with self._changed:
+            self._loop = asyncio.get_running_loop()
+            self._sink = sink
+            self._room = True
+            self._changed.notify()
+
+    def resume(self) -> None:
+        with self._changed:
+            self._room = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """The client has gone, or the server stops: leave, soon."""
+        with self._changed:
+            self._over = True
+            self._sink = None
+            self._changed.notify()
+        self.consumer.stop()
+
+    def join(self) -> None:
+        """Wait until the member has left, after `close`."""
+        self._thread.join(LEAVE_S)
+
+    def _write(self, chunk: bytes) -> None:
+        if self._sink is not None and self._sink.write(chunk):
+            self.resume()
+
+    def _end(self, last: bytes) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            if last:
+                sink.write(last)
+            sink.end()
+
+    # The thread
+
+    def _run(self) -> None:
+        error: HeadwaterError | None = None
+        try:
+            self._hand_out()
+        except HeadwaterError as trouble:
+            error = trouble
+        except Exception as bug:
+            _log.exception("a member of consumer %r failed", self.consumer.name)
+            error = Unavailable(f"the member failed: {type(bug).__name__}", hint="the server's log tells more")
+        finally:
+            self._leave(error)
+
+    def _hand_out(self) -> None:
+        """Until it is over. Raises Fenced when the client was not heard of for as long as a lease."""
+        said_s = came_s = monotonic()
+        while True:
+            with self._changed:
+                self._window.hold(self.consumer.fences)
+                if self._over:
+                    return
+                looks, self._looks = self._looks, []
+                now = monotonic()
+                dies_s = self._heard_s + self.lease_s
+                open_handed = self._room and not self._window.full
+                if not open_handed and not looks:
+                    self._changed.wait(max(0.0, min(dies_s, now + LOOK_S) - now))
+            if now >= dies_s:
+                raise member_gone(self.lease_s)
+            events: list[Event] = []
+            if open_handed:
+                beat_s = said_s + self._heartbeat_s
+                ends_s = dies_s if self._timeout is None else min(dies_s, came_s + self._timeout)
+                wait_s = 0.0 if looks else max(0.0, min(beat_s, ends_s) - now)
+                events = self.consumer.take(CHUNK_EVENTS, CHUNK_BYTES, wait_s)
+                now = monotonic()
+                if events:
+                    self._send(self.formats.events(events), events)
+                    said_s = came_s = now
+                elif self._timeout is not None and now >= came_s + self._timeout:
+                    return
+            if not events and now >= said_s + self._heartbeat_s and self._room:
+                self._send(self.formats.heartbeat, [])
+                said_s = now
+            self._look_around(looks, idle=open_handed and not events)
+
+    def _send(self, chunk: bytes, events: Sequence[Event]) -> None:
+        with self._changed:
+            self._room = False
+            if events:
+                self._window.add(events)
+                self._state = msgspec.structs.replace(self._state, sent=self._state.sent + len(events))
+            loop = self._loop
+        assert loop is not None
+        _call(loop, lambda: self._write(chunk))
+
+    def _look_around(self, looks: list[Callable[[State], None]], *, idle: bool) -> None:
+        """Note what is held, and tell those who wait for it."""
+        places, fences = self.consumer.places, self.consumer.fences
+        held = {number: Held(fence, places[number]) for number, fence in fences.items() if number in places}
+        with self._changed:
+            self._state = state = State(self._state.sent, idle, self._window.full, self.consumer.skipped, held)
+        for tell in looks:
+            tell(state)
+
+    def _leave(self, error: HeadwaterError | None) -> None:
+        with self._changed:
+            self._over = True
+            looks, self._looks = self._looks, []
+            loop = self._loop
+        self._gone(self)
+        try:
+            self.consumer.close()
+        except HeadwaterError as trouble:
+            error = error or trouble
+        for tell in looks:
+            tell(State())
+        if loop is not None:
+            last = b"" if error is None else self.formats.error(error)
+            _call(loop, lambda: self._end(last))
+
+
+class Members:
+    """All remote members of a server. Safe from any thread."""
+
+    def __init__(self, engine: Engine, limits: ServerLimits, heartbeat_s: float) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._heartbeat_s = heartbeat_s
+        self._mutex = threading.Lock()  # protects the two below
+        self._members: dict[str, RemoteMember] = {}
+        self._joining = 0
+
+    def __len__(self) -> int:
+        with self._mutex:
+            return len(self._members)
+
+    def join(
+        self,
+        user: str,
+        name: str,
+        topic: str,
+        formats: Formats,
+        *,
+        instead: str | None = None,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> RemoteMember:
+        """Join a consumer; `instead` of a member of this client that need not be waited for.
+
+        `options` are those of `Engine.consumer`. Raises Unavailable if there are too many, and what the engine raises.
+        """
+        if instead is not None:
+            self._dismiss(instead, user, name, topic)
+        with self._mutex:
+            if len(self._members) + self._joining >= self._limits.members_max:
+                raise Unavailable(
+                    f"{self._limits.members_max} members have joined consumers here",
+                    hint="a member is one connection: let each handle more, or raise members_max",
+                    code="too_many_members",
+                )
+            self._joining += 1
+        try:
+            lease_ms = options.get("lease_ms") or self._engine.limits.lease_ms
+            options["lease_ms"] = lease_ms = min(lease_ms, self._limits.lease_ms_max)
+            consumer = self._engine.consumer(name, topic, **options)
+            told = lease_ms / 1000, self._heartbeat_s, timeout, self._limits, self._event_at, self._remove
+            member = RemoteMember(secrets.token_urlsafe(24), user, consumer, formats, *told)
+            with self._mutex:
+                self._members[member.token] = member
+            return member
+        finally:
+            with self._mutex:
+                self._joining -= 1
+
+    def get(self, token: str, user: str, name: str | None = None, topic: str | None = None) -> RemoteMember:
+        """The member that this user has joined; raises Fenced if it has left, or was never there."""
+        with self._mutex:
+            member = self._members.get(token)
+        if member is None or member.user != user:
+            raise member_gone()
+        if name is not None and (member.consumer.name, member.consumer.topic) != (name, topic):
+            raise member_gone()
+        return member
+
+    def close(self) -> None:
+        """Have all members leave, and wait for it."""
+        with self._mutex:
+            members = list(self._members.values())
+        for member in members:
+            member.close()
+        for member in members:
+            member.join()
+
+    def _dismiss(self, token: str, user: str, name: str, topic: str) -> None:
+        try:
+            member = self.get(token, user, name, topic)
+        except Fenced:
+            return
+        member.close()
+        member.join()
+
+    def _remove(self, member: RemoteMember) -> None:
+        with self._mutex:
+            self._members.pop(member.token, None)
+
+    def _event_at(self, topic: str, partition: int, offset: int) -> Event:
+        """An event that was handed out, read again: a window has only sizes."""
+        for event in self._engine.read(topic, partition=partition, start=offset, end=offset + 1):
+            return event
+        raise Closed("the event cannot be read")
+
+
+def member_gone(lease_s: float | None = None) -> Fenced:
+    """A member has left, or its client was silent for too long."""
+    told = "there is no such member" if lease_s is None else f"nothing was heard of the member for {lease_s:g} s"
+    return Fenced(
+        told,
+        hint="it has left: join again, and what was not acked comes again",
+        code="member_gone",
+    )
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:  # the loop is closed: the server has ended, and nobody waits
+        _log.debug("a member outlived its loop")
