@@ -27,6 +27,7 @@ SECTIONS = {
     "Events": ("append", "tx", "read", "tail", "export", "import"),
     "Consumers": ("consume", "consumers", "seek", "forget", "replay"),
     "Keeping": ("seal", "reindex", "retain", "check", "repair"),
+    "Serving": ("serve",),
     "Tools": ("bench", "completion"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)

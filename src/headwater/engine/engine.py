@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
@@ -48,6 +48,7 @@ from headwater.storage.repair import Action
 from headwater.storage.retention import Deleted
 from headwater.storage.rows import Rows
 from headwater.storage.sealer import Sealer, seal_all
+from headwater.storage.upload import Upload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -196,11 +197,11 @@ class Engine:
                 appending.check_version(expected_version, encoded_key),
                 appending.check_producer(producer, self._limits),
             )
+        values = encoded_type, encoded_key, encoded_meta
         if data.__class__ is not bytes and appending.is_stream(data):
             log = self._topics.living(opened, log)
             pieces = appending.pieces(data)  # type: ignore[arg-type]  # it is a stream
-            values = encoded_type, encoded_key, encoded_meta
-            rows = log.append_stream(pieces, content or "bytes", *values, sync=sync, guard=guard)
+            rows = _take_all(log.upload(content or "bytes", *values, sync=sync, guard=guard), pieces)
         else:
             if data.__class__ is bytes:
                 encoded, content = data, content or "bytes"
@@ -210,12 +211,10 @@ class Engine:
             if len(encoded) > limits.data_bytes_max:
                 appending.check_size(len(encoded), limits)
             if len(encoded) > limits.blob_bytes_min:
-                whole = iter((encoded,))
                 log = self._topics.living(opened, log)
-                values = encoded_type, encoded_key, encoded_meta
-                rows = log.append_stream(whole, content, *values, sync=sync, guard=guard)
+                rows = _take_all(log.upload(content, *values, sync=sync, guard=guard), (encoded,))
             else:
-                rows = Rows.one(content, sync, encoded, encoded_type, encoded_key, encoded_meta)
+                rows = Rows.one(content, sync, encoded, *values)
                 if guard is not None:
                     rows.guard(*guard)
                 log = self._topics.commit(opened, log, rows)
@@ -287,6 +286,31 @@ class Engine:
         if expected_version is not None or producer is not None:
             rows.guard(appending.check_version(expected_version, key), appending.check_producer(producer, limits))
         return Waiting(opened, log, rows)
+
+    def upload(
+        self,
+        topic: str,
+        *,
+        type: str = "",
+        key: bytes | None = None,
+        meta: Meta | None = None,
+        content: Content = "bytes",
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
+    ) -> tuple[Upload, LocalLog]:
+        """One event of any size whose pieces are yet to come, and the log that it goes to; NotFound without the topic."""
+        opened = self._topics.live(topic)
+        encoded_key = appending.encode_key(key, self._limits)
+        log = opened.choose(encoded_key, partition)
+        guard = (
+            appending.check_version(expected_version, encoded_key),
+            appending.check_producer(producer, self._limits),
+        )
+        values = appending.encode_type(type), encoded_key, appending.encode_meta(meta, self._limits)
+        sync = self._sync if durability is None else _wants_sync(durability)
+        return log.upload(content, *values, sync=sync, guard=guard), log
 
     def prepare_many(
         self,
@@ -734,6 +758,15 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _take_all(upload: Upload, pieces: Iterable[bytes]) -> Rows:
+    try:
+        for piece in pieces:
+            upload.write(piece)
+        return upload.commit()
+    finally:
+        upload.discard()
 
 
 def _wants_sync(durability: str) -> bool:

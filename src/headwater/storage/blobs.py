@@ -7,7 +7,7 @@ orphan from one that is still growing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +23,13 @@ from headwater.storage.place import Place
 
 
 class Spool:
-    """A huge event on its way in. `reference` is what its batch will hold; remove it if it is not committed."""
+    """A huge event on its way in, written in chunks. `reference` is what its batch will hold; close it in any case."""
 
     def __init__(self, place: Place) -> None:
         self.size = 0
         self.reference = b""
+        self._pending = bytearray()  # of the next chunk
+        self._crcs: list[int] = []
         self._place = place
         self._disk = place.disk
         with self._spooling():
@@ -35,27 +37,37 @@ class Spool:
                 place.disk.mkdir(place.spool)
             self.path, self._fd = place.disk.create_temporary(place.spool / "event")
 
-    def fill(self, chunks: Iterable[bytes], bytes_max: int) -> None:
-        """Write all of the data and its checksums, and sync them."""
-        crcs: list[int] = []
-        for chunk in _rechunk(chunks):
-            if self.size + len(chunk) > bytes_max:
-                raise TooLarge(
-                    f"the data is above the topic's limit of {bytes_max} bytes",
-                    hint="make the topic with a larger data_bytes_max",
-                    limit="data_bytes_max",
-                    maximum=bytes_max,
-                )
-            with self._spooling():
-                self._disk.write(self._fd, chunk, self.size)
-            crcs.append(crc32c(chunk))
-            self.size += len(chunk)
-        table = np.array(crcs, np.uint32)
+    def write(self, piece: bytes) -> None:
+        """Take the next piece of the data. Raises TooLarge above the topic's limit."""
+        bytes_max = self._place.limits.data_bytes_max
+        if self.size + len(self._pending) + len(piece) > bytes_max:
+            raise too_large(bytes_max)
+        at = 0
+        while at < len(piece):
+            taken = piece[at : at + BLOB_CHUNK_BYTES - len(self._pending)]
+            self._pending += taken
+            at += len(taken)
+            if len(self._pending) == BLOB_CHUNK_BYTES:
+                self._write_chunk()
+
+    def finish(self) -> None:
+        """Write what is left and the checksums, and sync: `reference` can be committed then."""
+        if self._pending:
+            self._write_chunk()
+        table = np.array(self._crcs, np.uint32)
         with self._spooling():
             self._disk.write(self._fd, format.encode_trailer(self.size, BLOB_CHUNK_BYTES, table), self.size)
             # Whatever the durability: a later sync of the segment makes the batch that names this file durable.
             self._disk.fdatasync(self._fd)
         self.reference = encode_blob_reference(self.size, BLOB_CHUNK_BYTES, format.table_crc(table))
+
+    def _write_chunk(self) -> None:
+        chunk = bytes(self._pending)
+        with self._spooling():
+            self._disk.write(self._fd, chunk, self.size)
+        self._crcs.append(crc32c(chunk))
+        self.size += len(chunk)
+        self._pending.clear()
 
     def close(self) -> None:
         """Let go of the file, and remove it if it is still in the spool."""
@@ -114,17 +126,11 @@ class StoredBlob:
             self._disk.close(fd)
 
 
-def _rechunk(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of exactly the chunk size, but for the last."""
-    pending = bytearray()
-    for chunk in chunks:
-        at = 0
-        while at < len(chunk):
-            taken = chunk[at : at + BLOB_CHUNK_BYTES - len(pending)]
-            pending += taken
-            at += len(taken)
-            if len(pending) == BLOB_CHUNK_BYTES:
-                yield bytes(pending)
-                pending.clear()
-    if pending:
-        yield bytes(pending)
+def too_large(bytes_max: int) -> TooLarge:
+    """That an event is above the limit of its topic."""
+    return TooLarge(
+        f"the data is above the topic's limit of {bytes_max} bytes",
+        hint="make the topic with a larger data_bytes_max",
+        limit="data_bytes_max",
+        maximum=bytes_max,
+    )

@@ -7,9 +7,8 @@ which begins anew with descriptors of its own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from headwater.errors import HeadwaterError
@@ -20,7 +19,7 @@ from headwater.format.producers import Producer
 from headwater.format.segment import SegmentHeader
 from headwater.format.tail import Slot
 from headwater.storage import recovery
-from headwater.storage.blobs import Spool, StoredBlob
+from headwater.storage.blobs import StoredBlob
 from headwater.storage.failures import deleted
 from headwater.storage.group import Group
 from headwater.storage.place import Place
@@ -29,6 +28,7 @@ from headwater.storage.repair import Action
 from headwater.storage.rows import Rows
 from headwater.storage.sealer import seal_all
 from headwater.storage.tail import Tail
+from headwater.storage.upload import Upload
 from headwater.storage.writer import Writer
 
 
@@ -86,9 +86,8 @@ class LocalLog:
             self._reader.version(rows.key, slot)
             self._learned = slot.segment
 
-    def append_stream(
+    def upload(
         self,
-        chunks: Iterable[bytes],
         content: Content,
         type: bytes,
         key: bytes | None,
@@ -96,30 +95,9 @@ class LocalLog:
         *,
         sync: bool,
         guard: tuple[int | None, Producer | None] | None = None,
-    ) -> Rows:
-        """Append one event from pieces that arrive in their own time: bounded memory, and no lock held meanwhile."""
-        chunks = iter(chunks)
-        begun: list[bytes] = []
-        size = 0
-        while size <= min(self.place.limits.blob_bytes_min, self.place.limits.data_bytes_max):
-            chunk = next(chunks, None)
-            if chunk is None:  # it was small after all
-                rows = Rows.one(content, sync, b"".join(begun), type, key, meta)
-                rows.guard(*(guard or (None, None)))
-                self.append(rows)
-                return rows
-            begun.append(chunk)
-            size += len(chunk)
-        spool = Spool(self.place)
-        try:
-            spool.fill(chain(begun, chunks), self.place.limits.data_bytes_max)
-            rows = Rows.one(content, sync, spool.reference, type, key, meta)
-            rows.spooled = spool.path
-            rows.guard(*(guard or (None, None)))
-            self.append(rows)
-        finally:
-            spool.close()
-        return rows
+    ) -> Upload:
+        """One event whose pieces arrive in their own time: bounded memory, and no lock held meanwhile."""
+        return Upload(self.place, self.append, content, type, key, meta, sync=sync, guard=guard)
 
     def start(self) -> int:
         """The oldest readable offset."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from headwater.engine.waiting import Waiting
 from headwater.errors import Denied, HeadwaterError
+from headwater.event import id_of
 from headwater.server.access import User, require
-from headwater.server.http.appending import CONTENT_BY_MEDIA, placed
+from headwater.server.http.appending import CONTENT_BY_MEDIA
 from headwater.server.http.errors import of_status, response_of
 from headwater.server.http.message import Client, Headers, Query, Request, Response
 from headwater.server.http.routes import Router, allowed
@@ -73,7 +74,13 @@ class App:
         error = waiting.error
         seconds = perf_counter() - begun
         if error is None:
-            connection.answer_quickly(b"%d" % waiting.offset, placed(waiting))
+            rows, log = waiting.rows, waiting.log
+            place = b"headwater-partition: %d\r\nheadwater-id: %b\r\nheadwater-durability: %b\r\n" % (
+                log.place.partition,
+                str(id_of(rows.ticks, log.node)).encode(),
+                b"fsync" if rows.sync else b"os",
+            )
+            connection.answer_quickly(b"%d" % rows.offset, place)
             self._appended.answered(200, seconds)
         else:
             response = self._failure(error) if isinstance(error, HeadwaterError) else _failed(error)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import queue
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
 
 from headwater.engine import waiting as waits
 from headwater.engine.waiting import Waiting
-from headwater.errors import HeadwaterError, Invalid, Unavailable
+from headwater.errors import Invalid, TooLarge
 from headwater.event import Content, Refs, id_of
-from headwater.server.http.message import Headers, Request, Response, json
+from headwater.limits import MIB
+from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
 
-SMALL_BYTES = 1024 * 1024  # up to this, an item is held in memory, and committed with others
+SMALL_BYTES = MIB  # up to this, an item is held in memory, and committed with others
+PIECE_BYTES = MIB  # of a large one, what is written to its file at once
 
-# What a plain body is; the formats that need more than a look are in `append`.
+# What a plain body is. What needs more than a look is in `append`.
 CONTENT_BY_MEDIA: dict[str, Content] = {
     "": "bytes",
     "application/octet-stream": "bytes",
@@ -26,66 +25,142 @@ CONTENT_BY_MEDIA: dict[str, Content] = {
 }
 
 _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
-_DURABILITIES = ("fsync", "os")
+_decode_any = msgspec.json.Decoder().decode
 
 
 async def append(store: Store, request: Request) -> Response:
     """Append what the body holds."""
-    options = _options(request)
+    options = options_of(request)
     media = request.media_type
-    content: Content = "text" if media.startswith("text/") else "bson" if media == "application/bson" else "bytes"
-    return await append_item(store, request, content, options)
+    if media.startswith("text/"):
+        return await _item(store, request, "text", options)
+    if media == "application/bson":
+        return await _item(store, request, "bson", options)
+    return await _item(store, request, "bytes", options)
 
 
-async def append_item(store: Store, request: Request, content: Content, options: dict[str, Any]) -> Response:
+async def _item(store: Store, request: Request, content: Content, options: dict[str, Any]) -> Response:
     """Append the body as one event."""
-    if (length := request.length) is not None and length <= SMALL_BYTES:
-        waiting = store.engine.prepare(request.name, await request.body(SMALL_BYTES), content=content, **options)
-        await store.commits.commit([waiting])
-        return _one(waiting)
-    return await _append_stream(store, request, content, options)
+    length = request.length
+    if length is None or length > SMALL_BYTES:
+        return await _huge(store, request, content, options)
+    return await append_one(store, request.name, await request.body(SMALL_BYTES), content, options)
 
 
-async def _append_stream(store: Store, request: Request, content: Content, options: dict[str, Any]) -> Response:
-    """Append a body of any size, piece by piece, holding little of it; no lock is held until all of it is there."""
-    await store.blocking(store.engine.describe, request.name)  # a missing topic is not made, and told before the upload
-    pieces = _Pieces(asyncio.get_running_loop())
-    appending = asyncio.ensure_future(
-        store.blocking(store.engine.append, request.name, iter(pieces), content=content, **options)
-    )
+async def append_one(store: Store, topic: str, data: bytes, content: Content, options: dict[str, Any]) -> Response:
+    """Append one event that is in memory."""
+    check_content(data, content)
+    waiting = store.engine.prepare(topic, data, content=content, **options)
+    await store.commits.commit([waiting])
+    ref = waiting.ref()
+    return Response(200, (("content-type", JSON), *place_of(waiting)), b"%d" % ref.offset)
+
+
+async def _huge(store: Store, request: Request, content: Content, options: dict[str, Any]) -> Response:
+    """Append a body of any size, piece by piece, into a file of its own: no lock is held until all of it is there."""
+    if (request.length or 0) > store.limits.item_bytes_max:
+        raise _too_large(store)
+    upload, log = await store.blocking(store.engine.upload, request.name, content=content, **options)
     try:
-        size = 0
+        pieces: list[bytes] = []
+        size = total = 0
         async for piece in request.chunks():
+            pieces.append(piece)
             size += len(piece)
-            if size > store.limits.item_bytes_max:
-                raise Invalid("the item is too large")
-            if not await pieces.put(piece, appending):
-                break
-        await pieces.put(b"", appending)
-    except BaseException as error:
-        pieces.fail(error)
-        raise
-    ref = await appending
-    return json(ref.offset)
+            total += len(piece)
+            if total > store.limits.item_bytes_max:
+                raise _too_large(store)
+            if size >= PIECE_BYTES:
+                await store.blocking(upload.write, b"".join(pieces))
+                pieces, size = [], 0
+        await store.blocking(upload.write, b"".join(pieces))
+        rows = await store.blocking(upload.commit)
+    finally:
+        upload.discard()
+    store.metrics.appended(request.name, 1, total)
+    waiting = Waiting.__new__(Waiting)
+    waiting.log, waiting.rows = log, rows
+    return Response(200, (("content-type", JSON), *place_of(waiting)), b"%d" % rows.offset)
 
 
-class _Pieces(Iterator[bytes]):
-    """A body between the loop, which receives it, and the thread that stores it: a few pieces at a time."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._queue: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
-
-    def __next__(self) -> bytes:
-        piece = self._queue.get()
-        return b""
+async def append_many(store: Store, topic: str, group: list[Waiting]) -> Response:
+    """Commit the events of one request, and tell where they are."""
+    await store.commits.commit(group)
+    return json(told(waits.refs(topic, group), group))
 
 
-def placed(waiting: Waiting) -> bytes:
+def told(refs: Refs, group: list[Waiting]) -> dict[str, Any]:
+    """Where several events are, as JSON has it."""
+    runs: list[dict[str, Any]] = [
+        {"partition": run.partition, "offset": run.offset, "count": run.count, "id": str(id_of(run.ticks, run.node))}
+        for run in refs.runs
+    ]
+    if len(group) > 1:
+        for run, part in zip(runs, group, strict=True):
+            run["rows"] = [] if part.where is None else part.where.tolist()
+    return {"count": len(refs), "durability": refs.durability, "runs": runs}
+
+
+def options_of(request: Request) -> dict[str, Any]:
+    """What the query and the headers say of an append, as the engine's verbs take it."""
+    query, headers = request.query, request.headers
+    options: dict[str, Any] = {
+        "type": query.text("type"),
+        "key": query.data("key"),
+        "partition": query.number("partition"),
+        "durability": query.choice("durability", ("fsync", "os")),
+        "expected_version": "none" if query.data("expected_version") == b"none" else query.number("expected_version"),
+        "meta": _meta(headers.get("headwater-meta")),
+        "producer": _producer(request),
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def check_content(data: bytes, content: Content) -> None:
+    """Raise Invalid if the data is not what it is called: nobody else looks before it is read."""
+    try:
+        if content == "text":
+            data.decode()
+        elif content == "json":
+            _decode_any(data)
+    except (ValueError, RecursionError) as error:
+        hint = "send other bytes as application/octet-stream" if content == "text" else ""
+        raise Invalid(f"the body is not {content}: {error}", hint=hint, code="bad_body") from error
+
+
+def place_of(waiting: Waiting) -> tuple[tuple[str, str], ...]:
     """The headers that tell where an event is."""
     rows, log = waiting.rows, waiting.log
-    return b"headwater-partition: %d\r\nheadwater-id: %b\r\nheadwater-durability: %b\r\n" % (
-        log.place.partition,
-        str(id_of(rows.ticks, log.node)).encode(),
-        b"fsync" if rows.sync else b"os",
+    return (
+        ("headwater-partition", str(log.place.partition)),
+        ("headwater-id", str(id_of(rows.ticks, log.node))),
+        ("headwater-durability", "fsync" if rows.sync else "os"),
     )
+
+
+def _meta(text: str | None) -> dict[str, str] | None:
+    if text is None:
+        return None
+    try:
+        return _decode_meta(text.encode("latin-1"))  # which the header was decoded with
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise Invalid(f"Headwater-Meta is not a flat JSON object of strings: {error}", code="bad_parameter") from error
+
+
+def _producer(request: Request) -> tuple[str, int, int] | None:
+    headers = request.headers
+    id, epoch, seq = (headers.get(f"headwater-{name}") for name in ("producer", "epoch", "seq"))
+    if id is None and epoch is None and seq is None:
+        return None
+    if id is None or seq is None or not seq.isdigit() or not (epoch or "0").isdigit() or len(seq) > 19:
+        raise Invalid(
+            "a producer has Headwater-Producer, Headwater-Seq and, unless it is 0, Headwater-Epoch",
+            hint="an id and two numbers",
+            code="bad_parameter",
+        )
+    return id.encode("latin-1").decode(errors="replace"), int(epoch or 0), int(seq)
+
+
+def _too_large(store: Store) -> TooLarge:
+    most = store.limits.item_bytes_max
+    return TooLarge(f"an item may have {most} bytes", limit="item_bytes_max", maximum=most)

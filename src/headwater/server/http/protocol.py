@@ -394,10 +394,10 @@ class Connection(asyncio.Protocol):
             await _let_go(response)
             self._transport.write(self._begin(response, body))
             self._end(body)
-        elif hasattr(response.body, "begin"):
-            self._send_stream(response, response.body, body)
-        else:
+        elif isinstance(response.body, AsyncIterator):
             await self._send_pieces(response, response.body, body)
+        else:
+            self._send_stream(response, response.body, body)
 
     def _send_whole(self, response: Response, body: Body) -> None:
         data = bytes_of(response)
@@ -621,7 +621,7 @@ async def _let_go(response: Response) -> None:
     body = response.body
     if isinstance(body, bytes):
         return
-    if hasattr(body, "begin"):
-        body.close()
-    else:
+    if isinstance(body, AsyncIterator):
         await _close(body)
+    else:
+        body.close()

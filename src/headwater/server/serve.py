@@ -1,0 +1,125 @@
+"""The life of a server: open the log, listen, serve until it is told to stop, and end without losing anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import ssl
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from headwater.engine.engine import Engine
+from headwater.errors import Invalid, Unavailable
+from headwater.limits import DEFAULTS
+from headwater.server.access import Access, Open, check_exposure, loopback
+from headwater.server.http.app import App
+from headwater.server.http.protocol import Connections
+from headwater.server.metrics import CountingDisk, Metrics
+from headwater.server.settings import Settings
+from headwater.server.store import Store
+
+GRACE_S = 10.0  # how long answers under way may take when the server stops
+BACKLOG = 2048
+SWITCH_S = 0.0005  # how long the loop may keep a thread from the interpreter: a commit that is done must be heard of
+
+_log = logging.getLogger("headwater.server")
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where to listen. Port 0 takes any that is free."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read `127.0.0.1:7450`, `[::1]:7450`, `:7450` or `7450`; raises Invalid."""
+        host, _, port = text.rpartition(":")
+        if not port.isdigit() or int(port) > 65_535:
+            raise Invalid(f"{text!r} is not an address", hint="write HOST:PORT, as in 127.0.0.1:7450")
+        return cls(host.strip("[]") or "127.0.0.1", int(port))
+
+
+def serve(
+    path: Path,
+    address: Address,
+    settings: Settings,
+    *,
+    access: Access | None = None,
+    tls: ssl.SSLContext | None = None,
+    insecure: bool = False,
+    ready: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serve a log directory until SIGTERM or SIGINT. `ready` hears the URL once connections are accepted.
+
+    Raises Invalid if it would be open to the network without authentication, Unavailable if it cannot listen.
+    """
+    access = access or Open()
+    check_exposure(address.host, access, insecure=insecure, tls=tls is not None)
+    if not access.authenticates and loopback(address.host):
+        settings = msgspec.structs.replace(settings, check_host=True)
+    _raise_file_limit()
+    sys.setswitchinterval(SWITCH_S)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(path, address, settings, access, tls, ready))
+
+
+async def _serve(
+    path: Path,
+    address: Address,
+    settings: Settings,
+    access: Access,
+    tls: ssl.SSLContext | None,
+    ready: Callable[[str], None],
+) -> None:
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    metrics = Metrics(CountingDisk())
+    engine = await loop.run_in_executor(None, lambda: Engine(path, limits=DEFAULTS, disk=metrics.disk))
+    store = Store(engine, access, settings, metrics)
+    connections = Connections(App(store, check_host=settings.check_host), settings.limits, loop)
+    try:
+        server = await _listen(loop, connections, address, tls)
+        host, port = server.sockets[0].getsockname()[:2]
+        ready(f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}")
+        await stopped.wait()
+        server.close()
+        connections.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                while connections.open:
+                    await asyncio.sleep(0.01)
+    finally:
+        connections.abort()
+        await store.close()
+        await loop.run_in_executor(None, engine.close)
+
+
+async def _listen(
+    loop: asyncio.AbstractEventLoop, connections: Connections, address: Address, tls: ssl.SSLContext | None
+) -> asyncio.Server:
+    try:
+        return await loop.create_server(connections, address.host, address.port, ssl=tls, backlog=BACKLOG)
+    except OSError as error:
+        raise Unavailable(
+            f"{address.host}:{address.port} cannot be listened on: {error.strerror or error}",
+            hint="is another server there? choose another with --http HOST:PORT",
+            code="cannot_listen",
+        ) from error
+
+
+def _raise_file_limit() -> None:
+    """As many descriptors as we may have: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,72 @@
+"""One event that arrives in pieces, in its own time: bounded memory, and no lock held meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headwater.event import Content
+from headwater.format.producers import Producer
+from headwater.storage.blobs import Spool, too_large
+from headwater.storage.place import Place
+from headwater.storage.rows import Rows
+
+
+class Upload:
+    """Takes pieces with `write`, then `commit`s the event. `discard` it in any case. Belongs to one thread at a time."""
+
+    def __init__(
+        self,
+        place: Place,
+        append: Callable[[Rows], None],
+        content: Content,
+        type: bytes,
+        key: bytes | None,
+        meta: bytes | None,
+        *,
+        sync: bool,
+        guard: tuple[int | None, Producer | None] | None,
+    ) -> None:
+        """`append` commits rows to the log of this place."""
+        self.size = 0
+        self._place = place
+        self._append = append
+        self._values = type, key, meta
+        self._content = content
+        self._sync = sync
+        self._guard = guard or (None, None)
+        self._begun: list[bytes] = []  # until it is known to be huge
+        self._spool: Spool | None = None
+
+    def write(self, piece: bytes) -> None:
+        """Take the next piece; raises TooLarge when it is above the topic's limit."""
+        self.size += len(piece)
+        limits = self._place.limits
+        if self._spool is not None:
+            self._spool.write(piece)
+        elif self.size > limits.data_bytes_max:
+            raise too_large(limits.data_bytes_max)
+        else:
+            self._begun.append(piece)
+            if self.size > limits.blob_bytes_min:
+                self._spool = Spool(self._place)
+                for begun in self._begun:
+                    self._spool.write(begun)
+                self._begun.clear()
+
+    def commit(self) -> Rows:
+        """Append the event; returns when its durability is reached, with its offset and ticks set."""
+        data = b"".join(self._begun)
+        if self._spool is not None:
+            self._spool.finish()
+            data = self._spool.reference
+        rows = Rows.one(self._content, self._sync, data, *self._values)
+        rows.spooled = None if self._spool is None else self._spool.path
+        rows.guard(*self._guard)
+        self._append(rows)
+        return rows
+
+    def discard(self) -> None:
+        """Let go of what was not committed. May be called twice, and after `commit`."""
+        spool, self._spool = self._spool, None
+        if spool is not None:
+            spool.close()
