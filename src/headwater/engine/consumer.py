@@ -375,6 +375,17 @@ class Consumer(Iterator[Event]):
         self._member.close()
         self._stopped = True
 
+    def abandon(self) -> None:
+        """As `close`, for somebody who died with what was handed out: that counts as failed, as if this process had."""
+        self._put_back()
+        self._member.close(died=True)
+        self._stopped = True
+
+    @property
+    def over(self) -> bool:
+        """Whether it was stopped or closed: nothing more is handed out."""
+        return self._stopped or self._member.closed
+
     def after_fork(self) -> None:
         """In a forked child: the leases are the parent's."""
         self._member.after_fork()
@@ -411,7 +422,7 @@ class Consumer(Iterator[Event]):
     def _look_around(self) -> None:
         """What the chunk's quick way leaves out: an end, trouble, leases, partitions to claim or to give up."""
         member = self._member
-        if self._stopped or member.closed:
+        if self.over:
             raise StopIteration
         trouble, member.trouble = member.trouble, None
         if trouble is not None:
@@ -536,7 +547,7 @@ class Consumer(Iterator[Event]):
         return True
 
     def _disturbed(self) -> bool:
-        return self._stopped or self._woken or self._member.closed
+        return self._woken or self.over
 
     def _verify(self, event: Event) -> None:
         if event.topic != self.topic:

@@ -139,12 +139,7 @@ class Transaction:
         """
         self._check()
         self._over = True
-        by_log: dict[LocalLog, list[Rows]] = {}
-        for log, rows in self._appends:
-            by_log.setdefault(log, []).append(rows)
-        if self._producer is not None:
-            for group in by_log.values():
-                group[0].guard(group[0].expected, self._producer)  # the others stand behind it
+        by_log = self._by_log()
         journaled = False
         try:
             moves = {consumer: consumer.moves(events) for consumer, events in self._acks.items()}
@@ -156,13 +151,15 @@ class Transaction:
         else:
             for consumer, moved in moves.items():
                 consumer.moved(moved)
-        durability: Durability = "fsync" if self._sync or journaled else "os"
-        self.refs = [
-            Ref(log.place.topic, log.place.partition, rows.offset + n, rows.ticks + n, log.node, durability)
-            for log, rows in self._appends
-            for n in range(rows.count)
-        ]
-        return self.refs
+        return self._settled(journaled=journaled)
+
+    def recall(self) -> list[Ref] | None:
+        """The answer to its producer's request, if that was committed before; None if not: it can be committed yet."""
+        self._check()
+        if self._producer is None or not _recalled(self._by_log()):
+            return None
+        self._over = True
+        return self._settled(journaled=False)
 
     def discard(self) -> None:
         """Do nothing of it."""
@@ -179,6 +176,25 @@ class Transaction:
             self.discard()
         elif not self._over:
             self.commit()
+
+    def _by_log(self) -> dict[LocalLog, list[Rows]]:
+        """What each log gets. A producer's stamp is on the first of it, behind which the rest stands."""
+        by_log: dict[LocalLog, list[Rows]] = {}
+        for log, rows in self._appends:
+            by_log.setdefault(log, []).append(rows)
+        if self._producer is not None:
+            for group in by_log.values():
+                group[0].guard(group[0].expected, self._producer)
+        return by_log
+
+    def _settled(self, *, journaled: bool) -> list[Ref]:
+        durability: Durability = "fsync" if self._sync or journaled else "os"
+        self.refs = [
+            Ref(log.place.topic, log.place.partition, rows.offset + n, rows.ticks + n, log.node, durability)
+            for log, rows in self._appends
+            for n in range(rows.count)
+        ]
+        return self.refs
 
     def _opened(self, topic: str) -> OpenTopic:
         opened = self._topics.get(topic)

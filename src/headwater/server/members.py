@@ -4,9 +4,9 @@ A `RemoteMember` has a thread of its own, which takes events, encodes them and g
 time: no more while the connection is full, or so much is not acked that the window is. The member lives as long as its
 connection, and as its client is heard of: a client that is stopped keeps its connection, but sends nothing, and after
 `lease_ms` the member leaves, as an embedded one would lose its leases. Then, and when the connection ends, its
-partitions are given up at once.
+partitions are given up at once. A client that did not say that it leaves has died, and what it had in hand has failed.
 
-`RemoteMember` is a `Stream`: `begin`, `resume` and `close` belong to the loop's thread. Everything else is safe from any.
+A `RemoteMember` is a `Stream`: `begin`, `resume` and `close` belong to the loop's thread. The rest is safe from any.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -109,7 +110,7 @@ class Window:
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """What a client says of events: ranges that are acked, up to where all are, what failed; `flush` makes it durable."""
+    """What a client says of events: ranges that are acked, up to where all are, what failed; `flush`: durably."""
 
     acks: Sequence[tuple[int, int, int]] = ()
     to: Sequence[tuple[int, int]] = ()
@@ -150,16 +151,20 @@ class RemoteMember:
         self._heard_s = monotonic()
         self._room = False  # whether the connection takes another chunk
         self._over = False
+        self._said_farewell = False
         self._sink: Sink | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"headwater-member-{consumer.name}", daemon=True)
-        self._thread.start()
 
     @property
     def state(self) -> State:
         """As of the last time that its thread looked."""
         with self._changed:
             return self._state
+
+    def start(self) -> None:
+        """Begin to hand out, as soon as there is a connection."""
+        self._thread.start()
 
     # The client
 
@@ -194,6 +199,16 @@ class RemoteMember:
             raise refused
         return aside
 
+    def leave(self) -> None:
+        """The client has no more use for it: whatever ends it now, nothing has failed."""
+        with self._changed:
+            self._said_farewell = True
+        self.close()
+
+    def handed_out(self, partition: int, offset: int) -> Event:
+        """A stand-in for an event that was handed out: whoever acks looks at its place alone."""
+        return Event(self.consumer.topic, partition, offset, 0, "", None, b"", "bytes", 0)
+
     def done(self, partition: int, first: int, end: int) -> None:
         """Make room in the window for others: these were acked, here or by a transaction."""
         with self._changed:
@@ -206,7 +221,7 @@ class RemoteMember:
         seen: asyncio.Future[State] = loop.create_future()
 
         def tell(state: State) -> None:
-            _call(loop, lambda: seen.done() or seen.set_result(state))
+            _call(loop, partial(_resolve, seen, state))
 
         with self._changed:
             if self._over:
@@ -267,7 +282,7 @@ class RemoteMember:
             self._hand_out()
         except HeadwaterError as trouble:
             error = trouble
-        except Exception as bug:
+        except Exception as bug:  # noqa: BLE001  # a bug of ours must be heard of at the other end
             _log.exception("a member of consumer %r failed", self.consumer.name)
             error = Unavailable(f"the member failed: {type(bug).__name__}", hint="the server's log tells more")
         finally:
@@ -284,14 +299,14 @@ class RemoteMember:
                 looks, self._looks = self._looks, []
                 now = monotonic()
                 dies_s = self._heard_s + self.lease_s
+                beat_s = said_s + self._heartbeat_s
                 open_handed = self._room and not self._window.full
                 if not open_handed and not looks:
-                    self._changed.wait(max(0.0, min(dies_s, now + LOOK_S) - now))
+                    self._changed.wait(max(0.0, min(dies_s, beat_s if self._room else dies_s, now + LOOK_S) - now))
             if now >= dies_s:
                 raise member_gone(self.lease_s)
             events: list[Event] = []
             if open_handed:
-                beat_s = said_s + self._heartbeat_s
                 ends_s = dies_s if self._timeout is None else min(dies_s, came_s + self._timeout)
                 wait_s = 0.0 if looks else max(0.0, min(beat_s, ends_s) - now)
                 events = self.consumer.take(CHUNK_EVENTS, CHUNK_BYTES, wait_s)
@@ -299,7 +314,8 @@ class RemoteMember:
                 if events:
                     self._send(self.formats.events(events), events)
                     said_s = came_s = now
-                elif self._timeout is not None and now >= came_s + self._timeout:
+                elif self.consumer.over or (self._timeout is not None and now >= came_s + self._timeout):
+                    self._said_farewell = True  # it is the server that ends it
                     return
             if not events and now >= said_s + self._heartbeat_s and self._room:
                 self._send(self.formats.heartbeat, [])
@@ -330,9 +346,13 @@ class RemoteMember:
             self._over = True
             looks, self._looks = self._looks, []
             loop = self._loop
+            farewell = self._said_farewell
         self._gone(self)
         try:
-            self.consumer.close()
+            if farewell:
+                self.consumer.close()
+            else:
+                self.consumer.abandon()
         except HeadwaterError as trouble:
             error = error or trouble
         for tell in looks:
@@ -390,6 +410,7 @@ class Members:
             member = RemoteMember(secrets.token_urlsafe(24), user, consumer, formats, *told)
             with self._mutex:
                 self._members[member.token] = member
+            member.start()
             return member
         finally:
             with self._mutex:
@@ -405,12 +426,25 @@ class Members:
             raise member_gone()
         return member
 
-    def close(self) -> None:
-        """Have all members leave, and wait for it."""
+    def find(self, token: str, user: str) -> RemoteMember | None:
+        """The same, or None if it has left."""
+        try:
+            return self.get(token, user)
+        except Fenced:
+            return None
+
+    def leave(self) -> None:
+        """Have all members leave, soon: the server stops."""
         with self._mutex:
             members = list(self._members.values())
         for member in members:
-            member.close()
+            member.leave()
+
+    def close(self) -> None:
+        """The same, and wait for it."""
+        with self._mutex:
+            members = list(self._members.values())
+        self.leave()
         for member in members:
             member.join()
 
@@ -419,7 +453,7 @@ class Members:
             member = self.get(token, user, name, topic)
         except Fenced:
             return
-        member.close()
+        member.leave()
         member.join()
 
     def _remove(self, member: RemoteMember) -> None:
@@ -441,6 +475,11 @@ def member_gone(lease_s: float | None = None) -> Fenced:
         hint="it has left: join again, and what was not acked comes again",
         code="member_gone",
     )
+
+
+def _resolve(seen: asyncio.Future[State], state: State) -> None:
+    if not seen.done():  # whoever asked may have gone
+        seen.set_result(state)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:

@@ -93,6 +93,7 @@ async def _serve(
         ready(f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}")
         await stopped.wait()
         server.close()
+        store.members.leave()  # before their connections end, which would look like the death of their clients
         connections.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):

@@ -189,8 +189,8 @@ class Writer:
             safe = offset if journaled else None
             stamped = stamped_bytes(prepared.data) if prepared.group[0].producer is not None else 0
             producers = slot.visible_position + stamped if stamped else slot.producers_position
-            told = {"safe": safe, "producers": producers}
-            slot = self._publish(tail, slot, offset, end, *durable, prepared.last_ticks, **told)
+            ends = *durable, prepared.last_ticks
+            slot = self._publish(tail, slot, offset, end, *ends, safe=safe, producers=producers)
             self._admission.committed(prepared.group, slot)
         finally:
             self._unlock()
