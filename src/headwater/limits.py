@@ -88,6 +88,15 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pipelined_max: int = 64  # requests of one connection that wait for their turn; above, it is not read any more
     threads: int = 16  # that read and append for requests; what is live needs none while it waits
 
+    feed_chunk_bytes: int = (
+        64 * KIB
+    )  # of events that a stream writes at once: what a slow client may hold beyond its room
+    feed_recent_bytes: int = MIB  # of chunks kept for subscribers that are a little behind, and need not read for that
+    feed_recent_max: int = 1024  # of those chunks
+    watch_threads: int = (
+        16  # that sleep until a topic has more; above, several topics share one, and 128 logs are polled
+    )
+
     users_file_bytes_max: int = 16 * MIB  # it is held in memory, and read anew when it changes
     users_look_s: float = 1.0  # how long a right that was taken away may still be used
     user_name_bytes_max: int = 64  # it stands in every line of the access log

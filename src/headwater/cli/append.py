@@ -21,9 +21,9 @@ from headwater.cli.progress import Waiting
 from headwater.errors import HeadwaterError, Invalid
 
 if TYPE_CHECKING:
-    from headwater.engine.appending import Version as Version_
     from headwater.engine.engine import Engine
     from headwater.event import Content, Durability, Ref, Refs
+    from headwater.format.given import Version as Version_
 
 
 @command(

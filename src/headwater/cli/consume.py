@@ -29,8 +29,7 @@ from headwater.errors import Invalid
 
 if TYPE_CHECKING:
     from headwater.engine.consumer import Consumer
-    from headwater.engine.reading import At
-    from headwater.event import Event
+    from headwater.event import At, Event
 
 
 @command(

@@ -12,7 +12,7 @@ from headwater.cli.app import command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 
 if TYPE_CHECKING:
-    from headwater.engine.consumers import ConsumerInfo
+    from headwater.info import ConsumerInfo
 
 
 @command(examples=["headwater consumers data", "headwater consumers data orders --json"])

@@ -24,7 +24,7 @@ from headwater.cli.progress import Waiting
 from headwater.cli.transfer import Summary, format_option
 
 if TYPE_CHECKING:
-    from headwater.engine.reading import At
+    from headwater.event import At
 
 
 @command(

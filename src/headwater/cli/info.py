@@ -14,7 +14,7 @@ from headwater.cli.topics import last_time
 
 if TYPE_CHECKING:
     from headwater.engine.engine import Engine
-    from headwater.engine.info import PartitionInfo, TopicInfo
+    from headwater.info import PartitionInfo, TopicInfo
 
 COLUMNS = ("topic", "partition", "start", "end", "durable", "segments", "sealed", "bytes", "state")
 NUMBERS = COLUMNS[1:-1]

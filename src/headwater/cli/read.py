@@ -27,8 +27,7 @@ from headwater.cli.arguments import (
 from headwater.errors import NotFound
 
 if TYPE_CHECKING:
-    from headwater.engine.reading import At
-    from headwater.event import Event
+    from headwater.event import At, Event
 
 
 @command(

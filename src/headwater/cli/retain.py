@@ -22,7 +22,7 @@ from headwater.cli.info import setting
 
 if TYPE_CHECKING:
     from headwater.engine.engine import Engine
-    from headwater.storage.retention import Deleted
+    from headwater.info import Deleted
 
 COLUMNS = ("partition", "offsets", "events", "bytes")
 

@@ -18,7 +18,7 @@ from headwater.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from headwater.engine.reading import At
+    from headwater.event import At
 
 
 @command(

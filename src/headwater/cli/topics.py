@@ -12,7 +12,7 @@ from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option
 
 if TYPE_CHECKING:
-    from headwater.engine.info import TopicInfo
+    from headwater.info import TopicInfo
 
 
 @command(examples=["headwater topics data", "headwater topics data --json"])

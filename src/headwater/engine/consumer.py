@@ -20,10 +20,10 @@ from headwater.engine.follow import wait_for_more
 from headwater.engine.holding import Holding
 from headwater.engine.leases import Progress
 from headwater.engine.member import Member, not_held
-from headwater.engine.reading import At, check_id, resolve
+from headwater.engine.reading import check_id, resolve
 from headwater.engine.selection import Selection
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable
-from headwater.event import Event
+from headwater.event import At, Event
 from headwater.limits import Limits
 from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Clock, Disk

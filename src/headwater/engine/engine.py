@@ -14,16 +14,14 @@ from weakref import WeakSet
 
 import msgspec
 
-from headwater.engine import appending, batches, checking, dead, reading, waiting
-from headwater.engine.appending import Data, Meta, Version
-from headwater.engine.batches import EventBatch
+from headwater.engine import checking, dead, reading, waiting
 from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer, place
-from headwater.engine.consumers import ConsumerInfo, Consumers
+from headwater.engine.consumers import Consumers
+from headwater.engine.cursor import Bell, TopicCursor, begin
 from headwater.engine.follow import Follow
-from headwater.engine.info import TopicInfo, partition_info
-from headwater.engine.reading import At
+from headwater.engine.info import partition_info
 from headwater.engine.retaining import Keeper
 from headwater.engine.selection import Selection
 from headwater.engine.topics import OpenTopic, Topics
@@ -33,19 +31,21 @@ from headwater.engine.transfer.chunks import Wanted
 from headwater.engine.transfer.files import Target
 from headwater.engine.waiting import Waiting
 from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
-from headwater.event import Content, Durability, Event, Ref, Refs, Run
-from headwater.format import arrow
+from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
+from headwater.format import arrow, events, given
 from headwater.format.column import Column
+from headwater.format.events import EventBatch
+from headwater.format.given import Data, Meta, Version
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, TopicSettings
+from headwater.info import ConsumerInfo, Deleted, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.journal import Journal, restore
 from headwater.storage.log import LocalLog
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
-from headwater.storage.retention import Deleted
 from headwater.storage.rows import Rows
 from headwater.storage.sealer import Sealer, seal_all
 from headwater.storage.upload import Upload
@@ -186,30 +186,33 @@ class Engine:
         opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
         if content is not None:
-            appending.check_content(content)
-        encoded_type = appending.encode_type(type) if type else b""
-        encoded_key = appending.encode_key(key, self._limits) if key is not None else None
-        encoded_meta = appending.encode_meta(meta, self._limits) if meta else None
-        log = opened.only if partition is None and opened.only else opened.choose(encoded_key, partition)
+            given.check_content(content)
+        encoded_type = given.encode_type(type) if type else b""
+        encoded_key = given.encode_key(key, self._limits) if key is not None else None
+        encoded_meta = given.encode_meta(meta, self._limits) if meta else None
         guard = None
         if expected_version is not None or producer is not None:
             guard = (
-                appending.check_version(expected_version, encoded_key),
-                appending.check_producer(producer, self._limits),
+                given.check_version(expected_version, encoded_key),
+                given.check_producer(producer, self._limits),
             )
+        if partition is None and opened.only:
+            log = opened.only
+        else:
+            log = opened.choose(encoded_key, partition, guard and guard[1])
         values = encoded_type, encoded_key, encoded_meta
-        if data.__class__ is not bytes and appending.is_stream(data):
+        if data.__class__ is not bytes and given.is_stream(data):
             log = self._topics.living(opened, log)
-            pieces = appending.pieces(data)  # type: ignore[arg-type]  # it is a stream
+            pieces = given.pieces(data)  # type: ignore[arg-type]  # it is a stream
             rows = _take_all(log.upload(content or "bytes", *values, sync=sync, guard=guard), pieces)
         else:
             if data.__class__ is bytes:
                 encoded, content = data, content or "bytes"
             else:
-                encoded, content = appending.encode_data(data, content)  # type: ignore[arg-type]  # not a stream
+                encoded, content = given.encode_data(data, content)  # type: ignore[arg-type]  # not a stream
             limits = log.place.limits
             if len(encoded) > limits.data_bytes_max:
-                appending.check_size(len(encoded), limits)
+                given.check_size(len(encoded), limits)
             if len(encoded) > limits.blob_bytes_min:
                 log = self._topics.living(opened, log)
                 rows = _take_all(log.upload(content, *values, sync=sync, guard=guard), (encoded,))
@@ -242,11 +245,11 @@ class Engine:
         opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
         reached: Durability = "fsync" if sync else "os"
-        appending.check_content(content)
+        given.check_content(content)
         if not len(data):
             return Refs(topic, reached, ())
         limits = opened.logs[0].place.limits
-        content, columns, encoded_keys = appending.encode_many(data, content, types, keys, metas, limits)
+        content, columns, encoded_keys = given.encode_many(data, content, types, keys, metas, limits)
         parts = self._many(
             opened, content, columns, len(data), sync, partition, encoded_keys, expected_version, producer
         )
@@ -273,18 +276,19 @@ class Engine:
         The topic must be there, else NotFound; the data is what its content says, and not huge, else TooLarge.
         """
         opened = self._open.get(topic) or self._topics.get(topic)
-        log = opened.only if partition is None and opened.only else opened.choose(key, partition)
+        told = given.check_producer(producer, self._limits) if producer is not None else None
+        log = opened.only if partition is None and opened.only else opened.choose(key, partition, told)
         limits = log.place.limits
         if len(data) > min(limits.data_bytes_max, limits.blob_bytes_min):
-            appending.check_size(len(data), limits)
+            given.check_size(len(data), limits)
             raise TooLarge(f"{len(data)} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")
         if key is not None:
-            key = appending.encode_key(key, limits)
-        encoded_meta = appending.encode_meta(meta, limits) if meta else None
+            key = given.encode_key(key, limits)
+        encoded_meta = given.encode_meta(meta, limits) if meta else None
         sync = self._sync if durability is None else _wants_sync(durability)
-        rows = Rows.one(content, sync, data, appending.encode_type(type) if type else b"", key, encoded_meta)
+        rows = Rows.one(content, sync, data, given.encode_type(type) if type else b"", key, encoded_meta)
         if expected_version is not None or producer is not None:
-            rows.guard(appending.check_version(expected_version, key), appending.check_producer(producer, limits))
+            rows.guard(given.check_version(expected_version, key), told)
         return Waiting(opened, log, rows)
 
     def upload(
@@ -302,13 +306,13 @@ class Engine:
     ) -> tuple[Upload, LocalLog]:
         """One event of any size whose pieces are yet to come, and the log that it goes to; NotFound without the topic."""
         opened = self._topics.live(topic)
-        encoded_key = appending.encode_key(key, self._limits)
-        log = opened.choose(encoded_key, partition)
+        encoded_key = given.encode_key(key, self._limits)
         guard = (
-            appending.check_version(expected_version, encoded_key),
-            appending.check_producer(producer, self._limits),
+            given.check_version(expected_version, encoded_key),
+            given.check_producer(producer, self._limits),
         )
-        values = appending.encode_type(type), encoded_key, appending.encode_meta(meta, self._limits)
+        log = opened.choose(encoded_key, partition, guard[1])
+        values = given.encode_type(type), encoded_key, given.encode_meta(meta, self._limits)
         sync = self._sync if durability is None else _wants_sync(durability)
         return log.upload(content, *values, sync=sync, guard=guard), log
 
@@ -327,7 +331,7 @@ class Engine:
         """The same for many events, as columns by their kind: one append for each partition that they go to."""
         opened = self._open.get(topic) or self._topics.get(topic)
         limits = opened.logs[0].place.limits
-        appending.check_columns(columns, limits)
+        given.check_columns(columns, limits)
         sync = self._sync if durability is None else _wants_sync(durability)
         spread = len(opened.logs) > 1 and partition is None
         keys = waiting.keys_of(columns, count) if spread or expected_version is not None else None
@@ -352,7 +356,7 @@ class Engine:
     ) -> list[Waiting]:
         limits = opened.logs[0].place.limits
         key = waiting.only_key(keys) if expected_version is not None else None
-        guard = appending.check_version(expected_version, key), appending.check_producer(producer, limits)
+        guard = given.check_version(expected_version, key), given.check_producer(producer, limits)
         return waiting.many(
             opened, content, columns, count, sync=sync, partition=partition, keys=keys, only_key=key, guard=guard
         )
@@ -373,7 +377,7 @@ class Engine:
         pa = arrow.pyarrow()
         opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
-        appending.check_content(content)
+        given.check_content(content)
         whole: Any = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
         rows_per_batch = max(1, min(self._limits.pack_events, ARROW_BYTES * whole.num_rows // max(1, whole.nbytes)))
         runs: list[Run] = []
@@ -384,7 +388,7 @@ class Engine:
             parts = []
             for chosen, part in opened.spread_arrow(batch, partition):
                 batch_content, columns = arrow.columns_of(part, content)
-                appending.check_columns(columns, chosen.place.limits)
+                given.check_columns(columns, chosen.place.limits)
                 parts.append((chosen, Rows.many(batch_content, False, columns, part.num_rows)))
             for chosen, rows in parts:  # when all of them are checked
                 log = logs[chosen.place.partition] = self._topics.commit(opened, chosen, rows)
@@ -405,7 +409,7 @@ class Engine:
         """
         self.check_open()
         sync = self._sync if durability is None else _wants_sync(durability)
-        told = appending.check_producer(producer, self._limits)
+        told = given.check_producer(producer, self._limits)
         return Transaction(self, self._journal, sync=sync, producer=told)
 
     def sync(self, topic: str) -> None:
@@ -465,12 +469,12 @@ class Engine:
     ) -> pa.Table:
         """Like `read_batches`, as one Arrow table that points into the log's files; empty if there is nothing."""
         found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key, match=match)
-        return batches.table(found, columns)
+        return events.table(found, columns)
 
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
         """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""
         opened = self._topics.live(topic)
-        encoded = appending.encode_key(key, self._limits)
+        encoded = given.encode_key(key, self._limits)
         if encoded is None:
             raise Invalid("events without a key have no version", hint="give a key; the empty one is one too")
         return opened.choose(encoded, partition).version(encoded)
@@ -490,6 +494,29 @@ class Engine:
         logs = self._topics.live(topic).chosen(partition)
         selection = self._selection(type, key, match)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
+
+    def cursor(
+        self,
+        topic: str,
+        *,
+        start: At | Sequence[int] = "earliest",
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+    ) -> TopicCursor:
+        """A place that moves through a topic as its user takes events; `start` may also be offsets, one a partition.
+
+        Raises as `read_batches`.
+        """
+        opened = self._topics.live(topic)
+        logs = opened.chosen(partition)
+        selection = self._selection(type, key, match)
+        return TopicCursor(topic, opened.topic.uuid, logs, begin(logs, start), selection)
+
+    def bell(self) -> Bell:
+        """What a thread sleeps on until one of its cursors has more."""
+        return Bell(self._disk, self._clock)
 
     # Consumers
 
@@ -602,7 +629,7 @@ class Engine:
         the old ones in meta. `only` takes the events which the file says are of one topic; `content` says what the
         data is where the file does not. Raises Corrupt for a damaged file, Invalid for what is no event.
         """
-        appending.check_content(content)
+        given.check_content(content)
         by_topic = topic is None or only is not None
         wanted = Wanted(content, keep_times, by_topic, data_column, key_column, type_column)
         sink = importing.Sink(self, self._limits, topic, only, partition, skip)
@@ -749,7 +776,7 @@ class Engine:
             raise failed
 
     def _selection(self, type: str | None, key: bytes | str | None, match: Mapping[str, Any] | None) -> Selection:
-        return Selection(type, appending.encode_key(key, self._limits), match)
+        return Selection(type, given.encode_key(key, self._limits), match)
 
 
 def _after_fork() -> None:

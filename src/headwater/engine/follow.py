@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
-from headwater.engine.batches import EventBatch
-from headwater.engine.reading import At, check_id, pick, resolve
+from headwater.engine.reading import check_id, pick, resolve
 from headwater.engine.selection import Selection
-from headwater.event import Event
-from headwater.storage.disk import Clock, Disk
+from headwater.event import At, Event
+from headwater.format.events import EventBatch
+from headwater.storage.disk import Clock, Disk, Word
 from headwater.storage.log import LocalLog
 from headwater.storage.reader import Cursor
 
@@ -117,13 +117,21 @@ def sweep(log: LocalLog, cursor: Cursor, selection: Selection) -> Iterator[Event
 
 
 def wait_for_more(
-    places: Iterable[tuple[LocalLog, int]], sleep_s: float, disk: Disk, clock: Clock, over: Callable[[], bool]
+    places: Iterable[tuple[LocalLog, int]],
+    sleep_s: float,
+    disk: Disk,
+    clock: Clock,
+    over: Callable[[], bool],
+    *more: Word,
 ) -> None:
-    """Sleep until a log holds its offset, somebody wakes it, it is `over`, or the time has passed."""
+    """Sleep until a log holds its offset, somebody wakes it, it is `over`, or the time has passed.
+
+    `more` are other words to be woken by; their values were seen before.
+    """
     places = list(places)
     for log, _ in places:
         log.settle()  # whoever dies in the midst of a commit wakes nobody
-    words = [tail.expect() for log, _ in places if (tail := log.wait_on()) is not None]
+    words = [*more, *(tail.expect() for log, _ in places if (tail := log.wait_on()) is not None)]
     if over() or any(log.end() > offset for log, offset in places):
         return
     if words:

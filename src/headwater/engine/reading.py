@@ -8,18 +8,14 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Literal
 from uuid import UUID
 
-from headwater.engine.batches import EventBatch, data_in_memory
 from headwater.engine.selection import Selection
 from headwater.errors import Invalid, NotFound
-from headwater.event import Event, ticks_and_node, ticks_of
+from headwater.event import At, Event, ticks_and_node, ticks_of
 from headwater.format.batch import Batch
+from headwater.format.events import EventBatch, data_in_memory
 from headwater.storage.log import LocalLog
-
-At = int | datetime | UUID | Literal["earliest", "latest"]
-"""A place in a log: an offset, a time, the id of an event, or one of its ends."""
 
 _by_ticks = attrgetter("ticks")
 

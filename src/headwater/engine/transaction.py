@@ -12,13 +12,11 @@ from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from crc32c import crc32c
-
-from headwater.engine import appending
-from headwater.engine.appending import Data, Meta
 from headwater.errors import Closed, Conflict, Fenced, HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.event import Content, Durability, Event, Ref
+from headwater.format import given
 from headwater.format.cursors import CursorSlot
+from headwater.format.given import Data, Meta
 from headwater.format.journal import Entry, Move
 from headwater.format.producers import Producer
 from headwater.storage.cursors import Cursors
@@ -43,8 +41,6 @@ class Transaction:
         self._journal = journal
         self._sync = sync
         self._producer = producer
-        # A retry must meet the logs that the first time went to: what has no key does not go to the next in turn.
-        self._turn = None if producer is None else crc32c(producer.stamp())
         self._topics: dict[str, OpenTopic] = {}
         self._appends: list[tuple[LocalLog, Rows]] = []
         self._acks: dict[Consumer, list[Event]] = {}
@@ -62,7 +58,7 @@ class Transaction:
         meta: Meta | None = None,
         content: Content | None = None,
         partition: int | None = None,
-        expected_version: appending.Version | None = None,
+        expected_version: given.Version | None = None,
     ) -> None:
         """Append one event with the rest. `expected_version` is the key's before the transaction.
 
@@ -71,11 +67,11 @@ class Transaction:
         self._check()
         limits = self._engine.limits
         if content is not None:
-            appending.check_content(content)
-        encoded, content = appending.encode_data(data, content)
-        encoded_key = appending.encode_key(key, limits)
-        log = self._opened(topic).choose(encoded_key, partition, self._turn)
-        appending.check_size(len(encoded), log.place.limits)
+            given.check_content(content)
+        encoded, content = given.encode_data(data, content)
+        encoded_key = given.encode_key(key, limits)
+        log = self._opened(topic).choose(encoded_key, partition, self._producer)
+        given.check_size(len(encoded), log.place.limits)
         if len(encoded) > limits.blob_bytes_min:
             raise TooLarge(
                 f"data has {len(encoded)} bytes, and in a transaction may have {limits.blob_bytes_min}",
@@ -87,12 +83,12 @@ class Transaction:
             content,
             self._sync,
             encoded,
-            appending.encode_type(type) if type else b"",
+            given.encode_type(type) if type else b"",
             encoded_key,
-            appending.encode_meta(meta, limits),
+            given.encode_meta(meta, limits),
         )
         if expected_version is not None:
-            rows.guard(appending.check_version(expected_version, encoded_key), None)
+            rows.guard(given.check_version(expected_version, encoded_key), None)
             log.learn_keys(rows)
         self._add(log, rows)
 
@@ -109,17 +105,17 @@ class Transaction:
     ) -> None:
         """Append many events of a topic with the rest, as `Engine.append_many` does; their `refs` are by partition."""
         self._check()
-        appending.check_content(content)
+        given.check_content(content)
         if not len(data):
             return
         opened = self._opened(topic)
-        content, columns, encoded_keys = appending.encode_many(
+        content, columns, encoded_keys = given.encode_many(
             data, content, types, keys, metas, opened.logs[0].place.limits
         )
         if opened.only is not None or partition is not None or encoded_keys is None:
-            self._add(opened.choose(None, partition, self._turn), Rows.many(content, self._sync, columns, len(data)))
+            self._add(opened.choose(None, partition, self._producer), Rows.many(content, self._sync, columns, len(data)))
             return
-        for log, where in opened.spread(encoded_keys, self._turn):
+        for log, where in opened.spread(encoded_keys, self._producer):
             some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
             self._add(log, Rows.many(content, self._sync, some, len(where)))
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 from typing import Protocol, runtime_checkable
 
 from headwater.errors import Denied, Invalid
 from headwater.server.http.message import Client
+from headwater.server.logins import FileAccess
 from headwater.server.scopes import EVERYONE, Action, Scope, User
 
-__all__ = ["Access", "Action", "Open", "Scope", "User", "check_exposure", "loopback", "require"]
+__all__ = ["Access", "Action", "Open", "Scope", "User", "check_exposure", "chosen", "loopback", "require"]
 
 logger = logging.getLogger("headwater.server")
 
@@ -64,6 +66,40 @@ class Open:
 
     def check(self, headers: Mapping[str, str], client: Client) -> User:  # noqa: ARG002 - as above
         return EVERYONE
+
+
+BUILT_IN: dict[str, Callable[[str], Access]] = {"open": lambda _: Open(), "users": FileAccess}
+GROUP = "headwater.access"
+
+
+def chosen(spec: str) -> Access:
+    """What `--access NAME[:ARGUMENT]` names: `open`, `users:FILE`, or an entry point, called with the argument.
+
+    Raises Invalid with the code `bad_access` if there is no such thing; what an entry point raises passes through.
+    """
+    name, _, argument = spec.partition(":")
+    factory = BUILT_IN.get(name) or _installed(name)
+    access: object = factory(argument)
+    if not isinstance(access, Access):
+        missing = [part for part in ("authenticates", "challenge", "known", "check") if not hasattr(access, part)]
+        message = f"what the entry point {name!r} gives is no Access: it lacks {', '.join(missing)}"
+        raise Invalid(message, code="bad_access", name=name)
+    return access
+
+
+def _installed(name: str) -> Callable[[str], Access]:
+    found = entry_points(group=GROUP)
+    named = {each.value: each for each in found if each.name == name}
+    if len(named) != 1:
+        there = ", ".join(sorted({*BUILT_IN, *(each.name for each in found)}))
+        problem = "there is no access" if not named else f"{len(named)} installed packages offer an access"
+        hint = f"there are {there}; others are entry points of the group {GROUP!r}"
+        raise Invalid(f"{problem} {name!r}", hint=hint, code="bad_access", name=name)
+    try:
+        factory: Callable[[str], Access] = named.popitem()[1].load()
+    except (ImportError, AttributeError) as error:
+        raise Invalid(f"the access {name!r} cannot be loaded: {error}", code="bad_access", name=name) from error
+    return factory
 
 
 def require(user: User, action: Action, topic: str | None) -> None:

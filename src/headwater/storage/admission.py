@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headwater.errors import Conflict, HeadwaterError
+from headwater.format.given import NO_VERSION
 from headwater.format.producers import Answer
 from headwater.format.tail import Slot
 from headwater.storage.place import Place
 from headwater.storage.producers import Producers
-from headwater.storage.rows import NO_VERSION, Rows
+from headwater.storage.rows import Rows
 
 VERSIONS_MAX = 65_536  # keys whose last offset is kept in memory, for entities that are appended to again and again
 

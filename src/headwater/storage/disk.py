@@ -35,6 +35,9 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 
+Word = tuple[Any, int, int]
+"""A word of shared memory to wait on: the map, the position in it, and the value that was seen there."""
+
 LOCK_POLL_S = 0.00005
 LOCK_POLL_MAX_S = 0.002
 
@@ -251,11 +254,15 @@ class Disk:
             _held.discard(fd)
         self.close(fd)
 
+    def shared_word(self) -> mmap.mmap:
+        """A word of memory of this process alone that its threads can wait on."""
+        return mmap.mmap(-1, mmap.PAGESIZE)
+
     def wake(self, mapped: Any, position: int) -> None:
         """Wake whoever waits on the word at `position` of a shared map, in any process."""
         futex.wake(mapped, position)
 
-    def wait(self, words: Sequence[tuple[Any, int, int]], timeout_s: float) -> None:
+    def wait(self, words: Sequence[Word], timeout_s: float) -> None:
         """Sleep until one of the words (map, position, expected value) changes and is woken, or the time is over."""
         futex.wait(words, timeout_s)
 

@@ -56,7 +56,10 @@ class LocalLog:
         `may_roll` raises if a new segment must not be begun.
         """
         self.place = place
+        self.topic = place.topic
+        self.partition = place.partition
         self.node = place.node
+        self.blob_bytes_in_memory = place.limits.blob_bytes_in_memory
         self._on_roll = on_roll
         self._may_roll = may_roll
         self._learned = -1  # the segment whose keys were read last
@@ -136,6 +139,10 @@ class LocalLog:
     def cursor(self, offset: int) -> Cursor:
         """A place that moves forward through the log."""
         return Cursor(self._reader, offset)
+
+    def ticks_before_start(self) -> int:
+        """The ticks of the last event before the oldest readable one; 0 if there never was one."""
+        return self._reader.ticks_before_start()
 
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""

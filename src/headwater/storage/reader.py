@@ -88,6 +88,15 @@ class Reader:
             return bases[0]
         return self._oldest()  # retention, of any process, has deleted what was the oldest
 
+    def ticks_before_start(self) -> int:
+        """The ticks of the last event before the oldest readable one; 0 if there never was one."""
+        while True:
+            try:
+                return self.segment(self.start(), self.slot()).header.previous_ticks
+            except NotFound as error:
+                if error.code != "offset_gone":  # else retention came in between
+                    raise
+
     def wait_on(self) -> Tail | None:
         """The tail to sleep on; None if the log cannot change."""
         self.slot()

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.transfer import files, jsonl, puro, tables
 from headwater.engine.transfer.files import Format, Target
 from headwater.errors import Invalid
 from headwater.format.batch import BLOB, DATA
+from headwater.format.events import EventBatch
 from headwater.storage.disk import Disk
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from headwater.engine.reading import At
 from headwater.errors import HeadwaterError, Invalid
-from headwater.event import Event
+from headwater.event import At, Event
 from headwater.format import jsonl
 from headwater.server.http.errors import response_of
 from headwater.server.http.message import Query, Request, Response, json

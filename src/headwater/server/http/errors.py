@@ -10,6 +10,7 @@ from headwater.errors import (
     Closed,
     Conflict,
     Corrupt,
+    Denied,
     Fenced,
     HeadwaterError,
     Invalid,
@@ -23,6 +24,7 @@ from headwater.server.http.message import JSON, Headers, Response
 STATUS_BY_KIND: dict[type[HeadwaterError], int] = {
     TooLarge: 413,
     Invalid: 400,
+    Denied: 403,
     NotFound: 404,
     Conflict: 409,
     Fenced: 409,
@@ -41,6 +43,7 @@ STATUS_BY_CODE = {
     "timeout": 408,
     "unauthenticated": 401,
     "forbidden": 403,
+    "too_many_failures": 429,
 }
 RETRY_AFTER_S = 1
 _encode = msgspec.json.Encoder(enc_hook=str).encode
@@ -70,6 +73,6 @@ def _response(
     status: int, kind: str, code: str, message: str, hint: str, facts: dict[str, Any], headers: Headers
 ) -> Response:
     told = {"kind": kind, "code": code, "message": message, "hint": hint, "facts": facts}
-    if status == 503:
-        headers = (*headers, ("retry-after", str(RETRY_AFTER_S)))
+    if status in (429, 503):
+        headers = (*headers, ("retry-after", str(facts.get("retry_s", RETRY_AFTER_S))))
     return Response(status, (("content-type", JSON), *headers), _encode(told))

@@ -170,7 +170,11 @@ class Sink(Protocol):
     """Where a stream writes to: a connection. Belongs to the loop's thread."""
 
     def write(self, chunk: bytes) -> bool:
-        """Send it; False when there is no more room: then wait for `Stream.resume`."""
+        """Send it; False when there is no more room: then wait for `Stream.resume`. Never raises."""
+        ...
+
+    def write_framed(self, chunk: bytes, framed: bytes) -> bool:
+        """The same, of which the form in chunks of HTTP is known already: it is made once for many connections."""
         ...
 
     def end(self) -> None:

@@ -1,0 +1,365 @@
+"""Live delivery to many: what is new is read and encoded once for all who want the same, and written to each.
+
+A `Channel` moves along its topic's end and numbers the chunks that it writes; the last few are kept. A `Subscription`
+that is at the channel's place is live: it gets each chunk as it is made. One that is not (it began earlier, or its
+client was slow) reads for itself up to the offsets at which the channel was when it looked, and needs then just the
+chunk that the channel was to write next at that moment. If that is still kept, it goes on from there, else it reads on.
+So nothing is lost or doubled, and a slow client holds nothing but what its connection has not sent.
+
+`Channel.advance` is called in the thread of a watch, and reading for a subscription is done in a worker thread;
+everything else belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID
+
+from headwater.engine.cursor import Gap, Offsets, TopicCursor
+from headwater.errors import HeadwaterError, NotFound
+from headwater.format.events import EventBatch
+from headwater.limits import ServerLimits
+from headwater.server.http.message import Sink
+
+Blocking = Callable[..., Awaitable[Any]]
+
+
+class Form(Protocol):
+    """How events are written to a stream. Safe from any thread."""
+
+    key: Hashable  # two forms with the same key write the same bytes
+    opening: bytes
+    heartbeat: bytes  # empty if there is no way to say nothing
+
+    def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
+        """The bytes of events; `before` is where their reader was before them."""
+        ...
+
+    def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
+        """That events were deleted before they were written; `last_id` is the last that was, if it is known."""
+        ...
+
+    def failure(self, error: HeadwaterError) -> bytes:
+        """The last words of a stream that cannot go on."""
+        ...
+
+
+class Chunk(NamedTuple):
+    """Events in their form. `after` is where a reader is that has had them."""
+
+    data: bytes
+    framed: bytes  # the same as a chunk of HTTP
+    count: int
+    gaps: int
+    after: Offsets
+    last_id: UUID | None
+
+
+class Counts:
+    """What was delivered, for the metrics."""
+
+    def __init__(self) -> None:
+        self.subscribers = 0
+        self.channels = 0
+        self.events = 0
+        self.bytes = 0
+        self.fell_behind = 0  # times that a live subscriber had no room
+        self.gaps = 0  # times that retention passed a subscriber
+
+
+class Channel:
+    """What several subscriptions share: one reader, one form, and the last chunks. See `watches.Follower`."""
+
+    def __init__(self, cursor: TopicCursor, form: Form, limits: ServerLimits, counts: Counts) -> None:
+        """`cursor` is at the end of the topic, or was just now."""
+        self.cursor = cursor  # of the watch's thread
+        self.form = form
+        self.offsets = cursor.offsets  # where a live subscription is
+        self.last_id: UUID | None = None  # of what was written last
+        self.head = 0  # the number of the next chunk
+        self.recent: deque[Chunk] = deque()  # the last ones, the newest before `head`
+        self.live: dict[Subscription, Callable[[bytes, bytes], bool]] = {}
+        self.subscriptions: set[Subscription] = set()
+        self.idle = True  # whether nothing was written since this was last set
+        self._recent_bytes = 0
+        self._limits = limits
+        self._counts = counts
+        self._thread_last_id: UUID | None = None
+
+    def advance(self, post: Callable[..., None]) -> bool:
+        """Read what is new, and have it written. In the thread of the watch."""
+        chunk = read(self.cursor, self.form, self._limits.feed_chunk_bytes, None, self._thread_last_id)
+        if chunk is None:
+            return False
+        self._thread_last_id = chunk.last_id
+        post(self.deliver, chunk)
+        return True
+
+    def deliver(self, chunk: Chunk) -> None:
+        """Write a chunk to all who are live."""
+        self.offsets = chunk.after
+        if chunk.data:
+            self._keep(chunk)
+            self.idle = False
+            self.last_id = chunk.last_id
+            data, framed = chunk.data, chunk.framed
+            live = list(self.live.items())
+            behind = [subscription for subscription, write in live if not write(data, framed)]
+            for subscription in behind:
+                subscription.fall_behind(chunk)
+            counts, many = self._counts, len(live)
+            counts.events += chunk.count * many
+            counts.bytes += len(data) * many
+            counts.gaps += chunk.gaps * many
+        if len(self.live) < len(self.subscriptions):
+            for subscription in [each for each in self.subscriptions if each.ahead]:
+                subscription.look_again()
+
+    def fail(self, error: Exception) -> None:
+        """Reading failed: nobody gets any more."""
+        for subscription in list(self.subscriptions):
+            subscription.fail(error)
+
+    def kept(self, number: int) -> Chunk | None:
+        """A chunk by its number; None if it is not kept any more."""
+        at = number - self.head
+        return self.recent[at] if at >= -len(self.recent) else None
+
+    def beat(self) -> None:
+        """Say that the stream is alive to all who have heard nothing since the last time."""
+        heartbeat = self.form.heartbeat
+        if self.idle and heartbeat:
+            for subscription in list(self.subscriptions):
+                subscription.beat(heartbeat)
+        self.idle = True
+
+    def _keep(self, chunk: Chunk) -> None:
+        """Keep it for those who are just coming; the more they are, the more is kept."""
+        limits = self._limits
+        most = min(limits.feed_recent_bytes, limits.feed_chunk_bytes * len(self.subscriptions))
+        self.recent.append(chunk)
+        self.head += 1
+        self._recent_bytes += len(chunk.data)
+        while self.recent and (self._recent_bytes > most or len(self.recent) > limits.feed_recent_max):
+            self._recent_bytes -= len(self.recent.popleft().data)
+
+
+class Subscription:
+    """One stream to one client: a `Stream` of `http.message`."""
+
+    def __init__(
+        self,
+        join: Callable[[Subscription], Channel],
+        leave: Callable[[Subscription], None],
+        blocking: Blocking,
+        offsets: Offsets,
+        last_id: UUID | None,
+        limits: ServerLimits,
+        counts: Counts,
+        opening: bytes,
+    ) -> None:
+        """`join` and `leave` are called when it begins and ends; `last_id` is the event before `offsets`, if known."""
+        self.ahead = False  # whether it waits for its channel to get to where it begins
+        self._join = join
+        self._leave = leave
+        self._blocking = blocking
+        self._offsets = offsets
+        self._last_id = last_id
+        self._limits = limits
+        self._counts = counts
+        self._opening = opening
+        self._number = 0  # of its channel's chunk that it needs next
+        self._full = False
+        self._begun = self._ended = False
+        self._task: asyncio.Task[None] | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._channel: Channel
+        self._sink: Sink
+
+    # The stream
+
+    def begin(self, sink: Sink) -> None:
+        """Write to this sink from now on."""
+        if self._ended:
+            sink.end()
+            return
+        self._begun = True
+        self._sink = sink
+        self._channel = self._join(self)
+        self._full = not sink.write(self._opening)
+        if self._offsets == self._channel.offsets:
+            self._number = self._channel.head
+            self._go_on()
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._catch_up())
+
+    def resume(self) -> None:
+        """There is room again."""
+        if self._ended or not self._full:
+            return
+        self._full = False
+        if self._task is None:
+            self._go_on()
+        elif not self.ahead:
+            self._woken()
+
+    def close(self) -> None:
+        """Let go of everything. May be called twice."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._task is not None:
+            self._task.cancel()
+        if self._begun:
+            self._channel.live.pop(self, None)
+            self._leave(self)
+
+    # What the channel tells
+
+    def fall_behind(self, chunk: Chunk) -> None:
+        """The channel's last chunk has filled the sink."""
+        self._channel.live.pop(self, None)
+        if self._ended:
+            return
+        self._full = True
+        self._number = self._channel.head
+        self._offsets, self._last_id = chunk.after, chunk.last_id or self._last_id
+        self._counts.fell_behind += 1
+
+    def look_again(self) -> None:
+        """The channel has moved."""
+        if self._behind_or_at(self._channel.offsets):
+            self._woken()
+
+    def beat(self, heartbeat: bytes) -> None:
+        """Say that the stream is alive, if there is room and nothing else to say."""
+        if not self._full and (self._task is None or self.ahead) and not self._sink.write(heartbeat):
+            live = self._channel.live.pop(self, None)
+            self._full = True
+            if live is not None:
+                self._number = self._channel.head
+                self._offsets, self._last_id = self._channel.offsets, self._channel.last_id or self._last_id
+
+    def fail(self, error: Exception) -> None:
+        """It cannot go on: the client is told why, unless the topic was deleted, and the stream is ended."""
+        if self._ended:
+            return
+        deleted = isinstance(error, NotFound) and error.code == "topic_deleted"
+        if isinstance(error, HeadwaterError) and not deleted:
+            self._sink.write(self._channel.form.failure(error))
+        self.end()
+
+    def end(self) -> None:
+        """End the answer properly."""
+        if not self._ended:
+            self.close()
+            if self._begun:
+                self._sink.end()
+
+    # Its way to the channel's place
+
+    def _go_on(self) -> None:
+        """Write what the channel has kept since, and be live; if that is not kept any more, read it."""
+        channel = self._channel
+        while not (self._full or self._ended):
+            if self._number == channel.head:
+                channel.live[self] = self._sink.write_framed
+                return
+            chunk = channel.kept(self._number)
+            if chunk is None:
+                self._task = asyncio.get_running_loop().create_task(self._catch_up())
+                return
+            self._number += 1
+            self._write(chunk)
+
+    async def _catch_up(self) -> None:
+        """Read up to where the channel is, until what it writes from there on is still kept when that is done."""
+        channel = self._channel
+        try:
+            cursor = channel.cursor.at(self._offsets)
+            while True:
+                while not self._behind_or_at(channel.offsets):
+                    await self._wait_for_channel()
+                stop, number = channel.offsets, channel.head
+                await self._read_to(stop, cursor)
+                if self._offsets == stop and (number == channel.head or channel.kept(number) is not None):
+                    break
+        except HeadwaterError as error:
+            self._task = None
+            self.fail(error)
+            return
+        except Exception as error:  # a bug
+            self._task = None
+            self.fail(error)
+            raise
+        self._task = None
+        self._number = number
+        self._go_on()
+
+    async def _read_to(self, stop: Offsets, cursor: TopicCursor) -> None:
+        form, bytes_max = self._channel.form, self._limits.feed_chunk_bytes
+        while any(map(int.__lt__, self._offsets, stop)):
+            while self._full:
+                await self._sleep()
+            chunk = await self._blocking(read, cursor, form, bytes_max, stop, self._last_id)
+            if chunk is None:
+                return
+            self._write(chunk)
+        while self._full:
+            await self._sleep()
+
+    def _write(self, chunk: Chunk) -> None:
+        self._offsets = chunk.after
+        if chunk.data:
+            self._last_id = chunk.last_id
+            self._full = not self._sink.write_framed(chunk.data, chunk.framed)
+            self._counts.events += chunk.count
+            self._counts.bytes += len(chunk.data)
+            self._counts.gaps += chunk.gaps
+
+    def _behind_or_at(self, offsets: Offsets) -> bool:
+        return all(map(int.__le__, self._offsets, offsets))
+
+    async def _wait_for_channel(self) -> None:
+        self.ahead = True
+        try:
+            await self._sleep()
+        finally:
+            self.ahead = False
+
+    async def _sleep(self) -> None:
+        self._wake = asyncio.get_running_loop().create_future()
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+
+    def _woken(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+def read(cursor: TopicCursor, form: Form, bytes_max: int, stop: Offsets | None, last_id: UUID | None) -> Chunk | None:
+    """The next chunk from a cursor, without bytes if nothing of what was read is wanted; None if there is no more.
+
+    `last_id` is the last that was read before.
+    """
+    before = cursor.offsets
+    batches: list[EventBatch] = []
+    gaps: list[Gap] = []
+    try:
+        batches = cursor.take(bytes_max, stop)
+        data = form.encode(batches, before) if batches else b""
+    except NotFound as error:
+        if error.code != "offset_gone":
+            raise
+        gaps = cursor.pass_gaps()
+        data = b"".join([form.gap(gap, before, last_id) for gap in gaps])
+    after = cursor.offsets
+    if after == before:
+        return None
+    framed = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+    return Chunk(data, framed, sum(map(len, batches)), len(gaps), after, batches[-1].last_id if batches else last_id)

@@ -1,0 +1,231 @@
+"""The same application as plain ASGI, to be mounted in somebody's Starlette or FastAPI, or run by uvicorn.
+
+    app = headwater.asgi("data")
+    Starlette(routes=[Mount("/log", app)])
+
+The log is opened with the first request, or by the `lifespan` of whoever runs it, and closed by that or by `close`.
+Who may ask is up to the application around it, unless `access` is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from headwater.engine.engine import Engine
+from headwater.errors import Closed, HeadwaterError
+from headwater.server.access import Access, Open
+from headwater.server.http.app import App
+from headwater.server.http.message import Client, Request, Response, Stream
+from headwater.server.http.target import decode_path
+from headwater.server.metrics import CountingDisk, Metrics
+from headwater.server.settings import Settings
+from headwater.server.store import Store
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+
+
+class Asgi:
+    """An ASGI application over a log directory. Belongs to one loop."""
+
+    def __init__(self, path: Path, *, access: Access | None = None, settings: Settings = Settings()) -> None:
+        self._path = path
+        self._access = access or Open()
+        self._settings = settings
+        self._opening: asyncio.Task[App] | None = None
+        self._engine: Engine | None = None
+        self._closed = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def open(self) -> App:
+        """Open the log, if it is not; raises what `headwater.open` raises."""
+        if self._closed:
+            raise Closed("the application was closed")
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open())
+        return await asyncio.shield(self._opening)
+
+    async def close(self) -> None:
+        """End live streams, finish what waits, and close the log. May be called twice."""
+        self._closed = True
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            with contextlib.suppress(HeadwaterError):
+                app = await opening
+                await app.store.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.close)
+
+    async def _open(self) -> App:
+        metrics = Metrics(CountingDisk())
+        self._engine = await asyncio.to_thread(Engine, self._path, disk=metrics.disk)
+        return App(Store(self._engine, self._access, self._settings, metrics))
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self.open()
+                except HeadwaterError as error:
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    return
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await self.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = await self.open()
+        body = _Body(receive)
+        response = await app.answer(_request(scope, body))
+        headers = [*SAFE, *((name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers)]
+        if isinstance(response.body, bytes):
+            headers.append((b"content-length", b"%d" % len(response.body)))
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        if isinstance(response.body, bytes):
+            sent = b"" if scope["method"] == "HEAD" else response.body
+            await send({"type": "http.response.body", "body": sent})
+            return
+        pieces = _pieces(response)
+        left = asyncio.ensure_future(body.gone())
+        sending = asyncio.ensure_future(_send_all(pieces, send))
+        try:
+            await asyncio.wait((left, sending), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (left, sending):
+                task.cancel()
+            await asyncio.gather(left, sending, return_exceptions=True)
+            await pieces.aclose()
+
+
+class _Body:
+    """The body of a request, as ASGI gives it."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._whole = False
+
+    async def receive(self) -> bytes:
+        """The next piece; b"" at the end."""
+        while not self._whole:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._whole = True
+                raise ConnectionResetError("the client has gone")
+            self._whole = not message.get("more_body", False)
+            if piece := message.get("body", b""):
+                return bytes(piece)
+        return b""
+
+    async def gone(self) -> None:
+        """Return when the client has left."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+class _Queue:
+    """A sink between a stream, which writes when it likes, and `send`, which takes its time. Holds a bounded amount."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._ended = False
+        self._news = asyncio.Event()
+
+    def write(self, chunk: bytes) -> bool:
+        """Take a piece; False when it is full."""
+        self._pieces.append(chunk)
+        self._size += len(chunk)
+        self._news.set()
+        return self._size < self._bytes_max
+
+    def write_framed(self, chunk: bytes, framed: bytes) -> bool:
+        """Take a piece; how HTTP frames it is up to the server around."""
+        del framed
+        return self.write(chunk)
+
+    def end(self) -> None:
+        self._ended = True
+        self._news.set()
+
+    async def take(self) -> bytes:
+        """All that is there; b"" at the end."""
+        while not self._pieces:
+            if self._ended:
+                return b""
+            self._news.clear()
+            await self._news.wait()
+        taken = b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        return taken
+
+
+BUFFER_BYTES = 256 * 1024
+
+
+async def _stream(stream: Stream) -> AsyncIterator[bytes]:
+    queue = _Queue(BUFFER_BYTES)
+    try:
+        stream.begin(queue)
+        while chunk := await queue.take():
+            yield chunk
+            stream.resume()
+    finally:
+        stream.close()
+
+
+def _pieces(response: Response) -> Any:
+    assert not isinstance(response.body, bytes)
+    return response.body if isinstance(response.body, AsyncIterator) else _stream(response.body)
+
+
+async def _send_all(pieces: AsyncIterator[bytes], send: Send) -> None:
+    async for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _request(scope: Scope, body: _Body) -> Request:
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    peer = scope.get("client")
+    client = Client(str(peer[0]) if peer else "", secure=scope.get("scheme") == "https")
+    failure: HeadwaterError | None = None
+    try:
+        path = decode_path(_path(scope))
+    except HeadwaterError as error:
+        path, failure = (), error
+    request = Request(scope["method"], path, scope.get("query_string", b""), headers, body.receive, client)
+    request.failure = failure
+    return request
+
+
+def _path(scope: Scope) -> bytes:
+    """The path below where we are mounted, still percent-encoded where the server around tells it so."""
+    root = scope.get("root_path", "").encode()
+    raw = scope.get("raw_path")
+    path: bytes = raw.partition(b"?")[0] if raw else scope["path"].encode()
+    return path.removeprefix(root) if root and path.startswith(root) else path

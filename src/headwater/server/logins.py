@@ -1,0 +1,148 @@
+"""Access by a file of users: tokens, passwords and certificates.
+
+`known` looks in dictionaries. `check` looks at the file first, so that a new token counts at once; one that was taken
+away counts for at most `users_look_s` longer, because that often somebody's `known` leaves the answer to `check`.
+Safe from any thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from base64 import b64decode
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from headwater.errors import Denied, HeadwaterError
+from headwater.limits import SERVER_DEFAULTS, ServerLimits
+from headwater.server.attempts import Attempts
+from headwater.server.http.message import Client
+from headwater.server.scopes import User
+from headwater.server.users import Password, read
+from headwater.storage.disk import Clock, Disk
+
+logger = logging.getLogger("headwater.server")
+
+
+class FileAccess:
+    """The users of a file. Raises what `users.read` does, when it is made; after that, a bad file changes nothing."""
+
+    authenticates = True
+    challenge = 'Bearer realm="headwater", Basic realm="headwater", charset="UTF-8"'
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        limits: ServerLimits = SERVER_DEFAULTS,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._path = Path(path)
+        self._limits = limits
+        self._disk = disk or Disk()
+        self._clock = clock or Clock()
+        self._attempts = Attempts(limits, self._clock)
+        self._key = self._clock.random_bytes(32)
+        self._renewing = Lock()  # protects _seen: one thread reads the file
+        self._seen = self._disk.inode(self._path)  # before it is read: what changes meanwhile is then seen as new
+        self._users = read(self._path, self._disk, limits)
+        self._look_at = self._clock.monotonic() + limits.users_look_s
+
+    def known(self, headers: Mapping[str, str], client: Client) -> User | None:
+        now = self._clock.monotonic()
+        if now >= self._look_at:  # one request in a second goes to `check`, for the sake of all
+            self._look_at = now + self._limits.users_look_s
+            return None
+        return self._look_up(headers, client)
+
+    def check(self, headers: Mapping[str, str], client: Client) -> User:
+        self._renew()
+        found = self._look_up(headers, client)
+        if found is not None:
+            return found
+        said = headers.get("authorization")
+        if said is None:
+            raise _unauthenticated(
+                f"the certificate's subject {client.certificate!r} stands for no user",
+                f"headwater auth change {self._path} NAME --subject '{client.certificate}'",
+            )
+        scheme, _, credentials = said.partition(" ")
+        if scheme.lower() == "basic":
+            return self._by_password(said, credentials, client)
+        if scheme.lower() == "bearer":
+            raise _unauthenticated("the token is not known", "it was revoked, or is not of this server")
+        raise _unauthenticated(f"Authorization is Bearer or Basic here, not {scheme[:40]!r}", "")
+
+    def _look_up(self, headers: Mapping[str, str], client: Client) -> User | None:
+        """Who it is, from memory alone; None if that does not tell. Raises Denied if nothing was sent that could."""
+        said = headers.get("authorization")
+        users = self._users
+        if said is None:
+            if client.certificate is None:
+                raise _unauthenticated(
+                    "this server wants to know who asks",
+                    "send 'Authorization: Bearer TOKEN', or a user's name and password",
+                )
+            return users.by_subject.get(client.certificate)
+        if said[:7].lower() == "bearer ":
+            # Looked up by its hash, a token cannot be found letter by letter from the time that it takes.
+            return users.by_token.get(hashlib.sha256(said[7:].strip().encode(errors="replace")).digest())
+        name, password = _proofs(client).get(self._digest(said), ("", None))
+        account = users.accounts.get(name)
+        return users.users[name] if account is not None and account.password == password else None
+
+    def _by_password(self, said: str, credentials: str, client: Client) -> User:
+        name, typed = _name_and_password(credentials)
+        with self._attempts.turn(client.address):
+            users = self._users
+            account = users.accounts.get(name)
+            password = account.password if account is not None else None
+            if not (password or users.nobody).is_of(typed):
+                self._attempts.failed(client.address)
+                raise _unauthenticated("the name or the password is wrong", "")
+        assert password is not None  # nobody's has no hash
+        proofs = _proofs(client)
+        if len(proofs) >= self._limits.proofs_max:
+            proofs.clear()
+        proofs[self._digest(said)] = name, password
+        return users.users[name]
+
+    def _digest(self, said: str) -> bytes:
+        """What stands for a password in memory: useless without a key that is new in each process."""
+        return hashlib.blake2b(said.encode(errors="replace"), key=self._key, digest_size=32).digest()
+
+    def _renew(self) -> None:
+        """Read the file again if it has changed. While it is missing or wrong, the users stay as they are."""
+        with self._renewing:
+            seen = self._disk.inode(self._path)
+            if seen == self._seen:
+                return
+            self._seen = seen
+            try:
+                self._users = read(self._path, self._disk, self._limits)
+            except HeadwaterError as error:
+                # A slip of an editor must neither lock everyone out nor let anyone in.
+                logger.warning("the users stay as they were: %s", error)
+
+
+def _proofs(client: Client) -> dict[bytes, tuple[str, Password | None]]:
+    """The passwords that a connection has shown to be right, by the digest of what was sent."""
+    found: dict[Any, Any] = client.cache.setdefault("proofs", {})
+    return found
+
+
+def _name_and_password(credentials: str) -> tuple[str, bytes]:
+    try:
+        name, colon, typed = b64decode(credentials.strip(), validate=True).partition(b":")
+        if colon:
+            return name.decode(), typed
+    except ValueError:
+        pass
+    raise _unauthenticated("Authorization: Basic is followed by name:password in base64", "")
+
+
+def _unauthenticated(message: str, hint: str) -> Denied:
+    return Denied(message, hint=hint, code="unauthenticated")
