@@ -167,7 +167,7 @@ class Member:
     # Ending
 
     def close(self, *, died: bool = False) -> None:
-        """Store all acks, give up all partitions, durably, and leave. May be called twice. `died` is as in `release`."""
+        """Store all acks, give up all partitions, durably, and leave. May be called twice; `died` as in `release`."""
         with self.mutex:
             if self.closed:
                 return

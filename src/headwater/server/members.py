@@ -18,14 +18,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from headwater.engine.consumer import Consumer
 from headwater.engine.engine import Engine
 from headwater.errors import Closed, Fenced, HeadwaterError, Unavailable
-from headwater.event import Event
+from headwater.event import At, Event
 from headwater.limits import ServerLimits
 from headwater.server.http.message import Sink
 
@@ -118,6 +118,16 @@ class Settlement(msgspec.Struct, frozen=True):
     flush: bool = False
 
 
+Work = Callable[[], dict[int, int]]
+
+
+class Asked(NamedTuple):
+    """What a member's thread is asked: to do some work, or, without any, to look for more; and how to answer."""
+
+    work: Work | None
+    tell: Callable[[object], None]
+
+
 class RemoteMember:
     """One member of a consumer, for one client."""
 
@@ -147,7 +157,9 @@ class RemoteMember:
         self._changed = threading.Condition()  # protects all below; never held during I/O
         self._window = Window(limits.member_events_max, limits.member_bytes_max)
         self._state = State()
-        self._looks: list[Callable[[State], None]] = []
+        self._sent = 0
+        self._asked: list[Asked] = []
+        self._answering: list[Asked] = []  # what of it the thread has taken up, and not answered
         self._heard_s = monotonic()
         self._room = False  # whether the connection takes another chunk
         self._over = False
@@ -217,19 +229,25 @@ class RemoteMember:
 
     async def look(self) -> State:
         """What the member holds, after a look for more that began after this call."""
+        return (await self._ask(None))[1]
+
+    async def seek(self, at: At, partition: int | None) -> tuple[dict[int, int], State]:
+        """Go on from another place, as `Consumer.seek`; what is sent later is from there. Returns the new cursors."""
+        cursors, state = await self._ask(partial(self.consumer.seek, at, partition))
+        return cursors or {}, state
+
+    async def _ask(self, work: Work | None) -> tuple[dict[int, int] | None, State]:
+        """Have the thread do something between two chunks, and hear what it found."""
         loop = asyncio.get_running_loop()
-        seen: asyncio.Future[State] = loop.create_future()
-
-        def tell(state: State) -> None:
-            _call(loop, partial(_resolve, seen, state))
-
+        answer: asyncio.Future[tuple[dict[int, int] | None, State]] = loop.create_future()
+        asked = Asked(work, partial(_tell, loop, answer))
         with self._changed:
             if self._over:
                 raise member_gone()
-            self._looks.append(tell)
+            self._asked.append(asked)
             self._changed.notify()
         self.consumer.wake()
-        return await seen
+        return await answer
 
     def _fail(self, partition: int, offset: int, error: str) -> bool:
         aside = self.consumer.fail(self._event_at(self.consumer.topic, partition, offset), error)
@@ -296,55 +314,77 @@ class RemoteMember:
                 self._window.hold(self.consumer.fences)
                 if self._over:
                     return
-                looks, self._looks = self._looks, []
+                asked, self._asked = self._asked, []
+                self._answering = asked
                 now = monotonic()
                 dies_s = self._heard_s + self.lease_s
                 beat_s = said_s + self._heartbeat_s
                 open_handed = self._room and not self._window.full
-                if not open_handed and not looks:
+                if not open_handed and not asked:
                     self._changed.wait(max(0.0, min(dies_s, beat_s if self._room else dies_s, now + LOOK_S) - now))
             if now >= dies_s:
                 raise member_gone(self.lease_s)
+            looks = self._work(asked)
             events: list[Event] = []
             if open_handed:
                 ends_s = dies_s if self._timeout is None else min(dies_s, came_s + self._timeout)
-                wait_s = 0.0 if looks else max(0.0, min(beat_s, ends_s) - now)
+                wait_s = 0.0 if asked else max(0.0, min(beat_s, ends_s) - now)
                 events = self.consumer.take(CHUNK_EVENTS, CHUNK_BYTES, wait_s)
                 now = monotonic()
                 if events:
                     self._send(self.formats.events(events), events)
                     said_s = came_s = now
                 elif self.consumer.over or (self._timeout is not None and now >= came_s + self._timeout):
-                    self._said_farewell = True  # it is the server that ends it
+                    self._end_by_server()
                     return
             if not events and now >= said_s + self._heartbeat_s and self._room:
                 self._send(self.formats.heartbeat, [])
                 said_s = now
             self._look_around(looks, idle=open_handed and not events)
 
+    def _end_by_server(self) -> None:
+        """Nothing has failed, unless it was the client's end that stopped the consumer."""
+        with self._changed:
+            self._said_farewell = self._said_farewell or not self._over
+
     def _send(self, chunk: bytes, events: Sequence[Event]) -> None:
         with self._changed:
             self._room = False
             if events:
                 self._window.add(events)
-                self._state = msgspec.structs.replace(self._state, sent=self._state.sent + len(events))
+                self._sent += len(events)
             loop = self._loop
         assert loop is not None
         _call(loop, lambda: self._write(chunk))
 
-    def _look_around(self, looks: list[Callable[[State], None]], *, idle: bool) -> None:
+    def _work(self, asked: list[Asked]) -> list[Asked]:
+        """Do what is asked, and return what only wants a look, which comes next."""
+        for each in asked:
+            if each.work is not None:
+                try:
+                    done = each.work()
+                except HeadwaterError as error:
+                    each.tell(error)
+                else:
+                    self._look_around([], idle=False)
+                    each.tell((done, self.state))
+        return [each for each in asked if each.work is None]
+
+    def _look_around(self, looks: list[Asked], *, idle: bool) -> None:
         """Note what is held, and tell those who wait for it."""
         places, fences = self.consumer.places, self.consumer.fences
         held = {number: Held(fence, places[number]) for number, fence in fences.items() if number in places}
         with self._changed:
-            self._state = state = State(self._state.sent, idle, self._window.full, self.consumer.skipped, held)
-        for tell in looks:
-            tell(state)
+            # Both at once: who knows that events were sent must not miss their partition among those that are held.
+            self._state = state = State(self._sent, idle, self._window.full, self.consumer.skipped, held)
+        for each in looks:
+            each.tell((None, state))
 
     def _leave(self, error: HeadwaterError | None) -> None:
         with self._changed:
             self._over = True
-            looks, self._looks = self._looks, []
+            asked = [*self._answering, *self._asked]
+            self._asked = []
             loop = self._loop
             farewell = self._said_farewell
         self._gone(self)
@@ -355,8 +395,8 @@ class RemoteMember:
                 self.consumer.abandon()
         except HeadwaterError as trouble:
             error = error or trouble
-        for tell in looks:
-            tell(State())
+        for each in asked:
+            each.tell(member_gone())
         if loop is not None:
             last = b"" if error is None else self.formats.error(error)
             _call(loop, lambda: self._end(last))
@@ -477,9 +517,17 @@ def member_gone(lease_s: float | None = None) -> Fenced:
     )
 
 
-def _resolve(seen: asyncio.Future[State], state: State) -> None:
-    if not seen.done():  # whoever asked may have gone
-        seen.set_result(state)
+def _tell(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], told: object) -> None:
+    _call(loop, partial(_resolve, answer, told))
+
+
+def _resolve(answer: asyncio.Future[Any], told: object) -> None:
+    if answer.done():  # whoever asked has gone
+        return
+    if isinstance(told, BaseException):
+        answer.set_exception(told)
+    else:
+        answer.set_result(told)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:

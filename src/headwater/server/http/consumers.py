@@ -26,6 +26,13 @@ Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
 T = TypeVar("T")
 
 
+class Seek(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a consumer is to go on."""
+
+    at: int | str
+    partition: Number | None = None
+
+
 class Ack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """[partition, offset], or [partition, first, end] for all that was handed out from `first` to before `end`."""
 
@@ -42,22 +49,17 @@ class Acks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to: list[tuple[Number, Offset]] = []
     fails: list[tuple[Number, Offset, str]] = []
     flush: bool = False
+    seek: Seek | None = None
     look: bool = False
     leave: bool = False
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """The answer: of each failure whether the event was set aside, and what the member has done and holds."""
+    """The answer: of each failure whether the event was set aside; new cursors; what the member has done and holds."""
 
     aside: list[bool]
     state: State
-
-
-class Seek(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a consumer is to go on."""
-
-    at: int | str
-    partition: Number | None = None
+    cursors: dict[int, int] = {}
 
 
 _decode_acks = msgspec.json.Decoder(Acks).decode
@@ -123,6 +125,9 @@ async def settle(store: Store, request: Request) -> Response:
         member.leave()
         await store.blocking(member.join)
         return json(Settled(aside, member.state))
+    if said.seek is not None:
+        cursors, state = await member.seek(place_of(said.seek.at), said.seek.partition)
+        return json(Settled(aside, state, cursors))
     return json(Settled(aside, await member.look() if said.look else member.state))
 
 
