@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headwater.format.events import EventBatch
     from headwater.format.producers import Producer
     from headwater.limits import Limits
+    from headwater.server.http.asgi import asgi
 
 __version__ = "0.1.0"
 
@@ -57,6 +58,7 @@ __all__ = [
     "Transaction",
     "Unavailable",
     "Unsupported",
+    "asgi",
     "open",
 ]
 
@@ -71,6 +73,7 @@ _HOMES = {
     "Ref": "headwater.event",
     "Refs": "headwater.event",
     "Transaction": "headwater.engine.transaction",
+    "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",
 }
 

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from headwater.engine.engine import Engine
+from headwater.engine.transfer.transfer import Transfer
 from headwater.errors import Invalid, Unsupported
 from headwater.event import Durability
 from headwater.limits import DEFAULTS, Limits
 
 if TYPE_CHECKING:
     from headwater.client.remote import Remote
+
+    Log = Engine | Remote
 
 
 @overload
@@ -91,4 +94,4 @@ def _remote(
     where = Address.parse(address)
     tls = tls_context(where, tls_ca, tls_cert, tls_key)
     transport = Transport(where, authorization=credentials(token, user), tls=tls, timeout_s=timeout, retry_s=retry)
-    return Remote(transport, durability=durability, limits=limits)
+    return Remote(transport, lambda remote: Transfer(remote, remote.limits), durability=durability, limits=limits)

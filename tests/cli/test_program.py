@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 from click.shell_completion import ShellComplete, split_arg_string
 
 import headwater
-from headwater.cli.app import COMMANDS, Command, Context, cli
+from headwater.cli.app import COMMANDS, Command, Context, Family, cli
 from tests.cli.conftest import Run
 
 
@@ -40,9 +41,19 @@ def test_errors_are_one_line_and_1_and_json_where_that_is_wanted(run: Run, data:
     assert (told["error"], told["hint"]) == ("topic_not_found", "'headwater topics' lists them")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_examples_that_parse(name: str) -> None:
-    command = cli.get_command(Context(cli), name)
+def every_command() -> dict[str, click.Command]:
+    """All commands by what one types, those of families too: `auth add`."""
+    found: dict[str, click.Command] = {}
+    for name in COMMANDS:
+        command = cli.get_command(Context(cli), name)
+        assert command is not None
+        members = command.commands if isinstance(command, Family) else {"": command}
+        found |= {f"{name} {member}".strip(): each for member, each in members.items()}
+    return found
+
+
+@pytest.mark.parametrize(("name", "command"), every_command().items())
+def test_each_command_has_examples_that_parse(name: str, command: click.Command) -> None:
     assert isinstance(command, Command)
     assert command.examples
     for example in command.examples:

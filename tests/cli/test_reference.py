@@ -62,7 +62,9 @@ def test_each_command_is_documented(name: str) -> None:
 
 def test_every_command_has_its_file_and_every_file_with_a_command_is_listed() -> None:
     commands = {
-        path.stem.rstrip("_") for path in MODULES.glob("*.py") if "@command(" in path.read_text(encoding="utf-8")
+        path.stem.rstrip("_")
+        for path in MODULES.glob("*.py")
+        if re.search(r"^@(command\(|group$)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert commands == set(COMMANDS)
 

@@ -99,6 +99,15 @@ class Collector:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 await self._changed.wait()
 
+    async def until_offset(self, offset: int) -> None:
+        await self.until(lambda: bool(self.offsets) and self.offsets[-1] == offset)
+
+    async def until_longer(self, size: int) -> None:
+        await self.until(lambda: len(self.data) > size)
+
+    async def until_end(self) -> None:
+        await self.until(lambda: self.ended == 1)
+
     async def until_lines(self, count: int) -> None:
         await self.until(lambda: self.data.count(b"\n") >= count)
 

@@ -27,7 +27,7 @@ SECTIONS = {
     "Events": ("append", "tx", "read", "tail", "export", "import"),
     "Consumers": ("consume", "consumers", "seek", "forget", "replay"),
     "Keeping": ("seal", "reindex", "retain", "check", "repair"),
-    "Serving": ("serve",),
+    "Serving": ("serve", "auth"),
     "Tools": ("bench", "completion"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
@@ -78,9 +78,38 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
         super().format_epilog(ctx, formatter)
+        files = [option for option in self.params if isinstance(option, click.Option) and option.hidden]
+        if files:
+            with formatter.section("With a server"):
+                formatter.write_text(f"{', '.join(option.opts[0] for option in files)}: see docs/CLIENT.md.")
         with formatter.section("Examples"):
             for example in self.examples:
                 formatter.write(f"  {click.style('$', dim=True)} {example}\n")
+
+
+class Family(click.Group):
+    """A command of several, in one module: `headwater auth add`."""
+
+    context_class = Context
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
+        """Write the commands, in the order of the module."""
+        with formatter.section("Commands"):
+            rows = [(name, command.get_short_help_str(100)) for name, command in self.commands.items()]
+            formatter.write_dl(rows)
+
+    def command(self, *, examples: Sequence[str] = (), **options: Any) -> Callable[[Callable[..., Any]], Command]:  # type: ignore[override]
+        """Make a function one of them."""
+
+        def decorate(function: Callable[..., Any]) -> Command:
+            made = command(examples=examples, **options)(function)
+            self.add_command(made)
+            return made
+
+        return decorate
 
 
 class Program(click.Group):
@@ -185,9 +214,15 @@ def command(*, examples: Sequence[str], **options: Any) -> Callable[[Callable[..
 
     def decorate(function: Callable[..., Any]) -> Command:
         options.setdefault("context_settings", HELP)
-        return click.command(function.__name__.rstrip("_"), cls=Command, examples=examples, **options)(function)
+        options.setdefault("name", function.__name__.rstrip("_"))
+        return click.command(cls=Command, examples=examples, **options)(function)
 
     return decorate
+
+
+def group(function: Callable[..., Any]) -> Family:
+    """Make a function a family of commands: its docstring is the help, its name the family's."""
+    return click.group(function.__name__, cls=Family, context_settings=HELP)(function)
 
 
 @click.group(cls=Program, context_settings=HELP)
@@ -195,7 +230,8 @@ def command(*, examples: Sequence[str], **options: Any) -> Callable[[Callable[..
 def cli() -> None:
     """An event log in a directory: append events, read them, follow them.
 
-    DATA is the directory. 'headwater COMMAND --help' tells more, with examples.
+    DATA is the directory, or the address of a server, as in http://host:7450: then HEADWATER_TOKEN, or a file named by
+    --token-file, says who asks. 'headwater COMMAND --help' tells more, with examples.
     """
 
 
@@ -216,6 +252,9 @@ def _fail(error: HeadwaterError, as_json: bool) -> None:
 
 
 def _fail_usage(error: click.ClickException, as_json: bool) -> None:
+    if type(error).__name__ == "NoArgsIsHelpError" and not as_json:  # a class of click from 8.2 on
+        error.show()
+        return
     message = error.format_message().rstrip(".")
     message = message[:1].lower() + message[1:]
     path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "headwater"

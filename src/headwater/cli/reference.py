@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.app import SECTIONS, Context, cli
+from headwater.cli.app import SECTIONS, Context, Family, cli
 
 MARKER = "<!-- Below, this page is made by: python -m headwater.cli.reference docs/CLI.md -->\n"
 COLUMNS = 100
@@ -23,7 +23,7 @@ def reference() -> str:
         for name in names:
             command = cli.get_command(Context(cli), name)
             assert command is not None
-            parts += [f"### headwater {name}\n", _block(_help(command, f"headwater {name}"))]
+            parts += _section(command, f"headwater {name}")
     return "\n".join(parts)
 
 
@@ -33,6 +33,14 @@ def renewed(page: str) -> str:
     if not marker:
         raise ValueError(f"the page lacks the line {MARKER.strip()}")
     return f"{written}{MARKER}\n{reference()}"
+
+
+def _section(command: click.Command, path: str) -> list[str]:
+    parts = [f"### {path}\n", _block(_help(command, path))]
+    if isinstance(command, Family):
+        for name, member in command.commands.items():
+            parts += _section(member, f"{path} {name}")
+    return parts
 
 
 def _help(command: click.Command, path: str) -> str:

@@ -20,6 +20,14 @@ from headwater.cli.arguments import Size
 )
 @click.argument("data", metavar="[DATA]", default="data")
 @click.option("--http", metavar="HOST:PORT", default="127.0.0.1:7450", show_default=True, help="Where to listen.")
+@click.option("--auth", metavar="FILE", help="Users and what they may do: see 'headwater auth'.")
+@click.option("--access", metavar="NAME[:ARG]", help="Another way to tell who somebody is, that a package brings.")
+@click.option(
+    "--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate, and those between it and its root."
+)
+@click.option("--tls-key", metavar="FILE", help="Its key.")
+@click.option("--tls-client-ca", metavar="FILE", help="Serve only clients with a certificate of this authority.")
+@click.option("--access-log", metavar="FILE", help="Write a line of JSON for each request; - for standard error.")
 @click.option("--insecure", is_flag=True, help="Serve the network without asking who somebody is.")
 @click.option("--cors", multiple=True, metavar="ORIGIN", help="Let pages of this site call the server; * for all.")
 @click.option("--bus", metavar="TOPIC", default="events", show_default=True, help="The topic behind /api/events.")
@@ -28,6 +36,12 @@ from headwater.cli.arguments import Size
 def serve(
     data: str,
     http: str,
+    auth: str | None,
+    access: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    access_log: str | None,
     insecure: bool,
     cors: tuple[str, ...],
     bus: str,
@@ -41,19 +55,31 @@ def serve(
     """
     from pathlib import Path
 
+    from headwater.server.access import chosen
+    from headwater.server.accesslog import AccessLog
+    from headwater.server.logins import FileAccess
     from headwater.server.serve import Address
     from headwater.server.serve import serve as run
     from headwater.server.settings import Bus, Settings
+    from headwater.server.tls import Certificate
 
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
     kept = {"segments": segments, "segment_bytes": segment_bytes}
     settings = Settings(
         bus=Bus(topic=bus, **{name: value for name, value in kept.items() if value is not None}), origins=cors
     )
+    if auth is not None and access is not None:
+        raise click.UsageError("--auth and --access cannot be given together")
+    if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
+        raise click.UsageError("--tls-cert and --tls-key are needed, both")
+    address = Address.parse(http)
     run(
         Path(data),
-        Address.parse(http),
+        address,
         settings,
+        access=FileAccess(auth) if auth is not None else None if access is None else chosen(access),
+        certificate=Certificate(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None,
+        access_log=None if access_log is None else AccessLog(None if access_log == "-" else Path(access_log)),
         insecure=insecure,
         ready=lambda url: show.done(f"serving {data} at {url}"),
     )

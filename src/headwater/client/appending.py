@@ -17,7 +17,8 @@ from headwater.client.producers import Producers
 from headwater.client.transport import Answer, Transport
 from headwater.errors import HeadwaterError, Invalid, NotFound
 from headwater.event import Content, Durability, Ref, Refs, Run, ticks_and_node
-from headwater.format import given
+from headwater.format import batch, frames, given
+from headwater.format.column import Column
 from headwater.format.producers import Producer
 from headwater.limits import Limits
 
@@ -96,9 +97,19 @@ class Appends:
         reached: Any = told["headwater-durability"]
         return Ref(topic, int(told["headwater-partition"]), int(answer.body), ticks, node, reached)
 
-    def many(self, topic: str, body: bytes, media: str, query: dict[str, Any], who: Who) -> Refs:
-        """Append many events, in the format `media`."""
-        told = _decode_runs(self._append(topic, body, query, {"Content-Type": media}, who).body)
+    def many(
+        self,
+        topic: str,
+        content: Content,
+        columns: dict[int, Column | None],
+        count: int,
+        query: dict[str, Any],
+        who: Who,
+    ) -> Refs:
+        """Append many events, as one batch that the server spreads over partitions."""
+        stored = batch.encode(0, 0, count, content, columns)
+        body = frames.encode(0, stored, 0, count)
+        told = _decode_runs(self._append(topic, body, query, {"Content-Type": frames.MEDIA_TYPE}, who).body)
         runs = []
         for run in told.runs:
             ticks, node = ticks_and_node(UUID(run.id))

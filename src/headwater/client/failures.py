@@ -8,7 +8,7 @@ import msgspec
 
 from headwater import errors
 from headwater.client.address import Address
-from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
+from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable, Unsupported
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -63,6 +63,20 @@ def lost(address: Address, reason: str, **facts: Any) -> Unavailable:
         code="answer_lost",
         **facts,
     )
+
+
+def not_headwater(address: Address) -> Unsupported:
+    """That an answer lacks what ours have."""
+    return Unsupported(
+        f"the answer of {address} is not one of a Headwater server",
+        hint="is it an older one, or does something stand before it that takes headers away?",
+        code="bad_answer",
+    )
+
+
+def cut_short(address: Address, reason: str) -> Unavailable:
+    """That an answer did not come to its end."""
+    return Unavailable(f"the answer of {address} was cut short: {reason}", hint="ask again", code="answer_cut_short")
 
 
 def _of_a_stranger(status: int, address: Address) -> HeadwaterError:

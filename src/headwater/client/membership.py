@@ -99,6 +99,9 @@ class Membership:
             if stopped() or not self.waits:
                 return None
         self.verify()
+        return self._pop()
+
+    def _pop(self) -> Event | None:
         with self.changed:
             return self._buffer.popleft()[1] if self.waits else None
 

@@ -8,7 +8,8 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headwater.client.failures import Told, revive
+from headwater.client.connection import Broken
+from headwater.client.failures import Told, cut_short, revive
 from headwater.client.transport import Transport
 from headwater.event import Blob, Event, ticks_and_node
 from headwater.format import jsonl
@@ -76,10 +77,16 @@ class ItemBlob:
         self._query = {"partition": partition, "from": offset, "end_after": offset, "max_items": 1}
 
     def chunks(self) -> Iterator[bytes]:
-        """The data in pieces of at most 1 MiB."""
+        """The data in pieces of at most 1 MiB. Raises NotFound if retention has deleted it, Unavailable if cut short."""
         with self._transport.stream(self._path, self._query, accept="application/octet-stream") as stream:
-            skip = ITEM_HEAD_BYTES
-            for piece in stream.pieces():
-                data, skip = piece[skip:], max(0, skip - len(piece))
-                for at in range(0, len(data), BLOB_CHUNK_BYTES):
-                    yield data[at : at + BLOB_CHUNK_BYTES]
+            skip, left = ITEM_HEAD_BYTES, self.size
+            try:
+                for piece in stream.pieces():
+                    data, skip = piece[skip:], max(0, skip - len(piece))
+                    left -= len(data)
+                    for at in range(0, len(data), BLOB_CHUNK_BYTES):
+                        yield data[at : at + BLOB_CHUNK_BYTES]
+            except Broken as error:
+                raise cut_short(self._transport.address, str(error)) from error
+        if left:
+            raise cut_short(self._transport.address, f"{left} bytes of a huge event are missing")

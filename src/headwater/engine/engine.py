@@ -26,9 +26,9 @@ from headwater.engine.retaining import Keeper
 from headwater.engine.selection import Selection
 from headwater.engine.topics import OpenTopic, Topics
 from headwater.engine.transaction import Transaction
-from headwater.engine.transfer import exporting, importing
-from headwater.engine.transfer.chunks import Wanted
+from headwater.engine.transfer.exporting import Progress as TransferProgress
 from headwater.engine.transfer.files import Target
+from headwater.engine.transfer.transfer import Transfer
 from headwater.engine.waiting import Waiting
 from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 _engines: WeakSet[Engine] = WeakSet()  # which must begin anew in a forked child
 
 LEASE_MS_MIN = 50  # below, a stall of the machine would take every lease away
-ARROW_BYTES = 8 * 1024 * 1024  # how much of a table goes into one batch
 
 
 class Engine:
@@ -89,6 +88,7 @@ class Engine:
         self._topics = Topics(self._catalogue, limits, self._new_log, self.check_open)
         self._open = self._topics.open  # for appends, which look there first
         self._journal = Journal(path / "journal", self._disk, self._checkpoint)
+        self._transfer = Transfer(self, limits, self._disk)
         _engines.add(self)
         self._journal.finish_abandoned()
 
@@ -101,6 +101,11 @@ class Engine:
     def uuid(self) -> str:
         """What identifies this log directory, wherever it is moved."""
         return self._store.uuid
+
+    def probe(self) -> None:
+        """Raise what keeps the log from being read: it is closed, its directory is gone or damaged. Reads one file."""
+        self.check_open()
+        self._catalogue.open()
 
     # Topics
 
@@ -374,17 +379,12 @@ class Engine:
 
         It is split into batches as needed: what was appended before an error stays. References are grouped by batch.
         """
-        pa = arrow.pyarrow()
         opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
         given.check_content(content)
-        whole: Any = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
-        rows_per_batch = max(1, min(self._limits.pack_events, ARROW_BYTES * whole.num_rows // max(1, whole.nbytes)))
         runs: list[Run] = []
         logs: dict[int, LocalLog] = {}
-        for batch in whole.to_batches(max_chunksize=rows_per_batch):
-            if not batch.num_rows:
-                continue
+        for batch in arrow.split(table, self._limits.pack_events):
             parts = []
             for chosen, part in opened.spread_arrow(batch, partition):
                 batch_content, columns = arrow.columns_of(part, content)
@@ -594,7 +594,7 @@ class Engine:
         target: Target,
         *,
         format: str | None = None,
-        progress: exporting.Progress | None = None,
+        progress: TransferProgress | None = None,
         **filters: Any,
     ) -> int:
         """Write the events of a topic to a file, or to an open binary one; returns how many. Changes nothing here.
@@ -603,8 +603,7 @@ class Engine:
         first and the last can hold several topics. `filters` are those of `read_batches`. A path gets its file when
         that is whole and durable, in place of what was there. Raises TooLarge for an event that the format cannot hold.
         """
-        topics = [topic] if isinstance(topic, str) else list(topic)
-        return exporting.export(self, self._disk, topics, target, format, progress, filters)
+        return self._transfer.export(topic, target, format, progress, filters)
 
     def import_(
         self,
@@ -620,7 +619,7 @@ class Engine:
         data_column: str | None = None,
         key_column: str | None = None,
         type_column: str | None = None,
-        progress: exporting.Progress | None = None,
+        progress: TransferProgress | None = None,
     ) -> int:
         """Append the events of a file to a topic, or with None each to the topic that it names; returns how many.
 
@@ -629,11 +628,18 @@ class Engine:
         the old ones in meta. `only` takes the events which the file says are of one topic; `content` says what the
         data is where the file does not. Raises Corrupt for a damaged file, Invalid for what is no event.
         """
-        given.check_content(content)
-        by_topic = topic is None or only is not None
-        wanted = Wanted(content, keep_times, by_topic, data_column, key_column, type_column)
-        sink = importing.Sink(self, self._limits, topic, only, partition, skip)
-        return importing.import_file(self._disk, self._limits, source, format, wanted, sink, progress)
+        return self._transfer.import_(
+            topic,
+            source,
+            format,
+            only=only,
+            content=content,
+            partition=partition,
+            skip=skip,
+            keep_times=keep_times,
+            columns=(data_column, key_column, type_column),
+            progress=progress,
+        )
 
     # Keeping
 

@@ -42,7 +42,7 @@ class Access(Protocol):
     def known(self, headers: Mapping[str, str], client: Client) -> User | None:
         """Who it is, if that is known without waiting: on the loop's thread, in microseconds, without I/O.
 
-        None when only `check` can tell. Raises Denied where that could not tell either.
+        None when only `check` can tell. It raises nothing.
         """
         ...
 
@@ -70,6 +70,7 @@ class Open:
 
 BUILT_IN: dict[str, Callable[[str], Access]] = {"open": lambda _: Open(), "users": FileAccess}
 GROUP = "headwater.access"
+VERBS: dict[Action, str] = {"read": "read", "append": "append to", "admin": "administer"}
 
 
 def chosen(spec: str) -> Access:
@@ -107,7 +108,7 @@ def require(user: User, action: Action, topic: str | None) -> None:
     if not user.may(action, topic):
         what = "all topics" if topic is None else f"topic {topic!r}"
         raise Denied(
-            f"user {user.name!r} may not {'administer' if action == 'admin' else action} {what}",
+            f"user {user.name!r} may not {VERBS[action]} {what}",
             hint=f"it takes a scope like '{action}:{'*' if topic is None else topic}'",
             user=user.name,
             action=action,

@@ -30,9 +30,17 @@ Blocking = Callable[..., Awaitable[Any]]
 class Form(Protocol):
     """How events are written to a stream. Safe from any thread."""
 
-    key: Hashable  # two forms with the same key write the same bytes
-    opening: bytes
-    heartbeat: bytes  # empty if there is no way to say nothing
+    @property
+    def key(self) -> Hashable:
+        """Two forms with the same key write the same bytes."""
+        ...
+
+    @property
+    def opening(self) -> bytes: ...
+    @property
+    def heartbeat(self) -> bytes:
+        """What says nothing; empty if there is no way to."""
+        ...
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
         """The bytes of events; `before` is where their reader was before them."""
@@ -52,7 +60,7 @@ class Chunk(NamedTuple):
 
     data: bytes
     framed: bytes  # the same as a chunk of HTTP
-    count: int
+    events: int
     gaps: int
     after: Offsets
     last_id: UUID | None
@@ -111,7 +119,7 @@ class Channel:
             for subscription in behind:
                 subscription.fall_behind(chunk)
             counts, many = self._counts, len(live)
-            counts.events += chunk.count * many
+            counts.events += chunk.events * many
             counts.bytes += len(data) * many
             counts.gaps += chunk.gaps * many
         if len(self.live) < len(self.subscriptions):
@@ -316,7 +324,7 @@ class Subscription:
         if chunk.data:
             self._last_id = chunk.last_id
             self._full = not self._sink.write_framed(chunk.data, chunk.framed)
-            self._counts.events += chunk.count
+            self._counts.events += chunk.events
             self._counts.bytes += len(chunk.data)
             self._counts.gaps += chunk.gaps
 

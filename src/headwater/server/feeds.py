@@ -165,7 +165,8 @@ class Feeds:
                 if batches:
                     yield batches
                 elif cursor.offsets == before:
-                    if not wait or (ends is not None and all(map(int.__ge__, before, ends))):
+                    over = ends is not None and all(map(int.__ge__, before, ends))
+                    if over or not wait or self._closed:
                         return
                     if waiter is None:
                         waiter = _Waiter(cursor.at(before))

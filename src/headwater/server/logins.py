@@ -1,7 +1,7 @@
 """Access by a file of users: tokens, passwords and certificates.
 
 `known` looks in dictionaries. `check` looks at the file first, so that a new token counts at once; one that was taken
-away counts for at most `users_look_s` longer, because that often somebody's `known` leaves the answer to `check`.
+away counts for at most `users_look_s` longer: if nobody has looked for that long, `known` leaves it to `check`.
 Safe from any thread.
 """
 
@@ -46,17 +46,13 @@ class FileAccess:
         self._clock = clock or Clock()
         self._attempts = Attempts(limits, self._clock)
         self._key = self._clock.random_bytes(32)
-        self._renewing = Lock()  # protects _seen: one thread reads the file
+        self._renewing = Lock()  # protects _seen and _look_at: one thread reads the file
         self._seen = self._disk.inode(self._path)  # before it is read: what changes meanwhile is then seen as new
         self._users = read(self._path, self._disk, limits)
         self._look_at = self._clock.monotonic() + limits.users_look_s
 
     def known(self, headers: Mapping[str, str], client: Client) -> User | None:
-        now = self._clock.monotonic()
-        if now >= self._look_at:  # one request in a second goes to `check`, for the sake of all
-            self._look_at = now + self._limits.users_look_s
-            return None
-        return self._look_up(headers, client)
+        return self._look_up(headers, client) if self._clock.monotonic() < self._look_at else None
 
     def check(self, headers: Mapping[str, str], client: Client) -> User:
         self._renew()
@@ -64,10 +60,14 @@ class FileAccess:
         if found is not None:
             return found
         said = headers.get("authorization")
+        if said is None and client.certificate is None:
+            raise _unauthenticated(
+                "this server wants to know who asks", "send 'Authorization: Bearer TOKEN', or a name and password"
+            )
         if said is None:
             raise _unauthenticated(
                 f"the certificate's subject {client.certificate!r} stands for no user",
-                f"headwater auth change {self._path} NAME --subject '{client.certificate}'",
+                f"headwater auth change FILE NAME --subject '{client.certificate}'",
             )
         scheme, _, credentials = said.partition(" ")
         if scheme.lower() == "basic":
@@ -77,16 +77,11 @@ class FileAccess:
         raise _unauthenticated(f"Authorization is Bearer or Basic here, not {scheme[:40]!r}", "")
 
     def _look_up(self, headers: Mapping[str, str], client: Client) -> User | None:
-        """Who it is, from memory alone; None if that does not tell. Raises Denied if nothing was sent that could."""
+        """Who it is, from memory alone; None if that does not tell."""
         said = headers.get("authorization")
         users = self._users
         if said is None:
-            if client.certificate is None:
-                raise _unauthenticated(
-                    "this server wants to know who asks",
-                    "send 'Authorization: Bearer TOKEN', or a user's name and password",
-                )
-            return users.by_subject.get(client.certificate)
+            return users.by_subject.get(client.certificate) if client.certificate is not None else None
         if said[:7].lower() == "bearer ":
             # Looked up by its hash, a token cannot be found letter by letter from the time that it takes.
             return users.by_token.get(hashlib.sha256(said[7:].strip().encode(errors="replace")).digest())
@@ -117,15 +112,16 @@ class FileAccess:
     def _renew(self) -> None:
         """Read the file again if it has changed. While it is missing or wrong, the users stay as they are."""
         with self._renewing:
-            seen = self._disk.inode(self._path)
-            if seen == self._seen:
-                return
-            self._seen = seen
+            looked = self._clock.monotonic()
             try:
-                self._users = read(self._path, self._disk, self._limits)
-            except HeadwaterError as error:
+                seen = self._disk.inode(self._path)
+                if seen != self._seen:
+                    self._seen = seen
+                    self._users = read(self._path, self._disk, self._limits)
+            except (HeadwaterError, OSError) as error:
                 # A slip of an editor must neither lock everyone out nor let anyone in.
                 logger.warning("the users stay as they were: %s", error)
+            self._look_at = looked + self._limits.users_look_s
 
 
 def _proofs(client: Client) -> dict[bytes, tuple[str, Password | None]]:

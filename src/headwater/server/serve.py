@@ -17,13 +17,15 @@ import uvloop
 
 from headwater.engine.engine import Engine
 from headwater.errors import Invalid, Unavailable
-from headwater.limits import DEFAULTS
+from headwater.limits import DEFAULTS, SERVER_DEFAULTS
 from headwater.server.access import Access, Open, check_exposure, loopback
+from headwater.server.accesslog import AccessLog
 from headwater.server.http.app import App
 from headwater.server.http.protocol import Connections
 from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.settings import Settings
 from headwater.server.store import Store
+from headwater.server.tls import Certificate
 
 GRACE_S = 10.0  # how long answers under way may take when the server stops
 BACKLOG = 2048
@@ -53,7 +55,8 @@ def serve(
     settings: Settings,
     *,
     access: Access | None = None,
-    tls: ssl.SSLContext | None = None,
+    certificate: Certificate | None = None,
+    access_log: AccessLog | None = None,
     insecure: bool = False,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
@@ -62,13 +65,13 @@ def serve(
     Raises Invalid if it would be open to the network without authentication, Unavailable if it cannot listen.
     """
     access = access or Open()
-    check_exposure(address.host, access, insecure=insecure, tls=tls is not None)
+    check_exposure(address.host, access, insecure=insecure, tls=certificate is not None)
     if not access.authenticates and loopback(address.host):
         settings = msgspec.structs.replace(settings, check_host=True)
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(path, address, settings, access, tls, ready))
+        runner.run(_serve(path, address, settings, access, certificate, access_log, ready))
 
 
 async def _serve(
@@ -76,7 +79,8 @@ async def _serve(
     address: Address,
     settings: Settings,
     access: Access,
-    tls: ssl.SSLContext | None,
+    certificate: Certificate | None,
+    access_log: AccessLog | None,
     ready: Callable[[str], None],
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -84,17 +88,30 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     metrics = Metrics(CountingDisk())
+    metrics.access_log = access_log
+
+    def renew() -> None:
+        if access_log is not None:
+            access_log.reopen()
+        if certificate is not None:
+            certificate.renew(now=True)
+
+    loop.add_signal_handler(signal.SIGHUP, renew)
     engine = await loop.run_in_executor(None, lambda: Engine(path, limits=DEFAULTS, disk=metrics.disk))
     store = Store(engine, access, settings, metrics)
     connections = Connections(App(store, check_host=settings.check_host), settings.limits, loop)
     try:
-        server = await _listen(loop, connections, address, tls)
+        server = await _listen(loop, connections, address, certificate.context if certificate else None)
         host, port = server.sockets[0].getsockname()[:2]
-        ready(f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}")
+        ready(f"{'https' if certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}")
+        renewing = loop.create_task(_renew(certificate)) if certificate is not None else None
         await stopped.wait()
+        if renewing is not None:
+            renewing.cancel()
         server.close()
         store.members.leave()  # before their connections end, which would look like the death of their clients
         connections.stop()
+        store.feeds.close()  # whoever waits for more has had all there will be
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
                 while connections.open:
@@ -102,7 +119,16 @@ async def _serve(
     finally:
         connections.abort()
         await store.close()
+        if access_log is not None:
+            access_log.close()
         await loop.run_in_executor(None, engine.close)
+
+
+async def _renew(certificate: Certificate) -> None:
+    """A certificate that was replaced is used without a restart."""
+    while True:
+        await asyncio.sleep(SERVER_DEFAULTS.certificate_look_s)
+        certificate.renew()
 
 
 async def _listen(

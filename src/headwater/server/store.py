@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from headwater.engine.engine import Engine
 from headwater.server.access import Access
@@ -30,6 +30,7 @@ class Store:
         self.limits = settings.limits
         self.metrics = metrics
         self.loop = asyncio.get_running_loop()
+        self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
         self.commits = Commits(engine, self.loop, metrics)
         self.feeds = Feeds(engine, self.blocking, self.loop, settings)
@@ -38,6 +39,16 @@ class Store:
     async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call what reads or writes files, in a thread of its own, and wait for it."""
         return await self.loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
+
+    async def shared(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """The same, but called once for all who ask for it under this name while it is under way."""
+        task = self._under_way.get(name)
+        if task is None:
+            task = self._under_way[name] = self.loop.create_task(self.blocking(function, *args, **kwargs))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits any more
+            task.add_done_callback(lambda _: self._under_way.pop(name))
+        found: R = await asyncio.shield(task)
+        return found
 
     async def pump(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         """Pieces that are read from files, one at a time, as fast as somebody takes them."""

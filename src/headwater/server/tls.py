@@ -1,8 +1,8 @@
 """TLS: the server's certificate, and the certificates of clients.
 
 `Certificate` holds the context to serve with, and loads the files again when they have changed. `subject` gives the
-name for which a client's certificate stands. Belongs to the loop's thread, as the handshakes do: OpenSSL must not change
-a context in one thread while another begins a connection with it.
+name for which a client's certificate stands. Contexts are never changed once they are made, because OpenSSL may be
+beginning a connection with one in another thread: a new one takes its place. `renew` is for one thread at a time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def context(cert: str | Path, key: str | Path, client_ca: str | Path | None = No
 
 
 class Certificate:
-    """The context of these files, renewed when the certificate or its key has changed."""
+    """The context of these files, for whoever listens; connections that come after a change have the new files'."""
 
     def __init__(
         self,
@@ -62,18 +62,18 @@ class Certificate:
         disk: Disk | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._cert, self._key = Path(cert), Path(key)
+        self._files = (Path(cert), Path(key), None if client_ca is None else Path(client_ca))
         self._disk = disk or Disk()
         self._clock = clock or Clock()
         self._seen = self._look()
-        self.context = context(cert, key, client_ca)
+        self._current = self.context = context(*self._files)
+        self.context.sni_callback = self._choose
         self._look_at = self._clock.monotonic() + SERVER_DEFAULTS.certificate_look_s
 
     def renew(self, *, now: bool = False) -> bool:
         """Load the files again if they have changed, and say whether; looks once a minute, unless it is to be `now`.
 
-        Connections that come after it have the new certificate. Files that do not fit together, as in the midst of
-        being replaced, change nothing; they are tried again. The authority of clients stays until a restart.
+        Files that do not fit together, as in the midst of being replaced, change nothing; they are tried again.
         """
         time = self._clock.monotonic()
         if time < self._look_at and not now:
@@ -83,16 +83,19 @@ class Certificate:
         if seen == self._seen:
             return False
         try:
-            context(self._cert, self._key)  # loading a pair that does not fit would leave half of it behind
+            self._current = context(*self._files)
         except HeadwaterError as error:
             logger.warning("the certificate stays as it was: %s", error)
             return False
-        _load_chain(self.context, self._cert, self._key)
         self._seen = seen
         return True
 
-    def _look(self) -> tuple[int | None, int | None]:
-        return self._disk.inode(self._cert), self._disk.inode(self._key)
+    def _choose(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:  # noqa: ARG002
+        """Have a new connection go on with the current context; OpenSSL asks even if the client names no host."""
+        connection.context = self._current
+
+    def _look(self) -> list[int | None]:
+        return [self._disk.inode(path) for path in self._files if path is not None]
 
 
 def subject(connection: ssl.SSLObject | ssl.SSLSocket) -> str | None:

@@ -184,7 +184,7 @@ class TableChunk:
 
     def append(self, place: Place) -> None:
         options: dict[str, Any] = {"content": place.content, "durability": "os", "partition": place.partition}
-        place.engine.append_arrow(place.topic, self._batch, **options)
+        place.log.append_arrow(place.topic, self._batch, **options)
 
     def append_alone(self, place: Place) -> None:
         found = {name: arrow.values_of(self._batch.column(name))[0] for name in self._batch.schema.names}

@@ -18,9 +18,10 @@ from headwater.event import id_of
 from headwater.server.access import User, require
 from headwater.server.http.appending import CONTENT_BY_MEDIA
 from headwater.server.http.errors import of_status, response_of
-from headwater.server.http.message import Client, Headers, Query, Request, Response
+from headwater.server.http.message import Budget, Client, Headers, Query, Request, Response
 from headwater.server.http.routes import Router, allowed
 from headwater.server.http.target import parts_of
+from headwater.server.scopes import NOBODY
 from headwater.server.store import Store
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class App:
         self.store = store
         self._router = Router()
         self._check_host = check_host
+        self._budget = Budget(store.limits.held_bytes_max)
         self._appended = store.metrics.route("POST", "/topic/{name}/items")
         self._targets: dict[bytes, tuple[str, dict[str, object]] | None] = {}
 
@@ -65,13 +67,13 @@ class App:
             return False
         try:
             waiting = store.engine.prepare(topic, data, content=content, **options)  # type: ignore[arg-type]
-            store.commits.submit(waiting, partial(self._quickly, connection, perf_counter()))
+            store.commits.submit(waiting, partial(self._quickly, connection, perf_counter(), url, user.name))
         except HeadwaterError:
             return False  # whoever answers in full tells it
         return True
 
-    def _quickly(self, connection: Connection, begun: float, waiting: Waiting) -> None:
-        error = waiting.error
+    def _quickly(self, connection: Connection, begun: float, url: bytes, user: str, waiting: Waiting) -> None:
+        error, status = waiting.error, 200
         seconds = perf_counter() - begun
         if error is None:
             rows, log = waiting.rows, waiting.log
@@ -81,11 +83,16 @@ class App:
                 b"fsync" if rows.sync else b"os",
             )
             connection.answer_quickly(b"%d" % rows.offset, place)
-            self._appended.answered(200, seconds)
         else:
             response = self._failure(error) if isinstance(error, HeadwaterError) else _failed(error)
             connection.answer_quickly_with(response)
-            self._appended.answered(response.status, seconds)
+            status = response.status
+        self._appended.answered(status, seconds)
+        access_log = self.store.metrics.access_log
+        if access_log is not None:
+            target = url.decode("latin-1")
+            known = connection.client.address, user, "POST", target, "/topic/{name}/items", status
+            access_log.note(*known, waiting.rows.size, 0, seconds)
 
     def _learn(self, url: bytes) -> tuple[str, dict[str, object]] | None:
         """What the address of a plain append means; None if it is not one."""
@@ -114,6 +121,7 @@ class App:
     async def answer(self, request: Request) -> Response:
         """The answer to a request, whatever becomes of it."""
         begun = perf_counter()
+        request.budget = self._budget
         headers = self._cors(request)
         try:
             if request.failure is not None:
@@ -128,6 +136,8 @@ class App:
             response = of_status(400, "the client has gone", "disconnected", str(error))
         except Exception as error:  # noqa: BLE001  # a bug of ours must not end the server, nor tell its insides
             response = _failed(error)
+        finally:
+            self._budget.give_back(request.held)
         if headers:
             response.headers = (*response.headers, *headers)
         self.store.metrics.route(request.method, request.route).answered(response.status, perf_counter() - begun)
@@ -148,7 +158,8 @@ class App:
         if route.action is not None:
             request.user = await self._user(request)
             if route.action != "user":
-                require(request.user, route.action, route.topic(request.path))
+                topic = self.store.settings.bus.topic if route.on_bus else route.topic(request.path)
+                require(request.user, route.action, topic)
         request.query.only(*(each.name for each in route.parameters if each.where == "query"))
         return await route.handler(self.store, request)
 
@@ -172,6 +183,15 @@ class App:
         code = error.code if isinstance(error, HeadwaterError) else "internal"
         self.store.metrics.failed(code)
         _log.error("an answer broke off: %s", error)
+
+    def ended(self, request: Request, status: int, bytes_in: int, bytes_out: int, seconds: float) -> None:
+        """An answer was sent, or as much of it as the client took."""
+        log = self.store.metrics.access_log
+        if log is not None:
+            user = "" if request.user is NOBODY else request.user.name
+            target = request.target.decode("latin-1")
+            known = request.client.address, user, request.method, target, request.route, status
+            log.note(*known, bytes_in, bytes_out, seconds)
 
     # Browsers
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,20 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
 
+def asgi(address: str | os.PathLike[str], *, access: Access | None = None, settings: Settings | None = None) -> Asgi:
+    """A log directory as an ASGI application, to be mounted or run. It is opened with its first request.
+
+    Whoever mounts it says who may ask, unless `access` does: without it, everyone may do everything.
+    """
+    return Asgi(Path(address), access=access or Open(), settings=settings or Settings())
+
+
 class Asgi:
     """An ASGI application over a log directory. Belongs to one loop."""
 
-    def __init__(self, path: Path, *, access: Access | None = None, settings: Settings = Settings()) -> None:
+    def __init__(self, path: Path, *, access: Access, settings: Settings) -> None:
         self._path = path
-        self._access = access or Open()
+        self._access = access
         self._settings = settings
         self._opening: asyncio.Task[App] | None = None
         self._engine: Engine | None = None

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from headwater.errors import HeadwaterError, Invalid, TooLarge
+from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.server.scopes import NOBODY
 
 Headers = tuple[tuple[str, str], ...]
@@ -88,6 +88,26 @@ class Query:
         return value
 
 
+class Budget:
+    """How much of all requests may be held in memory at once."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.held = 0
+        self._bytes_max = bytes_max
+
+    def take(self, size: int) -> None:
+        """Hold so much more; raises Unavailable if that is too much."""
+        if self.held + size > self._bytes_max:
+            raise Unavailable("too many requests are held in memory", hint="try again soon", code="overloaded")
+        self.held += size
+
+    def give_back(self, size: int) -> None:
+        self.held -= size
+
+
+UNBOUNDED = Budget(1 << 62)
+
+
 class Request:
     """One request. `headers` have lower-case names; `path` is its parts, percent-decoded; `client` tells who asks."""
 
@@ -110,6 +130,9 @@ class Request:
         self.failure: HeadwaterError | None = None  # what is wrong with the message itself
         self.keep_alive = True
         self.http10 = False
+        self.target = b""  # as it was asked for
+        self.budget = UNBOUNDED
+        self.held = 0  # of the budget
         self._raw_query = raw_query
         self._query: Query | None = None
         self._receive = receive
@@ -145,13 +168,20 @@ class Request:
         """The whole body; raises TooLarge, before it is read where its length was said."""
         if (self.length or 0) > bytes_max:
             raise _body_too_large(self.length or 0, bytes_max)
+        self._hold(self.length or 0)  # before it is asked for, so that it need not be sent in vain
         pieces, size = [], 0
         async for piece in self.chunks():
             size += len(piece)
             if size > bytes_max:
                 raise _body_too_large(size, bytes_max)
+            self._hold(size - self.held)
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _hold(self, more: int) -> None:
+        if more > 0:
+            self.budget.take(more)
+            self.held += more
 
 
 class Client:

@@ -64,7 +64,6 @@ class Connections:
         self.limits = limits
         self.loop = loop
         self.open: set[Connection] = set()
-        self.refused = 0
         self.stopping = False
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
@@ -94,12 +93,13 @@ class Connections:
 class Body:
     """The body of one request on its way in."""
 
-    __slots__ = ("connection", "expected", "failure", "pieces", "size", "waiter", "whole")
+    __slots__ = ("connection", "expected", "failure", "pieces", "received", "size", "waiter", "whole")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.pieces: deque[bytes] = deque()
         self.size = 0  # of the pieces that wait
+        self.received = 0  # in all
         self.whole = False  # whether all of it has arrived
         self.expected = False  # whether the client waits for a word before it sends
         self.failure: BaseException | None = None
@@ -122,6 +122,7 @@ class Body:
     def put(self, piece: bytes) -> None:
         self.pieces.append(piece)
         self.size += len(piece)
+        self.received += len(piece)
         self._wake()
 
     def end(self) -> None:
@@ -147,6 +148,7 @@ class Connection(asyncio.Protocol):
         self.app = connections.app
         self.loop = connections.loop
         self.limits = connections.limits
+        self._metrics = connections.app.store.metrics
         self.deadline = NEVER
         self.client = Client()
         self.sent = 0
@@ -164,6 +166,9 @@ class Connection(asyncio.Protocol):
         self._busy = False
         self._keep_alive = True
         self._task: asyncio.Task[None] | None = None
+        self._request: Request | None = None
+        self._status = 0
+        self._begun_s = 0.0
         self._stream: Stream | None = None
         self._answering: Body | None = None
         self._head_only = False
@@ -180,13 +185,15 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         if len(self.connections.open) >= self.limits.connections_max or self.connections.stopping:
-            self.connections.refused += 1
+            self._metrics.connections_refused += 1
             self._over = True
             refused = of_status(503, "there are too many connections", "overloaded", "try again soon")
             self._transport.write(head(refused, length=len(bytes_of(refused)), close=True) + bytes_of(refused))
             self._transport.close()
             return
         self.connections.open.add(self)
+        self._metrics.connections += 1
+        self._metrics.connections_accepted += 1
         peer = transport.get_extra_info("peername")
         secure = transport.get_extra_info("ssl_object")
         self.client = Client(
@@ -199,7 +206,9 @@ class Connection(asyncio.Protocol):
         self.deadline = self.loop.time() + self.limits.idle_s
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.connections.open.discard(self)
+        if self in self.connections.open:
+            self.connections.open.remove(self)
+            self._metrics.connections -= 1
         self._over = True
         self.deadline = NEVER
         gone = error or ConnectionResetError("the client has gone")
@@ -213,6 +222,7 @@ class Connection(asyncio.Protocol):
             stream.close()
         elif self._task is not None:
             self._task.cancel()
+        self._note()
 
     def eof_received(self) -> bool:
         """The client sends no more. It may still read an answer; but a stream without an end has nobody to end it."""
@@ -236,6 +246,7 @@ class Connection(asyncio.Protocol):
             self._stream.resume()
 
     def data_received(self, data: bytes) -> None:
+        self._metrics.bytes_received += len(data)
         if self._over:
             return
         if self._begun or not self._busy:
@@ -361,6 +372,7 @@ class Connection(asyncio.Protocol):
             failure = Invalid("this cannot be expected", code="expectation_failed")
         request = Request(method, path, query, self._headers, body.receive, self.client)
         request.failure = failure
+        request.target = self._url
         request.keep_alive = parser.should_keep_alive()
         request.http10 = http10
         self._waiting.append((request, body))
@@ -378,6 +390,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = request.keep_alive
         self._http10 = request.http10
         self._head_only = request.method == "HEAD"
+        self._request, self._status, self.sent, self._begun_s = request, 0, 0, self.loop.time()
         if not self._reading and len(self._waiting) <= self.limits.pipelined_max and body.size <= BODY_BYTES_READY:
             self._reading = True
             self._transport.resume_reading()
@@ -385,6 +398,7 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, request: Request, body: Body) -> None:
         response = await self.app.answer(request)
+        self._status = response.status
         if self._transport.is_closing():
             await _let_go(response)
             return
@@ -404,6 +418,7 @@ class Connection(asyncio.Protocol):
         close = self._closes(body)
         answer = head(response, length=len(data), close=close)
         self._transport.write(answer if self._head_only else answer + data)
+        self.sent = 0 if self._head_only else len(data)
         self._end(body)
 
     async def _send_pieces(self, response: Response, pieces: AsyncIterator[bytes], body: Body) -> None:
@@ -485,6 +500,7 @@ class Connection(asyncio.Protocol):
 
     def _end(self, body: Body) -> None:
         """The answer is written: go on with the next request, or end the connection."""
+        self._note()
         self._task = None
         self._answering = None
         close = self._closes(body)
@@ -504,6 +520,14 @@ class Connection(asyncio.Protocol):
         self.deadline = self.loop.time() + self.limits.idle_s
         if self._waiting:
             self._next()
+
+    def _note(self) -> None:
+        """Tell of the answer that has ended, once."""
+        request, self._request = self._request, None
+        if request is not None:
+            self._metrics.bytes_sent += self.sent
+            received = self._answering.received if self._answering is not None else 0
+            self.app.ended(request, self._status, received, self.sent, self.loop.time() - self._begun_s)
 
     def _linger(self) -> None:
         """Let the client read the answer before the connection is reset under the rest of its upload."""

@@ -1,0 +1,279 @@
+"""`headwater auth`: the users of a server, in a file."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import FAILED, group
+from headwater.cli.arguments import json_option
+from headwater.errors import Conflict, NotFound
+
+if TYPE_CHECKING:
+    from headwater.server.users import Account, Password
+
+ALL = "'read,append,admin:*'"
+
+
+@group
+def auth() -> None:
+    """The users of a server: a file that 'headwater serve --auth FILE' asks.
+
+    A user has a password, tokens, or certificates, and scopes: what may be done to which topics. A running server
+    notices changes within a second.
+    """
+
+
+def file_argument(function: Any) -> Any:
+    return click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))(function)
+
+
+def name_argument(function: Any) -> Any:
+    return click.argument("name", metavar="NAME")(function)
+
+
+def account_options(function: Any) -> Any:
+    """What a user has; `_given` gathers it."""
+    scope = "What the user may do: read, append, admin on topics, where * is any text. Repeat for more."
+    subject = "A client certificate with this subject stands for the user. Repeat for more."
+    options = (
+        click.option("--password", is_flag=True, help="Ask for a password."),
+        click.option("--password-stdin", is_flag=True, help="Read the password from the first line of the input."),
+        click.option("--subject", "subjects", multiple=True, metavar="'CN=…'", help=subject),
+        click.option("--scope", "scopes", multiple=True, metavar="ACTIONS:TOPICS", help=scope),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@auth.command(
+    examples=[
+        "headwater auth add users.json ada --password --scope 'read,append,admin:*'",
+        "headwater auth add users.json shop --token --scope 'append:orders.*' --scope 'read:stock'",
+        "headwater auth add users.json billing --subject 'CN=billing,O=Shop' --scope 'read:*'",
+    ]
+)
+@file_argument
+@name_argument
+@account_options
+@click.option("--token", is_flag=True, help="Make a token, and print it: it is shown this once.")
+@json_option("One JSON object.")
+@click.pass_context
+def add(ctx: click.Context, /, file: Path, name: str, token: bool, as_json: bool, **given: Any) -> None:
+    """Add the user NAME. FILE is made if it is not there, readable by you alone.
+
+    The user needs a password, a token or a subject, and a scope. 'headwater auth token' makes more tokens later, and
+    'headwater auth change' changes the rest.
+    """
+    from headwater.server.users import Account, check_name
+
+    check_name(name)
+    if not given["scopes"]:
+        raise click.UsageError(f"the user could do nothing: give --scope, as in --scope {ALL}", ctx)
+    if not (token or given["password"] or given["password_stdin"] or given["subjects"]):
+        raise click.UsageError("the user could not prove who it is: give --password, --token or --subject", ctx)
+    has = _given(ctx, given)
+    with _changing(file) as accounts:
+        if name in accounts:
+            hint = f"'headwater auth change {file} {name}' changes it, 'headwater auth token' makes another token"
+            raise Conflict(f"{file} has a user {name!r}", hint=hint, code="user_exists")
+        account = Account(**has)
+        accounts[name], id, secret = _with_token(account) if token else (account, None, None)
+    _tell_token(name, id, secret, as_json, f"added user {name}")
+
+
+@auth.command(
+    examples=[
+        "headwater auth change users.json ada --password",
+        "headwater auth change users.json shop --scope 'append:orders.*'",
+    ]
+)
+@file_argument
+@name_argument
+@account_options
+@click.pass_context
+def change(ctx: click.Context, /, file: Path, name: str, **given: Any) -> None:
+    """Change the user NAME: what is given replaces what was there, all scopes or all subjects of it.
+
+    Tokens stay as they are.
+    """
+    import msgspec
+
+    has = _given(ctx, given)
+    if not has:
+        raise click.UsageError("nothing to change: give --password, --scope or --subject", ctx)
+    with _changing(file, must_exist=True) as accounts:
+        accounts[name] = msgspec.structs.replace(_account(accounts, name, file), **has)
+    show.done(f"changed user {show.printable(name)}")
+
+
+@auth.command(examples=["headwater auth token users.json shop", "TOKEN=$(headwater auth token users.json shop)"])
+@file_argument
+@name_argument
+@json_option("One JSON object.")
+def token(file: Path, name: str, as_json: bool) -> None:
+    """Make one more token of the user NAME, and print it: it is shown this once.
+
+    To replace a token without a gap, make the new one, hand it over, then revoke the old one.
+    """
+    with _changing(file, must_exist=True) as accounts:
+        accounts[name], id, secret = _with_token(_account(accounts, name, file))
+    _tell_token(name, id, secret, as_json, "")
+
+
+@auth.command(examples=["headwater auth revoke users.json shop 302ae7d9"])
+@file_argument
+@name_argument
+@click.argument("token_id", metavar="TOKEN-ID")
+def revoke(file: Path, name: str, token_id: str) -> None:
+    """Take a token of the user NAME away.
+
+    Its id is the part between the underscores of a token; 'headwater auth list' shows those of all.
+    """
+    import msgspec
+
+    with _changing(file, must_exist=True) as accounts:
+        account = _account(accounts, name, file)
+        tokens = dict(account.tokens)
+        if tokens.pop(token_id, None) is None:
+            hint = f"its tokens: {', '.join(account.tokens) or 'none'}"
+            raise NotFound(f"user {name!r} has no token {token_id!r}", hint=hint, code="token_not_found")
+        accounts[name] = msgspec.structs.replace(account, tokens=tokens)
+    show.done(f"revoked token {token_id} of user {show.printable(name)}")
+
+
+@auth.command(examples=["headwater auth remove users.json shop", "headwater auth remove users.json shop --yes"])
+@file_argument
+@name_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def remove(ctx: click.Context, file: Path, name: str, yes: bool) -> None:
+    """Take the user NAME away, with all its tokens.
+
+    Asks first; without a terminal to ask on, it needs --yes. Streams that are open stay open until they end.
+    """
+    if not yes:
+        if not show.is_terminal(sys.stdin):
+            raise click.UsageError("there is no terminal to ask on: give --yes", ctx)
+        if not click.confirm(f"Remove user {show.printable(name)}?", err=True):
+            click.echo("nothing was removed", err=True)
+            ctx.exit(FAILED)
+    with _changing(file, must_exist=True) as accounts:
+        _account(accounts, name, file)
+        del accounts[name]
+    show.done(f"removed user {show.printable(name)}")
+
+
+@auth.command(examples=["headwater auth list users.json", "headwater auth list users.json --json"])
+@file_argument
+@json_option("One JSON object a line.")
+def list_(file: Path, as_json: bool) -> None:
+    """List the users: what they may do, and how they prove who they are."""
+    from headwater.server.users import read
+    from headwater.storage.disk import Disk
+
+    accounts = read(file, Disk()).accounts
+    if as_json:
+        for name, account in accounts.items():
+            click.echo(show.json_line(_told(name, account)))
+    elif accounts:
+        columns = ("user", "scopes", "password", "tokens", "subjects")
+        show.table(columns, [_row(name, account) for name, account in accounts.items()])
+    else:
+        show.note(f"no users yet — headwater auth add {file} NAME --token --scope {ALL}")
+
+
+def _given(ctx: click.Context, given: dict[str, Any]) -> dict[str, Any]:
+    """What the options say, checked; what was not given is left out."""
+    from headwater.server.scopes import Scope
+
+    password = _asked_password(ctx, given["password"], given["password_stdin"])
+    has = {
+        "scopes": tuple(str(Scope.parse(text)) for text in given["scopes"]) or None,
+        "subjects": given["subjects"] or None,
+        "password": password,
+    }
+    return {name: value for name, value in has.items() if value is not None}
+
+
+def _asked_password(ctx: click.Context, ask: bool, from_stdin: bool) -> Password | None:
+    from headwater.server.users import Password
+    from headwater.storage.disk import Clock
+
+    if ask and from_stdin:
+        raise click.UsageError("--password and --password-stdin exclude each other", ctx)
+    if not ask and not from_stdin:
+        return None
+    if ask:
+        if not show.is_terminal(sys.stdin):
+            raise click.UsageError("there is no terminal to ask on: give --password-stdin", ctx)
+        text = click.prompt("Password", hide_input=True, confirmation_prompt="Once more", err=True)
+    else:
+        text = sys.stdin.readline().rstrip("\r\n")
+    return Password.of(text, Clock())
+
+
+def _changing(file: Path, *, must_exist: bool = False) -> Any:
+    from headwater.server.users import changing, read
+    from headwater.storage.disk import Clock, Disk
+
+    disk = Disk()
+    if must_exist:
+        read(file, disk)
+    return changing(file, disk, Clock())
+
+
+def _account(accounts: dict[str, Account], name: str, file: Path) -> Account:
+    if name not in accounts:
+        hint = f"'headwater auth list {file}' shows those there are"
+        raise NotFound(f"{file} has no user {name!r}", hint=hint, code="user_not_found")
+    return accounts[name]
+
+
+def _with_token(account: Account) -> tuple[Account, str, str]:
+    import msgspec
+
+    from headwater.server.users import Token
+    from headwater.storage.disk import Clock
+
+    id, secret, kept = Token.new(Clock())
+    return msgspec.structs.replace(account, tokens=account.tokens | {id: kept}), id, secret
+
+
+def _tell_token(name: str, id: str | None, secret: str | None, as_json: bool, done: str) -> None:
+    """Tell what was made. A token stands alone on stdout, for scripts."""
+    if as_json:
+        told = {"user": name} if id is None else {"user": name, "token_id": id, "token": secret}
+        click.echo(show.json_line(told))
+    elif secret is None:
+        show.done(show.printable(done))
+    else:
+        click.echo(secret)
+        show.note("keep it safe: it is not shown again")
+
+
+def _told(name: str, account: Account) -> dict[str, Any]:
+    return {
+        "user": name,
+        "scopes": account.scopes,
+        "password": account.password is not None,
+        "tokens": {id: token.made for id, token in account.tokens.items()},
+        "subjects": account.subjects,
+    }
+
+
+def _row(name: str, account: Account) -> list[show.Cell]:
+    now = datetime.now(UTC)
+    return [
+        (name, "bold"),
+        " ".join(account.scopes),
+        "yes" if account.password is not None else "",
+        ", ".join(f"{id} ({show.ago(token.made, now)})" for id, token in account.tokens.items()),
+        " ".join(account.subjects),
+    ]

@@ -1,0 +1,344 @@
+"""The OpenAPI document of what is served: made from the table of routes, and from what this module tells of each.
+
+Parameters come from the routes, schemas from the types that are encoded and decoded. The rest of docs/HTTP.md is in
+`OPERATIONS`: what a body may be, and what the answers are. A test compares the two tables, and asks the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+import headwater
+from headwater.info import ConsumerInfo
+from headwater.info import TopicInfo
+from headwater.format.jsonl import Line
+from headwater.server.http import parameters
+from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
+from headwater.server.http.routes import ROUTES, Route
+from headwater.server.http.topics import Retain
+from headwater.info import Deleted
+
+Content = dict[str, Schema]
+"""Schemas by media type."""
+
+ARROW = "application/vnd.apache.arrow.stream"
+BATCHES = "application/vnd.headwater.batches"
+NDJSON = "application/x-ndjson"
+SSE = "text/event-stream"
+BYTES: Schema = {}
+
+ERRORS = {
+    400: "Invalid: change the request.",
+    401: "Say who you are.",
+    403: "Not allowed.",
+    404: "Not found.",
+    406: "What is accepted cannot be given.",
+    408: "The request took too long to arrive.",
+    409: "Somebody else was first, or has taken over.",
+    410: "What retention has deleted; the facts have the oldest.",
+    411: "The length is missing.",
+    413: "Above a limit, which the facts name.",
+    415: "The Content-Type is not understood.",
+    417: "This cannot be expected.",
+    431: "The headers are too large.",
+    500: "Damage on the disk, or a bug.",
+    501: "This installation cannot do it.",
+    503: "It cannot be done now: try again.",
+}
+ANY = (400, 408, 417, 431, 500, 503)  # what every request may be answered with,
+FOREIGN = (403,)  # also where it is a browser's, of another site,
+GUARDED = (401, 403)  # and one that needs a right
+ERROR_HEADERS = {401: (("WWW-Authenticate", TEXT),), 503: (("Retry-After", NUMBER),)}
+
+
+class Operation(NamedTuple):
+    """What a route does. `errors` are those besides what any request may be answered with."""
+
+    summary: str
+    answer: Content
+    errors: tuple[int, ...] = ()
+    body: Content | None = None
+    headers: tuple[tuple[str, Schema], ...] = ()
+    body_required: bool = True
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _json(schema: Schema) -> Content:
+    return {"application/json": schema}
+
+
+def _list(schema: Schema) -> Schema:
+    return {"type": "array", "items": schema}
+
+
+TRUE = _json({"const": True})
+_PLACED = (("Headwater-Partition", PARTITION_NUMBER), ("Headwater-Id", UUID), ("Headwater-Durability", TEXT))
+_APPENDED = _json({"oneOf": [NUMBER, _ref("Appended")]})
+_ITEMS_IN: Content = {
+    "application/octet-stream": BYTES,
+    "text/plain": TEXT,
+    "application/json": {},
+    NDJSON: BYTES,
+    ARROW: BYTES,
+    "application/cloudevents+json": {"type": "object"},
+    "application/cloudevents-batch+json": _list({"type": "object"}),
+    "application/bson": BYTES,
+    BATCHES: BYTES,
+}
+_ITEMS_OUT: Content = {
+    "application/octet-stream": BYTES,
+    SSE: TEXT,
+    NDJSON: BYTES,
+    "application/json": _list(_ref("Event")),
+    ARROW: BYTES,
+    BATCHES: BYTES,
+}
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("GET", "/topics"): Operation("The names of the topics.", _json(_list(TEXT))),
+    ("PUT", "/topic/{name}"): Operation(
+        "Make a topic: true if it is new, false if it was there.", _json({"type": "boolean"}), (413, 501)
+    ),
+    ("GET", "/topic/{name}"): Operation("What a topic is and holds.", _json(_ref("TopicInfo")), (404, 413)),
+    ("DELETE", "/topic/{name}"): Operation("Delete a topic and all its events.", TRUE, (404, 413)),
+    ("GET", "/topic/{name}/version"): Operation(
+        "The offset of a key's last event, or null.", _json({"oneOf": [NUMBER, {"type": "null"}]}), (404, 413)
+    ),
+    ("POST", "/topic/{name}/sync"): Operation("Make durable what was appended before.", TRUE, (404, 413)),
+    ("POST", "/topic/{name}/retain"): Operation(
+        "Delete the oldest segments, and change what is kept.",
+        _json(_list(_ref("Deleted"))),
+        (404, 413),
+        _json(_ref("Retain")),
+        body_required=False,
+    ),
+    ("POST", "/topic/{name}/replay"): Operation(
+        "Append again what consumers have set aside; tells how many events.", _json(NUMBER), (404, 409, 413)
+    ),
+    ("POST", "/topic/{name}/items"): Operation(
+        "Append what the body holds, whatever its Content-Type: one event, or those of a format for several.",
+        _APPENDED,
+        (404, 409, 413, 415, 501),
+        _ITEMS_IN,
+        _PLACED,
+        body_required=False,
+    ),
+    ("GET", "/topic/{name}/items"): Operation(
+        "Read, in the format that is accepted; live with wait_for_more.", _ITEMS_OUT, (404, 406, 410, 413, 501)
+    ),
+    ("POST", "/api/events"): Operation(
+        "Put an event on the bus. The body must be UTF-8.",
+        _json({"type": "object", "properties": {"id": UUID}, "required": ["id"]}),
+        (413,),
+        {"text/plain": TEXT},
+        body_required=False,
+    ),
+    ("GET", "/api/events"): Operation("The bus, live, as server-sent events.", {SSE: TEXT}, (406, 413)),
+    ("POST", "/transaction"): Operation(
+        "Append to several topics, and ack: all or nothing.",
+        _json(_ref("Committed")),
+        (404, 409, 413, 501),
+        _json(_ref("Transaction")),
+    ),
+    ("GET", "/consumers"): Operation(
+        "Where each consumer is, and who reads there.", _json(_list(_ref("ConsumerInfo"))), (404, 413)
+    ),
+    ("POST", "/consumer/{name}/{topic}/seek"): Operation(
+        "Move a consumer; tells its new cursors.",
+        _json({"type": "object", "additionalProperties": NUMBER}),
+        (404, 410, 413),
+        _json(_ref("Seek")),
+    ),
+    ("DELETE", "/consumer/{name}/{topic}"): Operation("Forget a consumer.", TRUE, (404, 413)),
+    ("GET", "/consumer/{name}/{topic}/items"): Operation(
+        "Join a consumer, and stream what its new member gets, until the connection ends.",
+        {NDJSON: BYTES, BATCHES: BYTES},
+        (404, 406, 410, 413, 501),
+        headers=(("Headwater-Member", TEXT),),
+    ),
+    ("POST", "/consumer/{name}/{topic}/acks"): Operation(
+        "Ack and fail events that a member was given.", TRUE, (404, 409, 413), _json(_ref("Acks"))
+    ),
+    ("GET", "/health"): Operation(
+        "Whether the log can be read.", _json({"type": "object", "properties": {"status": {"const": "ok"}}})
+    ),
+    ("GET", "/version"): Operation("What runs here.", _json(_ref("Version"))),
+    ("GET", "/metrics"): Operation("Metrics, for Prometheus.", {"text/plain": TEXT}),
+    ("GET", "/openapi.json"): Operation("This document.", _json({"type": "object"})),
+}
+
+
+def _object(required: Iterable[str] = (), **properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+_WRITTEN: dict[str, Schema] = {
+    "Error": _object(
+        ("kind", "code", "message", "hint", "facts"),
+        kind=TEXT,
+        code=TEXT,
+        message=TEXT,
+        hint=TEXT,
+        facts={"type": "object"},
+    ),
+    "Appended": _object(
+        ("count", "durability", "runs"),
+        count=NUMBER,
+        durability=parameters.DURABILITY.schema,
+        runs=_list(
+            _object(
+                ("partition", "offset", "count", "id"),
+                partition=PARTITION_NUMBER,
+                offset=NUMBER,
+                count=NUMBER,
+                id=UUID,
+                rows=_list(NUMBER),
+            )
+        ),
+    ),
+    "Transaction": _object(
+        appends=_list(
+            _object(
+                ("topic",),
+                topic=TEXT,
+                type=TEXT,
+                key={"type": ["string", "null"]},
+                content=parameters.choice("bytes", "text", "json", "bson"),
+                data={},
+                meta={"type": "object", "additionalProperties": TEXT},
+                partition=PARTITION_NUMBER,
+                expected_version={"oneOf": [NUMBER, {"const": "none"}]},
+            )
+        ),
+        acks=_list(_object(("member", "partition", "offset"), member=TEXT, partition=PARTITION_NUMBER, offset=NUMBER)),
+        durability=parameters.DURABILITY.schema,
+    ),
+    "Committed": _object(
+        ("refs",),
+        refs=_list(
+            _object(
+                ("topic", "partition", "offset", "id"), topic=TEXT, partition=PARTITION_NUMBER, offset=NUMBER, id=UUID
+            )
+        ),
+    ),
+    "Seek": _object(("at",), at={"type": ["integer", "string"]}, partition=PARTITION_NUMBER),
+    "Acks": _object(
+        ("member",),
+        member=TEXT,
+        acks=_list(_list(NUMBER)),
+        to=_list(_list(NUMBER)),
+        fails=_list({"type": "array"}),
+        flush={"type": "boolean"},
+    ),
+    "Version": _object(("version", "format", "python", "uuid"), version=TEXT, format=NUMBER, python=TEXT, uuid=TEXT),
+}
+
+
+@cache
+def encoded(authenticates: bool) -> bytes:
+    """The document as JSON."""
+    return msgspec.json.encode(document(ROUTES, authenticates=authenticates))
+
+
+def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
+    """The document of these routes. Raises KeyError for one that `OPERATIONS` does not tell of."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        described = _operation(route, OPERATIONS[route.method, route.pattern], authenticates)
+        paths.setdefault(route.pattern, {})[route.method.lower()] = described
+    told: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Headwater",
+            "version": headwater.__version__,
+            "summary": "An event log: topics and items, and a live event bus.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {"schemas": _schemas()},
+    }
+    if authenticates:
+        told["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer", "description": "A token of `headwater auth add`."},
+            "basic": {"type": "http", "scheme": "basic"},
+            "certificate": {"type": "mutualTLS", "description": "A client certificate, whose subject is a user."},
+        }
+    return told
+
+
+def _operation(route: Route, operation: Operation, authenticates: bool) -> dict[str, Any]:
+    guarded = authenticates and route.action is not None
+    statuses = sorted({*ANY, *operation.errors, *(GUARDED if guarded else FOREIGN)})
+    told: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": route.handler.__module__.rpartition(".")[2] + "." + route.handler.__name__,
+        "parameters": [_parameter(each) for each in (*_of_path(route.pattern), *route.parameters)],
+        "responses": {
+            "200": {
+                "description": operation.summary,
+                "content": _content(operation.answer),
+                "headers": _headers(operation.headers),
+            },
+            **{str(status): _error(status) for status in statuses},
+        },
+    }
+    if operation.body is not None:
+        told["requestBody"] = {"content": _content(operation.body), "required": operation.body_required}
+    if guarded:
+        told["x-headwater-right"] = route.action
+        told["security"] = [{"bearer": []}, {"basic": []}, {"certificate": []}]
+    return told
+
+
+def _of_path(pattern: str) -> tuple[Parameter, ...]:
+    if pattern.startswith("/consumer/"):
+        return parameters.CONSUMER_NAME, parameters.CONSUMER_TOPIC
+    return (parameters.TOPIC_NAME,) if "{name}" in pattern else ()
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.where,
+        "required": parameter.required,
+        "description": parameter.description,
+        "schema": parameter.schema,
+    }
+
+
+def _content(content: Content) -> dict[str, Any]:
+    return {media: {"schema": schema} for media, schema in content.items()}
+
+
+def _headers(headers: Iterable[tuple[str, Schema]]) -> dict[str, Any]:
+    return {name: {"schema": schema} for name, schema in headers}
+
+
+def _error(status: int) -> dict[str, Any]:
+    return {
+        "description": ERRORS[status],
+        "content": _content(_json(_ref("Error"))),
+        "headers": _headers(ERROR_HEADERS.get(status, ())),
+    }
+
+
+def _schemas() -> dict[str, Schema]:
+    """What is encoded and decoded, by its types; and what has none."""
+    types = (TopicInfo, ConsumerInfo, Deleted, Retain)
+    _, found = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    return {**found, **_WRITTEN, "Event": _event()}
+
+
+def _event() -> Schema:
+    """A line of JSON: which fields there are is in its type; the data is any JSON."""
+    names = msgspec.structs.fields(Line)
+    known: dict[str, Schema] = {"partition": PARTITION_NUMBER, "offset": NUMBER, "data_bytes": NUMBER, "data": {}}
+    known |= {"key": {"type": ["string", "null"]}, "meta": {"type": "object", "additionalProperties": TEXT}}
+    return _object(("topic", "partition", "offset"), **{field.name: known.get(field.name, TEXT) for field in names})

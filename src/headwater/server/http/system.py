@@ -1,0 +1,63 @@
+"""What operators and machines ask a server about itself: its health, its version, its metrics, what it serves.
+
+Each look at the disk is made by one thread at a time, however many ask: nobody can wear the server out with these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+
+import headwater
+from headwater.errors import HeadwaterError, Unavailable
+from headwater.format.settings import FORMAT
+from headwater.server.http.message import JSON, Request, Response, json
+from headwater.server.store import Store
+
+HEALTH_S = 5.0  # a disk that has not answered by then is not well; load balancers wait about as long
+
+_log = logging.getLogger("headwater.server")
+
+
+async def health(store: Store, _request: Request) -> Response:
+    """Whether the log can be read. What is wrong in full is for the server's own log: anybody may ask this."""
+    try:
+        await asyncio.wait_for(store.shared("health", store.engine.probe), HEALTH_S)
+    except TimeoutError as error:
+        raise Unavailable(f"the disk has not answered in {HEALTH_S:g} s", code="disk_hangs") from error
+    except (HeadwaterError, OSError) as error:
+        _log.error("the log cannot be read: %s", error)  # without its traceback: this is asked every few seconds
+        code = error.code if isinstance(error, HeadwaterError) else "disk_failed"
+        raise Unavailable("the log cannot be read", hint="the server's log tells more", code=code) from error
+    return json({"status": "ok"})
+
+
+async def version(store: Store, _request: Request) -> Response:
+    """What runs here, and which log it serves."""
+    told = {"version": headwater.__version__, "format": FORMAT, "python": platform.python_version()}
+    return json(told | {"uuid": store.engine.uuid})
+
+
+async def metrics(store: Store, _request: Request) -> Response:
+    """What the server counts and what the log holds, for Prometheus."""
+    content_type, text = await store.shared("metrics", _render, store)
+    return Response(200, (("content-type", content_type),), text)
+
+
+async def openapi(store: Store, _request: Request) -> Response:
+    """What is served, as OpenAPI tells it."""
+    body = await store.shared("openapi", _document, store.access.authenticates)
+    return Response(200, (("content-type", JSON),), body)
+
+
+def _render(store: Store) -> tuple[str, bytes]:
+    from headwater.server import prometheus  # at the first scrape: it brings a library of some megabytes
+
+    return prometheus.CONTENT_TYPE, prometheus.render(store.metrics, store.engine)
+
+
+def _document(authenticates: bool) -> bytes:
+    from headwater.server.http import openapi  # it describes the routes, which this module is one of
+
+    return openapi.encoded(authenticates)

@@ -1,0 +1,270 @@
+"""The file of users: private, whole, and without a secret in it."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headwater.errors import Invalid, NotFound
+from headwater.server.users import COST, Account, Cost, Password, Token, changing, read
+from headwater.storage.disk import Clock, Disk
+from tests.server.people import QUICK, SECRET, add
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "users.json"
+
+
+def test_users_are_read_back_as_they_were_added(path: Path) -> None:
+    token = add(path, "ada", "read:*", "append:a.*", password=SECRET, token=True, subjects="CN=ada|CN=countess")
+    add(path, "bob", subjects="CN=bob")
+    users = read(path, Disk())
+    assert list(users.accounts) == ["ada", "bob"]
+    assert users.accounts["ada"].scopes == ("read:*", "append:a.*")
+    assert users.by_token == {hashlib.sha256(token.encode()).digest(): users.users["ada"]}
+    assert {subject: user.name for subject, user in users.by_subject.items()} == {
+        "CN=ada": "ada",
+        "CN=countess": "ada",
+        "CN=bob": "bob",
+    }
+
+
+def test_the_file_holds_no_secret_and_is_private_whatever_the_umask(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        token = add(path, "ada", password=SECRET, token=True)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    written = path.read_text()
+    assert SECRET not in written
+    assert token not in written
+    assert token.rpartition("_")[2] not in written
+
+
+def test_a_file_is_private_before_anything_is_in_it(path: Path) -> None:
+    modes: list[int] = []
+
+    class Watching(Disk):
+        def write(self, fd: int, data: bytes, position: int) -> None:
+            modes.append(os.fstat(fd).st_mode & 0o777)
+            super().write(fd, data, position)
+
+        def create_private(self, path: Path) -> int:
+            fd = super().create_private(path)
+            modes.append(os.fstat(fd).st_mode & 0o777)
+            return fd
+
+    before = os.umask(0)
+    try:
+        with changing(path, Watching(), Clock()) as accounts:
+            accounts["ada"] = Account(scopes=("read:*",))
+    finally:
+        os.umask(before)
+    assert modes == [0o600, 0o600]
+
+
+def test_mode_and_links_stay_as_the_operator_made_them(path: Path, tmp_path: Path) -> None:
+    add(path, "ada")
+    path.chmod(0o640)
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    add(link, "bob")
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(read(path, Disk()).accounts) == ["ada", "bob"]
+
+
+def test_a_file_that_others_may_change_is_refused(path: Path) -> None:
+    add(path, "ada")
+    for mode in (0o620, 0o602):
+        path.chmod(mode)
+        with pytest.raises(Invalid, match="others may change") as caught:
+            read(path, Disk())
+        assert (caught.value.code, caught.value.hint) == ("users_file_exposed", f"chmod 600 {path}")
+
+
+def test_a_file_that_everyone_may_read_is_warned_of(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    add(path, "ada")
+    path.chmod(0o640)
+    with caplog.at_level(logging.WARNING):
+        read(path, Disk())
+        assert caplog.messages == []
+        path.chmod(0o644)
+        read(path, Disk())
+    assert len(caplog.messages) == 1
+    assert f"chmod 600 {path}" in caplog.messages[0]
+
+
+def test_a_missing_file_says_how_to_make_one(path: Path) -> None:
+    with pytest.raises(NotFound) as caught:
+        read(path, Disk())
+    assert caught.value.code == "users_not_found"
+    assert f"headwater auth add {path}" in caught.value.hint
+
+
+def whole(users: str) -> str:
+    return f'{{"version": 1, "users": {users}}}'
+
+
+def with_cost(cost: str) -> str:
+    return whole(f'{{"a": {{"scopes": [], "password": {{"cost": {cost}, "salt": "", "hash": ""}}}}}}')
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "{",
+        "[]",
+        '{"users": {}}',
+        '{"version": 2, "users": {}}',
+        whole('{"ada": {}}'),
+        whole('{"ada": {"scopes": ["fly:*"]}}'),
+        whole('{"ada": {"scopes": [], "pasword": 1}}'),
+        whole('{"a:b": {"scopes": []}}'),
+        whole('{"": {"scopes": []}}'),
+        whole('{"a\\nb": {"scopes": []}}'),
+        whole('{"' + "x" * 65 + '": {"scopes": []}}'),
+        whole('{"a": {"scopes": [], "subjects": ["CN=x"]}, "b": {"scopes": [], "subjects": ["CN=x"]}}'),
+        whole('{"a": {"scopes": [], "tokens": {"x": {"sha256": "?", "made": "now"}}}}'),
+        with_cost('{"n": 3, "r": 8, "p": 1}'),
+        with_cost('{"n": 16, "r": 8, "p": 0}'),
+        with_cost('{"n": 1048576, "r": 64, "p": 1}'),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused(path: Path, written: str) -> None:
+    path.write_text(written)
+    path.chmod(0o600)
+    with pytest.raises(Invalid, match="is no file of users") as caught:
+        read(path, Disk())
+    assert caught.value.code == "bad_users_file"
+    with pytest.raises(Invalid), changing(path, Disk(), Clock()):
+        pass
+    assert path.read_text() == written
+
+
+def test_the_example_of_the_docs_can_be_read(path: Path) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "SECURITY.md").read_text(encoding="utf-8")
+    path.write_text(page.partition("```json\n")[2].partition("```")[0])
+    path.chmod(0o600)
+    assert read(path, Disk()).by_subject["CN=shop,O=Example"].may("append", "orders.eu")
+
+
+def test_a_huge_file_is_not_read(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(16 * 1024 * 1024 + 1)
+    path.chmod(0o600)
+    with pytest.raises(Invalid, match="bytes, and may have"):
+        read(path, Disk())
+
+
+def test_an_error_leaves_the_file_as_it_was(path: Path) -> None:
+    add(path, "ada")
+    before = path.read_bytes()
+    with pytest.raises(KeyError), changing(path, Disk(), Clock()) as accounts:
+        del accounts["ada"], accounts["nobody"]
+    with pytest.raises(Invalid), changing(path, Disk(), Clock()) as accounts:
+        accounts["bad:name"] = accounts["ada"]
+    assert path.read_bytes() == before
+    add(path, "bob")  # the lock was let go of
+
+
+@pytest.mark.parametrize("step", ["write", "fdatasync", "rename"])
+def test_a_failing_disk_leaves_the_old_file_and_nothing_beside_it(path: Path, step: str) -> None:
+    add(path, "ada")
+    before = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    disk = Disk()
+    setattr(disk, step, fail)
+    with pytest.raises(OSError, match="No space"), changing(path, disk, Clock()) as accounts:
+        accounts.clear()
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == ["users.json"]
+
+
+def test_the_file_is_synced_before_it_takes_its_name_and_the_directory_after(path: Path) -> None:
+    done: list[str] = []
+
+    def noting(disk: Disk, name: str) -> None:
+        real: Callable[..., object] = getattr(disk, name)
+
+        def note(*arguments: object) -> object:
+            done.append(name)
+            return real(*arguments)
+
+        setattr(disk, name, note)
+
+    disk = Disk()
+    for name in ("write", "fdatasync", "rename", "sync_directory"):
+        noting(disk, name)
+    with changing(path, disk, Clock()) as accounts:
+        accounts["ada"] = Account(scopes=("read:*",))
+    assert done == ["write", "fdatasync", "rename", "sync_directory"]
+
+
+def test_changes_at_the_same_time_are_all_kept(path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: add(path, f"user{number}"), range(40)))
+    assert len(read(path, Disk()).accounts) == 40
+
+
+def test_tokens_are_random_and_carry_their_id() -> None:
+    made = [Token.new(Clock()) for _ in range(100)]
+    assert len({text for _, text, _ in made}) == 100
+    for id, text, kept in made:
+        prefix, named, secret = text.split("_", 2)
+        assert (prefix, named) == ("hw", id)
+        assert len(secret) == 43  # 256 bits
+        assert kept.sha256 == hashlib.sha256(text.encode()).digest()
+
+
+def test_a_password_is_known_again_and_salted() -> None:
+    first, second = (Password.of(SECRET, Clock(), QUICK) for _ in range(2))
+    assert first.is_of(SECRET.encode())
+    assert not first.is_of(SECRET.encode() + b"x")
+    assert not first.is_of(b"")
+    assert first.salt != second.salt
+    assert first.hash != second.hash
+    assert hashlib.scrypt(SECRET.encode(), salt=first.salt, n=16, r=8, p=1, dklen=32) == first.hash
+
+
+def test_passwords_cost_what_owasp_asks() -> None:
+    assert Cost(n=2**14, r=8, p=5) == COST
+    assert Password.of(SECRET, Clock()).cost == COST
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 1025])
+def test_a_password_of_a_bad_length_is_refused(text: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        Password.of(text, Clock(), QUICK)
+    assert caught.value.code == "bad_password"
+    assert not text or text not in str(caught.value)
+
+
+def test_nobody_has_the_cost_of_the_dearest_password_and_no_password_fits(path: Path) -> None:
+    assert read_nobody(path) == COST
+    with changing(path, Disk(), Clock()) as accounts:
+        dear = Cost(n=64, r=8, p=2)
+        accounts["dear"] = Account(scopes=(), password=Password.of(SECRET, Clock(), dear))
+        accounts["cheap"] = Account(scopes=(), password=Password.of(SECRET, Clock(), QUICK))
+    users = read(path, Disk())
+    assert users.nobody.cost == dear
+    assert not users.nobody.is_of(b"")
+    assert not users.nobody.is_of(SECRET.encode())
+
+
+def read_nobody(path: Path) -> Cost:
+    with changing(path, Disk(), Clock()):
+        pass
+    assert msgspec.json.decode(path.read_bytes()) == {"version": 1, "users": {}}
+    return read(path, Disk()).nobody.cost
