@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 import headwater
-from headwater.info import ConsumerInfo
-from headwater.info import TopicInfo
 from headwater.format.jsonl import Line
+from headwater.info import ConsumerInfo, Deleted, TopicInfo
 from headwater.server.http import parameters
 from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
 from headwater.server.http.routes import ROUTES, Route
 from headwater.server.http.topics import Retain
-from headwater.info import Deleted
 
 Content = dict[str, Schema]
 """Schemas by media type."""

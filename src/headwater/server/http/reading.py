@@ -9,9 +9,9 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.engine.batches import EventBatch
-from headwater.engine.reading import At
 from headwater.errors import Invalid
+from headwater.event import At
+from headwater.format.events import EventBatch
 from headwater.server.http import sse
 from headwater.server.http.message import Query, Request, Response
 from headwater.server.store import Store

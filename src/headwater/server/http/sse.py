@@ -12,11 +12,10 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.cursor import Gap, Offsets, TopicCursor
-from headwater.engine.reading import At
 from headwater.errors import HeadwaterError, Invalid
-from headwater.event import ticks_and_node
+from headwater.event import At, ticks_and_node
+from headwater.format.events import EventBatch
 from headwater.server.http.message import Headers, Request, Response
 from headwater.server.store import Store
 
