@@ -81,6 +81,11 @@ class Window:
     def full(self) -> bool:
         return self.events >= self._events_max or self.bytes >= self._bytes_max
 
+    @property
+    def room(self) -> tuple[int, int]:
+        """How many events and bytes may be sent next; the last event of them may have more than is left."""
+        return min(CHUNK_EVENTS, self._events_max - self.events), min(CHUNK_BYTES, self._bytes_max - self.bytes)
+
     def add(self, events: Sequence[Event]) -> None:
         """What is sent; an event that failed may be there already."""
         sizes = self._sizes.setdefault(events[0].partition, {})
@@ -319,7 +324,7 @@ class RemoteMember:
                 now = monotonic()
                 dies_s = self._heard_s + self.lease_s
                 beat_s = said_s + self._heartbeat_s
-                open_handed = self._room and not self._window.full
+                open_handed, room = self._room and not self._window.full, self._window.room
                 if not open_handed and not asked:
                     self._changed.wait(max(0.0, min(dies_s, beat_s if self._room else dies_s, now + LOOK_S) - now))
             if now >= dies_s:
@@ -329,7 +334,7 @@ class RemoteMember:
             if open_handed:
                 ends_s = dies_s if self._timeout is None else min(dies_s, came_s + self._timeout)
                 wait_s = 0.0 if asked else max(0.0, min(beat_s, ends_s) - now)
-                events = self.consumer.take(CHUNK_EVENTS, CHUNK_BYTES, wait_s)
+                events = self.consumer.take(*room, wait_s)
                 now = monotonic()
                 if events:
                     self._send(self.formats.events(events), events)
