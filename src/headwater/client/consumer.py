@@ -325,7 +325,7 @@ class RemoteConsumer(Iterator[Event]):
             state = self._looked(member)  # nothing came for long: is that so, or was it on its way?
             if state is None or not self._all_here(member, state):
                 continue
-            if state.full and (self._timeout is not None or acks == self._acks):
+            if state.full and not self._awaited and (self._timeout is not None or acks == self._acks):
                 raise _full()
             if self._timeout is not None and state.idle:
                 return None
@@ -370,7 +370,7 @@ class RemoteConsumer(Iterator[Event]):
             state = None if member.over else self._looked(member)
             if state is None or not self._all_here(member, state):
                 continue
-            if state.full:
+            if state.full and not self._awaited:
                 raise _full()
             if self._drained(state, ends):
                 return

@@ -79,6 +79,8 @@ class Membership:
         self._waiting: dict[int, dict[int, int]] = {}  # not acked: offsets by partition, with their numbers
         self._range: dict[int, tuple[int, int]] = {}  # the offsets that came of each partition
         self._acked: dict[int, list[int]] = {}  # not sent yet
+        self._failed: dict[int, set[int]] = {}  # what comes again, by partition
+        self._kept: dict[int, list[tuple[int, Event]]] = {}  # what must not be handed out before that
         self._dirty_s: float | None = None
         self._speaking = threading.Lock()  # one request at a time, so that they arrive in their order
         asked_s = time.monotonic()
@@ -142,6 +144,8 @@ class Membership:
             for each in done:
                 if waiting.pop(each, None) is not None:
                     self._acked.setdefault(partition, []).append(each)
+                    if self._failed:
+                        self._release(partition, each)
             if self._dirty_s is None and self._acked:
                 self._dirty_s = time.monotonic()
                 self.changed.notify_all()
@@ -174,11 +178,20 @@ class Membership:
                     return state
 
     def fail(self, event: Event, error: str) -> bool:
-        """Say that handling an event failed; whether it was set aside. Sent once: twice would count twice."""
+        """Say that handling an event failed; whether it was set aside. Sent once: twice would count twice.
+
+        If it was not, what came after it of its partition is handed out after it has come again.
+        """
         self.settle()
+        partition, offset = event.partition, event.offset
+        with self.changed:  # before it is sent: the event may come again before the answer does
+            if offset in self._waiting.get(partition, ()):
+                self._failed.setdefault(partition, set()).add(offset)
+                kept = [each for each in self._buffer if each[1].partition == partition]
+                self._kept.setdefault(partition, []).extend(kept)
+                self._buffer = deque(each for each in self._buffer if each[1].partition != partition)
         with self._speaking:
-            fails = [[event.partition, event.offset, error]]
-            aside = self._say({"fails": fails}, repeat=False).aside[0]
+            aside = self._say({"fails": [[partition, offset, error]]}, repeat=False).aside[0]
         if aside:
             self.moved([event])
         return aside
@@ -196,6 +209,7 @@ class Membership:
         with self.changed:
             for event in events:
                 self._waiting.get(event.partition, {}).pop(event.offset, None)
+                self._release(event.partition, event.offset)
 
     def leave(self) -> None:
         """Send the acks, durably, and leave. Raises Unavailable if the server cannot be reached."""
@@ -254,6 +268,9 @@ class Membership:
             gone = set(partitions)
             kept = [each for each in self._buffer if each[0] > sent or each[1].partition not in gone]
             self._buffer = deque(kept)
+            for partition in gone & self._failed.keys():
+                del self._failed[partition]
+                self._buffer.extend(each for each in self._kept.pop(partition) if each[0] > sent)
             for partition in gone & self._range.keys():
                 waiting = self._waiting[partition]
                 self._waiting[partition] = left = {
@@ -316,11 +333,24 @@ class Membership:
             for event in events:
                 self.received += 1
                 offset, partition = event.offset, event.partition
-                self._buffer.append((self.received, event))
+                if partition in self._failed and offset not in self._failed[partition]:
+                    self._kept[partition].append((self.received, event))
+                else:
+                    self._buffer.append((self.received, event))
+                    self._release(partition, offset)
                 self._waiting.setdefault(partition, {})[offset] = self.received
                 low, high = self._range.get(partition, (offset, offset))
                 self._range[partition] = min(low, offset), max(high, offset)
             self.changed.notify_all()
+
+    def _release(self, partition: int, offset: int) -> None:
+        """What failed has come again, or never will: go on with what came after it."""
+        failed = self._failed.get(partition)
+        if failed is not None:
+            failed.discard(offset)
+            if not failed:
+                del self._failed[partition]
+                self._buffer.extend(self._kept.pop(partition))
 
     def _keep(self) -> None:
         """The thread that sends: acks, and signs of life."""

@@ -77,7 +77,7 @@ class ItemBlob:
         self._query = {"partition": partition, "from": offset, "end_after": offset, "max_items": 1}
 
     def chunks(self) -> Iterator[bytes]:
-        """The data in pieces of at most 1 MiB. Raises NotFound if retention has deleted it, Unavailable if cut short."""
+        """The data in pieces of at most 1 MiB. Raises NotFound if it was deleted, Unavailable if it is cut short."""
         with self._transport.stream(self._path, self._query, accept="application/octet-stream") as stream:
             skip, left = ITEM_HEAD_BYTES, self.size
             try:

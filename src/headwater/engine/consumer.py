@@ -166,6 +166,31 @@ class Consumer(Iterator[Event]):
         self._last = events[-1]
         return events
 
+    @property
+    def failing(self) -> bool:
+        """Whether something failed and is to be handed out again."""
+        return any(holding.again for holding in list(self._held.values()))
+
+    def retries(self) -> list[Event]:
+        """What failed and is to be handed out again now, of one partition, and nothing else. Does not wait.
+
+        For the thread that iterates, while it takes nothing new: others of the partition may wait for these.
+        """
+        now_s = self._monotonic()
+        for holding in list(self._held.values()):
+            if holding.again and holding.retry_s <= now_s:
+                with self._mutex:
+                    return holding.returned()
+        return []
+
+    def tend(self) -> None:
+        """What taking events does besides, now and then: notice what was lost, give up what others should have.
+
+        For the thread that iterates, while it takes none for long.
+        """
+        if self._member.due():
+            self._member.tend(claim=True)
+
     def wake(self) -> None:
         """Have a `take` that waits return what it has, from any thread; else the next one does not wait."""
         self._woken = True

@@ -113,7 +113,9 @@ class Transaction:
             data, content, types, keys, metas, opened.logs[0].place.limits
         )
         if opened.only is not None or partition is not None or encoded_keys is None:
-            self._add(opened.choose(None, partition, self._producer), Rows.many(content, self._sync, columns, len(data)))
+            self._add(
+                opened.choose(None, partition, self._producer), Rows.many(content, self._sync, columns, len(data))
+            )
             return
         for log, where in opened.spread(encoded_keys, self._producer):
             some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}

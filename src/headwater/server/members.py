@@ -32,6 +32,7 @@ from headwater.server.http.message import Sink
 CHUNK_EVENTS = 1024  # what is encoded and handed to the loop at once; large enough to vectorise
 CHUNK_BYTES = 1024 * 1024
 LOOK_S = 1.0  # how often a thread that may not hand out looks whether its partitions are still held
+RETRY_S = 0.05  # and whether what failed is to be sent again, which it may be in any case
 LEAVE_S = 10.0  # how long to wait for a thread that is to end: it may be at a lock
 
 _log = logging.getLogger("headwater.server")
@@ -133,6 +134,15 @@ class Asked(NamedTuple):
     tell: Callable[[object], None]
 
 
+class Turn(NamedTuple):
+    """What a member's thread does next: answer, and, if it is `open`, take as much as there is `room` for."""
+
+    asked: list[Asked]
+    open: bool
+    room: tuple[int, int]
+    wait_s: float
+
+
 class RemoteMember:
     """One member of a consumer, for one client."""
 
@@ -163,6 +173,7 @@ class RemoteMember:
         self._window = Window(limits.member_events_max, limits.member_bytes_max)
         self._state = State()
         self._sent = 0
+        self._spoke_s = self._came_s = 0.0  # when something, and when an event was sent last
         self._asked: list[Asked] = []
         self._answering: list[Asked] = []  # what of it the thread has taken up, and not answered
         self._heard_s = monotonic()
@@ -219,8 +230,9 @@ class RemoteMember:
     def leave(self) -> None:
         """The client has no more use for it: whatever ends it now, nothing has failed."""
         with self._changed:
-            self._said_farewell = True
-        self.close()
+            self._said_farewell = self._over = True
+            self._changed.notify()
+        self.consumer.stop()
 
     def handed_out(self, partition: int, offset: int) -> Event:
         """A stand-in for an event that was handed out: whoever acks looks at its place alone."""
@@ -313,39 +325,52 @@ class RemoteMember:
 
     def _hand_out(self) -> None:
         """Until it is over. Raises Fenced when the client was not heard of for as long as a lease."""
-        said_s = came_s = monotonic()
-        while True:
-            with self._changed:
-                self._window.hold(self.consumer.fences)
-                if self._over:
-                    return
-                asked, self._asked = self._asked, []
-                self._answering = asked
-                now = monotonic()
-                dies_s = self._heard_s + self.lease_s
-                beat_s = said_s + self._heartbeat_s
-                open_handed, room = self._room and not self._window.full, self._window.room
-                if not open_handed and not asked:
-                    self._changed.wait(max(0.0, min(dies_s, beat_s if self._room else dies_s, now + LOOK_S) - now))
+        self._spoke_s = self._came_s = monotonic()
+        while (turn := self._next_turn()) is not None:
+            looks = self._work(turn.asked)
+            events = self._taken(turn)
+            now = monotonic()
+            if events:
+                self._send(self.formats.events(events), events)
+                self._spoke_s = self._came_s = now
+            elif self.consumer.over or (
+                turn.open and self._timeout is not None and now >= self._came_s + self._timeout
+            ):
+                self._end_by_server()
+                return
+            elif now >= self._spoke_s + self._heartbeat_s and self._room:
+                self._send(self.formats.heartbeat, [])
+                self._spoke_s = now
+            self._look_around(looks, idle=turn.open and not events)
+
+    def _next_turn(self) -> Turn | None:
+        """What is to be done next; waits while nothing may be sent. None when it is over."""
+        with self._changed:
+            self._window.hold(self.consumer.fences)
+            now = monotonic()
+            dies_s = self._heard_s + self.lease_s
+            if self._over:
+                return None
             if now >= dies_s:
                 raise member_gone(self.lease_s)
-            looks = self._work(asked)
-            events: list[Event] = []
-            if open_handed:
-                ends_s = dies_s if self._timeout is None else min(dies_s, came_s + self._timeout)
-                wait_s = 0.0 if asked else max(0.0, min(beat_s, ends_s) - now)
-                events = self.consumer.take(*room, wait_s)
-                now = monotonic()
-                if events:
-                    self._send(self.formats.events(events), events)
-                    said_s = came_s = now
-                elif self.consumer.over or (self._timeout is not None and now >= came_s + self._timeout):
-                    self._end_by_server()
-                    return
-            if not events and now >= said_s + self._heartbeat_s and self._room:
-                self._send(self.formats.heartbeat, [])
-                said_s = now
-            self._look_around(looks, idle=open_handed and not events)
+            beat_s = self._spoke_s + self._heartbeat_s if self._room else dies_s
+            opened = self._room and not self._window.full
+            if not opened and not self._asked:
+                look_s = now + (RETRY_S if self.consumer.failing else LOOK_S)
+                self._changed.wait(max(0.0, min(dies_s, beat_s, look_s) - now))
+            elif opened and self._timeout is not None:
+                beat_s = min(beat_s, self._came_s + self._timeout)
+            self._answering, self._asked = self._asked, []
+            wait_s = 0.0 if self._answering else max(0.0, min(beat_s, dies_s) - now)
+            return Turn(self._answering, opened, self._window.room, wait_s)
+
+    def _taken(self, turn: Turn) -> list[Event]:
+        """The next events to be sent."""
+        if turn.open:
+            return self.consumer.take(*turn.room, turn.wait_s)
+        self.consumer.tend()
+        # What failed is in the window, and others of its partition wait for it.
+        return self.consumer.retries() if self._room else []
 
     def _end_by_server(self) -> None:
         """Nothing has failed, unless it was the client's end that stopped the consumer."""
