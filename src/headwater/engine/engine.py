@@ -19,9 +19,10 @@ from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer, place
 from headwater.engine.consumers import Consumers
-from headwater.engine.cursor import Bell, TopicCursor, begin
+from headwater.engine.cursor import Bell, TopicCursor
 from headwater.engine.follow import Follow
 from headwater.engine.info import partition_info
+from headwater.engine.reading import Span
 from headwater.engine.retaining import Keeper
 from headwater.engine.selection import Selection
 from headwater.engine.topics import OpenTopic, Topics
@@ -284,7 +285,7 @@ class Engine:
         told = given.check_producer(producer, self._limits) if producer is not None else None
         log = opened.only if partition is None and opened.only else opened.choose(key, partition, told)
         limits = log.place.limits
-        if len(data) > min(limits.data_bytes_max, limits.blob_bytes_min):
+        if len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
             given.check_size(len(data), limits)
             raise TooLarge(f"{len(data)} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")
         if key is not None:
@@ -309,7 +310,7 @@ class Engine:
         expected_version: Version | None = None,
         producer: Producer | tuple[str, int, int] | None = None,
     ) -> tuple[Upload, LocalLog]:
-        """One event of any size whose pieces are yet to come, and the log that it goes to; NotFound without the topic."""
+        """One event of any size whose pieces are yet to come, and the log that it goes to. Raises as `prepare`."""
         opened = self._topics.live(topic)
         encoded_key = given.encode_key(key, self._limits)
         guard = (
@@ -455,6 +456,25 @@ class Engine:
         logs = self._topics.live(topic).chosen(partition)
         return reading.read_batches(logs, start, end, self._selection(type, key, match), reverse=reverse)
 
+    def span(
+        self,
+        topic: str,
+        *,
+        start: At | Sequence[int] = "earliest",
+        end: At | Sequence[int] = "latest",
+        partition: int | None = None,
+        reverse: bool = False,
+        by_time: bool = False,
+        **filters: Any,
+    ) -> Span:
+        """Like `read_batches`, with where it begins and ends, which may also be an offset for each partition.
+
+        `by_time`: batches of several partitions come in the order of their first events; in reverse, of their last.
+        """
+        opened = self._topics.live(topic)
+        logs, selection = opened.chosen(partition), self._selection(**filters)
+        return reading.span(opened.topic.uuid, logs, start, end, selection, reverse=reverse, by_time=by_time)
+
     def read_arrow(
         self,
         topic: str,
@@ -512,7 +532,7 @@ class Engine:
         opened = self._topics.live(topic)
         logs = opened.chosen(partition)
         selection = self._selection(type, key, match)
-        return TopicCursor(topic, opened.topic.uuid, logs, begin(logs, start), selection)
+        return TopicCursor(topic, opened.topic.uuid, logs, reading.begin(logs, start), selection)
 
     def bell(self) -> Bell:
         """What a thread sleeps on until one of its cursors has more."""

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from headwater.errors import Invalid, Unsupported
-from headwater.event import UNIX_EPOCH_TICKS, Content, id_of
+from headwater.event import UNIX_EPOCH_TICKS, Content, id_text
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch
 from headwater.format.column import I64, Column
 
@@ -119,7 +119,7 @@ class _Chunks:
         if name in self._constants:
             return _repeated(self._constants[name], type, self._total)
         if name == "id":
-            ids = [str(id_of(ticks, self._node)).encode() for ticks in self._all_ticks().tolist()]
+            ids = [id_text(ticks, self._node).encode() for ticks in self._all_ticks().tolist()]
             return [_strings(Column.of(ids))]
         if name == "offset":
             starts = np.array([piece.batch.base_offset + piece.lo for piece in self._pieces], np.int64)

@@ -53,11 +53,13 @@ class Column:
     @classmethod
     def of_optional(cls, values: Sequence[bytes | None]) -> Column | None:
         """A plain column in which None is null; None if all of them are."""
-        present = np.fromiter((value is not None for value in values), np.bool_, len(values))
-        if present.all():
-            return cls.of(values)  # type: ignore[arg-type]  # none of them is None
-        if not present.any():
+        values = values if type(values) is list else list(values)  # of users: `count` may mean something else
+        absent = values.count(None)
+        if absent == len(values):
             return None
+        if not absent:
+            return cls.of(values)  # type: ignore[arg-type]  # none of them is None
+        present = np.fromiter((value is not None for value in values), np.bool_, len(values))
         column = cls.of([value or b"" for value in values])
         column.valid = np.packbits(present, bitorder="little")
         return column

@@ -102,6 +102,10 @@ class EventBatch:
         ticks = self._batch.ticks()
         return ticks[self._lo : self._hi] if self.rows is None else ticks[self.rows]
 
+    def values(self, column: Column) -> list[bytes | None]:
+        """The values that a column of the stored batch has for each event."""
+        return column.values(self._lo, self._hi) if self.rows is None else column.take(self.rows)
+
     def events(self) -> list[Event]:
         """The events as objects. The data of those above the limit for memory is None: stream it."""
         batch, log = self._batch, self.log
@@ -139,14 +143,13 @@ class EventBatch:
         column = self._batch.column(kind)
         if column is None:
             return repeat(None)
-        return column.values(self._lo, self._hi) if self.rows is None else column.take(self.rows)
+        return self.values(column)
 
     def _types(self, column: Column) -> Iterator[str] | list[str]:
         if column.offsets is None:
             return repeat(bytes(column.data).decode())
         if column.codes is None:
-            values = column.values(self._lo, self._hi) if self.rows is None else column.take(self.rows)
-            return [(value or b"").decode() for value in values]
+            return [(value or b"").decode() for value in self.values(column)]
         size = len(column.offsets) - 1
         names = [(value or b"").decode() for value in Column(size, column.data, column.offsets).values(0, size)]
         codes = column.codes[self._lo : self._hi] if self.rows is None else column.codes[self.rows]

@@ -130,10 +130,10 @@ class Metrics:
         self.delivery_bytes = 0
         self.access_log: AccessLog | None = None  # counts the lines that it had to drop
 
-    def appended(self, topic: str, events: int, size: int) -> None:
-        """A request appended events, whose data has so many bytes."""
+    def appended(self, topic: str, events: int, size: int, appends: int = 1) -> None:
+        """A request, or several, appended events, whose data has so many bytes."""
         meter = self.topics.get(topic) or self._topic(topic)
-        meter.appends += 1
+        meter.appends += appends
         meter.events += events
         meter.bytes += size
 

@@ -41,6 +41,7 @@ STATUS_BY_CODE = {
     "length_required": 411,
     "expectation_failed": 417,
     "timeout": 408,
+    "headers_too_large": 431,
     "unauthenticated": 401,
     "forbidden": 403,
     "too_many_failures": 429,

@@ -86,7 +86,10 @@ UUIDS = Events()
 class End(Protocol):
     """Where an answer ends."""
 
-    done: bool
+    @property
+    def done(self) -> bool:
+        """Whether nothing that comes can be part of the answer."""
+        ...
 
     def take(self, batch: EventBatch) -> EventBatch | None:
         """What of a batch is part of the answer; None if nothing is."""

@@ -26,7 +26,7 @@ from msgspec import Raw
 
 from headwater.errors import Invalid
 from headwater.event import Content
-from headwater.format import jsonl, texts
+from headwater.format import given, jsonl, texts
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.events import EventBatch
@@ -37,7 +37,7 @@ from headwater.server.wire.pieces import Cut, cut_off, joined, parted
 _FEW = 4  # so few events are faster one by one
 _BLOCK_BYTES = 1024 * 1024  # what is looked at together: what is made of it stays small, whatever it holds
 _SPACE = b" \t\r\n"
-_SPACED = (b"{ ", b"[ ", b", ", b": ", b" }", b" ]", b" ,", b" :")
+_OPENING, _CLOSING = (np.isin(np.arange(256), list(signs)) for signs in (b"{[,:", b"}],:"))
 _COMMAS_MAX = 1_000_000  # with more, an array is counted before it is taken apart
 _TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{},]', re.DOTALL)
 
@@ -99,7 +99,7 @@ def _types(batch: EventBatch) -> Iterable[bytes]:
     column = batch.piece.batch.column(TYPE)
     if column is None or column.offsets is None:
         return repeat(_encode("" if column is None else bytes(column.data).decode()))
-    values = _values(batch, column)
+    values = batch.values(column)
     known = {value: _encode((value or b"").decode()) for value in set(values)}
     return [known[value] for value in values]
 
@@ -108,9 +108,9 @@ def _keys(batch: EventBatch) -> Iterable[bytes]:
     column = batch.piece.batch.column(KEY)
     if column is None:
         return repeat(b'"key":null')
-    values = _values(batch, column)
+    values = batch.values(column)
     if column.valid is None and _plain(_span(batch, column)):
-        return [b'"key":"%b"' % value for value in values]  # type: ignore[str-bytes-safe]  # none of them is null
+        return [b'"key":"%b"' % value for value in values]  # type: ignore[str-format]  # none of them is null
     return map(_key, values)
 
 
@@ -127,14 +127,14 @@ def _metas(batch: EventBatch) -> Iterable[bytes]:
     column = batch.piece.batch.column(META)
     if column is None:
         return repeat(b"{}")
-    return [b"{}" if meta is None else _encode(_decode_meta(meta)) for meta in _values(batch, column)]
+    return [b"{}" if meta is None else _encode(_decode_meta(meta)) for meta in batch.values(column)]
 
 
 def _data(batch: EventBatch) -> list[bytes]:
     stored = batch.piece.batch
     column = stored.column(DATA)
     assert column is not None
-    values = [value or b"" for value in _values(batch, column)]
+    values = [value or b"" for value in batch.values(column)]
     if stored.content == "bytes":
         return [b'"data_base64":"%b"' % b2a_base64(value, newline=False) for value in values]
     if stored.content == "text" and _plain(_span(batch, column)):
@@ -165,16 +165,16 @@ def _sound(values: list[bytes]) -> bool:
 
 
 def _compact(column: Column) -> bool:
-    """Whether no JSON has white space outside of its strings; where it does, signs are at one of its sides."""
+    """Whether no JSON has white space outside of its strings: there, it has a sign at one of its sides."""
     raw = bytes(column.data)
-    if b"\n" in raw or b"\t" in raw or b"\r" in raw or any(pair in raw for pair in _SPACED):
+    if b"\n" in raw or b"\t" in raw or b"\r" in raw or raw[:1] == b" " or raw[-1:] == b" ":
         return False
-    if column.offsets is None:
-        return raw == raw.strip()
     letters = np.frombuffer(raw, np.uint8)
-    starts, ends = column.offsets[:-1], column.offsets[1:]
-    some = starts < ends
-    return not ((letters[starts[some]] == 32).any() or (letters[ends[some] - 1] == 32).any())
+    spaces = np.flatnonzero(letters == 32)
+    if _OPENING[letters[spaces - 1]].any() or _CLOSING[letters[spaces + 1]].any():
+        return False
+    ends = column.offsets
+    return ends is None or not (np.isin(spaces, ends).any() or np.isin(spaces, ends - 1).any())
 
 
 _SHOWN: dict[Content, Callable[[bytes], bytes]] = {
@@ -199,11 +199,6 @@ def _span(batch: EventBatch, column: Column) -> Column:
     """The values from the first to the last of a batch, those between that were not picked among them."""
     _, lo, hi = batch.piece
     return column.slice(lo, hi) if batch.rows is None else column.slice(int(batch.rows[0]), int(batch.rows[-1]) + 1)
-
-
-def _values(batch: EventBatch, column: Column) -> list[bytes | None]:
-    _, lo, hi = batch.piece
-    return column.values(lo, hi) if batch.rows is None else column.take(batch.rows)
 
 
 # In

@@ -82,14 +82,11 @@ def cut_off(batches: Iterable[EventBatch], cut: Cut | None) -> Iterator[EventBat
     if cut is None:
         yield from batches
         return
-    if cut.done:
-        return
-    for batch in batches:
+    each = iter(batches)
+    while not cut.done and (batch := next(each, None)) is not None:
         taken = cut.take(batch)
         if taken is not None:
             yield taken
-        if cut.done:
-            return
 
 
 def parted(batch: EventBatch) -> Iterator[EventBatch]:
