@@ -220,6 +220,7 @@ class Remote:
 
         Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
         """
+        self._transport.check_open()
         waits_for = self._waits_for(durability)
         return Transaction(self, self._transport, self._appends, waits_for, producer, self._limits)
 

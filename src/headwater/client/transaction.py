@@ -213,6 +213,7 @@ class Transaction:
     def _check(self) -> None:
         if self._over:
             raise Closed("the transaction is over", hint="begin another: hw.transaction()")
+        self._transport.check_open()
 
 
 def _in_doubt(error: HeadwaterError) -> Unavailable:
