@@ -310,7 +310,7 @@ class Engine:
         expected_version: Version | None = None,
         producer: Producer | tuple[str, int, int] | None = None,
     ) -> tuple[Upload, LocalLog]:
-        """One event of any size whose pieces are yet to come, and the log that it goes to; NotFound without the topic."""
+        """One event of any size whose pieces are yet to come, and the log that it goes to. Raises as `prepare`."""
         opened = self._topics.live(topic)
         encoded_key = given.encode_key(key, self._limits)
         guard = (

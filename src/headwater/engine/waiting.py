@@ -68,7 +68,7 @@ def many(
     only_key: bytes | None,
     guard: Guard,
 ) -> list[Waiting]:
-    """One append for each partition that the events go to. `only_key` is the key of all, where a version is expected."""
+    """One append for each partition that the events go to. `only_key` is the key of all, if a version is expected."""
 
     def rows_of(columns: dict[int, Column | None], count: int) -> Rows:
         rows = Rows.many(content, sync, columns, count)
