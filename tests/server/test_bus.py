@@ -224,7 +224,7 @@ async def test_a_client_that_does_not_read_costs_little_memory(call: Caller) -> 
                 for number in range(400):
                     log.append("flood", f"{number} " + "x" * 100_000)
                     if number % 20 == 0:  # as fast as the quick one takes it
-                        await quick.until(lambda number=number: len(quick.events) > number)
+                        await quick.until_events(number + 1)
                 await quick.until(lambda: len(quick.events) == 400)
                 grown = anonymous_bytes(call.server.pid) - before
                 assert grown < 12_000_000  # not the 40 MB that it has not read
@@ -250,7 +250,7 @@ async def test_a_topic_is_streamed_over_all_its_partitions_and_resumed(call: Cal
         seen = source.events
     for at in range(9):  # wherever it broke off, the rest comes, once
         async with subscribed(call.server.url, "/topic/wide/items", last_event_id=seen[at].id) as source:
-            await source.until(lambda at=at: len(source.events) == 8 - at)
+            await source.until_events(8 - at)
             assert sorted(got.data for got in seen[: at + 1] + source.events) == [str(number) for number in range(9)]
     async with subscribed(call.server.url, "/topic/wide/items?partition=1&from=1") as source:
         await source.until(lambda: len(source.events) == 2)
@@ -260,9 +260,7 @@ async def test_a_topic_is_streamed_over_all_its_partitions_and_resumed(call: Cal
 async def test_a_topic_is_streamed_to_an_end(call: Caller) -> None:
     call("DELETE", "/topic/short")
     call("PUT", "/topic/short")
-    ids = []
-    for number in range(9):
-        ids.append(call("POST", "/topic/short/items?type=n", b"%d" % number).headers["headwater-id"])
+    ids = [call("POST", "/topic/short/items?type=n", b"%d" % n).headers["headwater-id"] for n in range(9)]
     for query, wanted in (
         ("wait_for_more=false", ids),
         ("max_items=3", ids[:3]),
