@@ -309,7 +309,7 @@ class Subscription:
             self._write(chunk)
 
     async def _catch_up(self) -> None:
-        """Read up to where the channel is, until what it writes from there on is still kept when that is done."""
+        """Read up to where the channel is now, and go on from there."""
         channel = self._channel
         try:
             cursor = channel.cursor.at(self._offsets)
@@ -318,7 +318,7 @@ class Subscription:
                     await self._wait_for_channel()
                 stop, number = channel.offsets, channel.head
                 await self._read_to(stop, cursor)
-                if self._offsets == stop and (number == channel.head or channel.kept(number) is not None):
+                if self._offsets == stop:  # else a gap has led beyond it
                     break
         except HeadwaterError as error:
             self._task = None
