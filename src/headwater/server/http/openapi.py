@@ -44,6 +44,7 @@ ERRORS = {
     413: "Above a limit, which the facts name.",
     415: "The Content-Type is not understood.",
     417: "This cannot be expected.",
+    429: "Too many wrong passwords.",
     431: "The headers are too large.",
     500: "Damage on the disk, or a bug.",
     501: "This installation cannot do it.",
@@ -51,8 +52,9 @@ ERRORS = {
 }
 ANY = (400, 408, 417, 431, 500, 503)  # what every request may be answered with,
 FOREIGN = (403,)  # also where it is a browser's, of another site,
-GUARDED = (401, 403)  # and one that needs a right
-ERROR_HEADERS = {401: (("WWW-Authenticate", TEXT),), 503: (("Retry-After", NUMBER),)}
+GUARDED = (401, 403, 429)  # and one that needs a right
+_RETRY = (("Retry-After", NUMBER),)
+ERROR_HEADERS = {401: (("WWW-Authenticate", TEXT),), 429: _RETRY, 503: _RETRY}
 
 
 class Operation(NamedTuple):
