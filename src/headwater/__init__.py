@@ -24,12 +24,12 @@ from headwater.errors import (
 
 if TYPE_CHECKING:
     from headwater.api import open  # the verb users expect, as in gzip.open
-    from headwater.engine.batches import EventBatch
     from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
     from headwater.engine.transaction import Transaction
     from headwater.event import Event, Ref, Refs
+    from headwater.format.events import EventBatch
     from headwater.format.producers import Producer
     from headwater.limits import Limits
     from headwater.server.http.asgi import asgi
@@ -66,7 +66,7 @@ _HOMES = {
     "Consumer": "headwater.engine.consumer",
     "Engine": "headwater.engine.engine",
     "Event": "headwater.event",
-    "EventBatch": "headwater.engine.batches",
+    "EventBatch": "headwater.format.events",
     "Follow": "headwater.engine.follow",
     "Limits": "headwater.limits",
     "Producer": "headwater.format.producers",

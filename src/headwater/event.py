@@ -19,6 +19,9 @@ Durability = Literal["fsync", "os"]
 Content = Literal["bytes", "text", "json", "bson"]
 CONTENTS: tuple[Content, ...] = ("bytes", "text", "json", "bson")  # by their number in the format; must stay
 
+At = int | datetime | UUID | Literal["earliest", "latest"]
+"""A place in a log: an offset, a time, the id of an event, or one of its ends."""
+
 UNIX_EPOCH_TICKS = 122_192_928_000_000_000
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NODE_MASK = (1 << 62) - 1

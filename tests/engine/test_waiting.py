@@ -154,7 +154,7 @@ def test_an_upload_is_one_event_whatever_its_size(hw: Engine) -> None:
         assert (event.type, event.key) == ("up", b"k")
 
 
-def test_an_upload_that_is_discarded_leaves_nothing(hw: Engine, tmp_path: Path) -> None:
+def test_an_upload_that_is_discarded_leaves_nothing(hw: Engine) -> None:
     hw.create("huge", data_bytes_max=20_000_000)
     upload, log = hw.upload("huge")
     upload.write(b"x" * 3_000_000)

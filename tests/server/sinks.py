@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.cursor import Gap, Offsets
 from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
+from headwater.format.events import EventBatch
 from headwater.server.feeds import Feeds
 from headwater.server.settings import Settings
 
@@ -100,7 +100,8 @@ class Collector:
                 await self._changed.wait()
 
     async def until_offset(self, offset: int) -> None:
-        await self.until(lambda: bool(self.offsets) and self.offsets[-1] == offset)
+        """Wait for an event of the first partition, which is short."""
+        await self.until(lambda: b"\n0 %d " % offset in b"\n" + self.data[-500:])
 
     async def until_longer(self, size: int) -> None:
         await self.until(lambda: len(self.data) > size)

@@ -47,12 +47,7 @@ def mounted(tmp_path: Path) -> Iterator[str]:
     async def hello(_: Any) -> PlainTextResponse:
         return PlainTextResponse("hello")
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Any) -> Any:
-        yield
-        await log.close()
-
-    app = Starlette(routes=[Route("/", hello), Mount("/log", log)], lifespan=lifespan)
+    app = Starlette(routes=[Route("/", hello), Mount("/log", log)], lifespan=log.lifespan)
     with run(app) as url:
         yield url
 

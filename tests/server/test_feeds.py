@@ -14,10 +14,10 @@ from typing import Any, Self
 import pytest
 
 import headwater
-from headwater.engine.batches import EventBatch
 from headwater.engine.engine import Engine
 from headwater.engine.reading import pick
 from headwater.errors import Closed, Invalid, NotFound
+from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
 from headwater.server.settings import Settings
 from tests.server.sinks import Collector, Lines, begin, feeding
@@ -189,6 +189,7 @@ async def test_those_who_join_under_a_hammering_writer_lose_and_double_nothing(l
                     if each.room and each.untaken >= each.room:
                         each.drain()
                 await asyncio.sleep(0.01)
+        append(log, 10)  # so that those get some who begin after the end
         end = log.describe("orders").partitions[0].end
         for sink in sinks:
             sink.room = None

@@ -340,7 +340,8 @@ def test_events_are_filtered(topic: str) -> None:
     [
         "type=(", "match={", "match=[]", "match=%7B%22%24no%22:1%7D", "from=-1", "from=x", "from_time=yesterday",
         "from_time=2026-01-01T00:00:00", "from_id=x", "from=1&from_id=2", "max_items=1.5", "wait_for_more=yes",
-        "nonsense=1", "max_items=1&max_items=2", "format=xml", "partition=x", "from=%FF", "end_before=99999999999999999999",
+        "nonsense=1", "max_items=1&max_items=2", "format=xml", "partition=x", "from=%FF",
+        "end_before=99999999999999999999",
     ],
 )  # fmt: skip
 def test_a_bad_query_is_told(topic: str, query: str) -> None:

@@ -197,6 +197,10 @@ class Batch:
     def stored(self) -> memoryview:
         """The bytes of the batch, every column verified."""
         self.validate()
+        return self.raw()
+
+    def raw(self) -> memoryview:
+        """The bytes of the batch; its columns are not verified, and carry their checksums with them."""
         start = self.position - self._shift
         return self.buffer[start : start + self.size]
 

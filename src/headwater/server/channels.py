@@ -18,13 +18,18 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.cursor import Gap, Offsets, TopicCursor
 from headwater.errors import HeadwaterError, NotFound
+from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
 from headwater.server.http.message import Sink
+from headwater.server.watches import Follower
+
+TURN = 256  # writes at a time, of about 10 µs each, before the loop sees to others
+REST_S_MIN = 0.001  # below, resting is not worth a timer
 
 Blocking = Callable[..., Awaitable[Any]]
+Write = Callable[[bytes, bytes], bool]
 
 
 class Form(Protocol):
@@ -78,53 +83,81 @@ class Counts:
         self.gaps = 0  # times that retention passed a subscriber
 
 
-class Channel:
-    """What several subscriptions share: one reader, one form, and the last chunks. See `watches.Follower`."""
+class Channel(Follower):
+    """What several subscriptions share: one reader, one form, and the last chunks."""
 
-    def __init__(self, cursor: TopicCursor, form: Form, limits: ServerLimits, counts: Counts) -> None:
+    def __init__(
+        self,
+        cursor: TopicCursor,
+        form: Form,
+        limits: ServerLimits,
+        counts: Counts,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         """`cursor` is at the end of the topic, or was just now."""
-        self.cursor = cursor  # of the watch's thread
+        super().__init__(cursor)
         self.form = form
-        self.offsets = cursor.offsets  # where a live subscription is
+        self.offsets = cursor.offsets  # where a live subscription is, once the last chunk is written to all
         self.last_id: UUID | None = None  # of what was written last
         self.head = 0  # the number of the next chunk
         self.recent: deque[Chunk] = deque()  # the last ones, the newest before `head`
-        self.live: dict[Subscription, Callable[[bytes, bytes], bool]] = {}
+        self.live: dict[Subscription, Write] = {}
         self.subscriptions: set[Subscription] = set()
-        self.idle = True  # whether nothing was written since this was last set
         self._recent_bytes = 0
+        self._idle = True  # whether nothing was written since the last heartbeat
         self._limits = limits
         self._counts = counts
-        self._thread_last_id: UUID | None = None
+        self._loop = loop
+        self._read_id: UUID | None = None  # of the last that was read; of the watch's thread
 
-    def advance(self, post: Callable[..., None]) -> bool:
+    def advance(self) -> tuple[Callable[[Chunk], None], Chunk] | None:
         """Read what is new, and have it written. In the thread of the watch."""
-        chunk = read(self.cursor, self.form, self._limits.feed_chunk_bytes, None, self._thread_last_id)
+        chunk = read(self.cursor, self.form, self._limits.feed_chunk_bytes, None, self._read_id)
         if chunk is None:
-            return False
-        self._thread_last_id = chunk.last_id
-        post(self.deliver, chunk)
-        return True
+            return None
+        self._read_id = chunk.last_id
+        return self.deliver, chunk
 
     def deliver(self, chunk: Chunk) -> None:
         """Write a chunk to all who are live."""
         self.offsets = chunk.after
         if chunk.data:
             self._keep(chunk)
-            self.idle = False
+            self._idle = False
             self.last_id = chunk.last_id
-            data, framed = chunk.data, chunk.framed
-            live = list(self.live.items())
-            behind = [subscription for subscription, write in live if not write(data, framed)]
-            for subscription in behind:
-                subscription.fall_behind(chunk)
-            counts, many = self._counts, len(live)
-            counts.events += chunk.events * many
-            counts.bytes += len(data) * many
-            counts.gaps += chunk.gaps * many
+            self._write(chunk, list(self.live.items()), 0, 0.0)
+        else:
+            self._delivered(0.0)
+
+    def _write(self, chunk: Chunk, live: list[tuple[Subscription, Write]], at: int, took_s: float) -> None:
+        """Write to some, and to the others when the loop has seen to those who wait for something else."""
+        begun = self._loop.time()
+        data, framed = chunk.data, chunk.framed
+        some = live[at : at + TURN]
+        if at:  # some may have left meanwhile, and their connections may be used for something else
+            some = [each for each in some if each[0] in self.live]
+        behind = [subscription for subscription, write in some if not write(data, framed)]
+        for subscription in behind:
+            subscription.fall_behind(chunk)
+        counts, many = self._counts, len(some)
+        counts.events += chunk.events * many
+        counts.bytes += len(data) * many
+        counts.gaps += chunk.gaps * many
+        took_s += self._loop.time() - begun
+        if at + TURN < len(live):
+            self._loop.call_soon(self._write, chunk, live, at + TURN, took_s)
+        else:
+            self._delivered(took_s)
+
+    def _delivered(self, took_s: float) -> None:
+        """Rest as long as it took: the loop has other work, and what comes meanwhile is written at once."""
         if len(self.live) < len(self.subscriptions):
             for subscription in [each for each in self.subscriptions if each.ahead]:
                 subscription.look_again()
+        if took_s > REST_S_MIN:
+            self._loop.call_later(took_s, self.done)
+        else:
+            self.done()
 
     def fail(self, error: Exception) -> None:
         """Reading failed: nobody gets any more."""
@@ -139,10 +172,10 @@ class Channel:
     def beat(self) -> None:
         """Say that the stream is alive to all who have heard nothing since the last time."""
         heartbeat = self.form.heartbeat
-        if self.idle and heartbeat:
+        if self._idle and heartbeat and not self.is_busy():
             for subscription in list(self.subscriptions):
                 subscription.beat(heartbeat)
-        self.idle = True
+        self._idle = True
 
     def _keep(self, chunk: Chunk) -> None:
         """Keep it for those who are just coming; the more they are, the more is kept."""

@@ -1,14 +1,16 @@
 """Appends of many connections become one commit: whoever waits for the same log shares one sync.
 
-Requests are gathered until a turn of the loop brings none, and handed to a thread, which writes and syncs them. Then all are
-answered, and only then the next group is handed over: those who got an answer are soon back and come along, and thread and
-loop seldom want the interpreter at the same time. (Both at once, with groups of half the size, was measured to be slower.)
+Requests are gathered until a turn of the loop brings none, and handed to a thread, which writes and syncs them. Then
+all are answered, and only then the next group is handed over: those who got an answer are soon back and come along, and
+thread and loop seldom want the interpreter at the same time. (Both at once, with groups of half the size, was measured
+to be slower.)
 Everything but `Commits._run` belongs to the loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -21,6 +23,8 @@ from headwater.errors import Closed
 from headwater.event import Ref
 from headwater.server.metrics import Metrics
 from headwater.storage.log import LocalLog
+
+_log = logging.getLogger("headwater.server")
 
 Done = Callable[[Waiting], None]
 THREADS_MAX = 8  # logs that sync at once; more wait for their turn
@@ -131,7 +135,10 @@ class Commits:
                 appends += 1
                 events += rows.count
                 size += rows.size
-            done(waiting)
+            try:
+                done(waiting)
+            except Exception:  # noqa: BLE001  # the others must be answered too
+                _log.exception("an append cannot be answered")
         self._metrics.appended(queue.topic, events, size, appends)
         if queue.waiting:
             self._loop.call_soon(self._gather, queue, 0, TURNS_MAX)

@@ -24,11 +24,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 import headwater
-from headwater.engine.consumers import ConsumerInfo
 from headwater.engine.engine import Engine
-from headwater.engine.info import TopicInfo
 from headwater.errors import HeadwaterError
 from headwater.format.settings import FORMAT
+from headwater.info import ConsumerInfo, TopicInfo
 from headwater.server.metrics import OTHER, TOPICS_MAX, Histogram, Metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -7,13 +7,15 @@ from typing import Any
 import msgspec
 
 from headwater.engine import waiting as waits
-from headwater.engine.appending import encode_meta
 from headwater.engine.waiting import Waiting
 from headwater.errors import Invalid, TooLarge
-from headwater.event import Content, Refs, id_text
+from headwater.event import CONTENTS, Content, Refs, id_text
+from headwater.format import frames
 from headwater.format.batch import KEY, META, TYPE
 from headwater.format.column import Column
+from headwater.format.given import encode_meta
 from headwater.limits import MIB
+from headwater.server.http import batches
 from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
 from headwater.server.wire import lines
@@ -44,6 +46,11 @@ async def append(store: Store, request: Request) -> Response:
         raise Invalid(
             "the body is compressed", hint="send it as it is; a topic can compress it", code="unsupported_media_type"
         )
+    said: Any = request.query.choice("content", CONTENTS)
+    if said is not None:
+        return await _item(store, request, said, options)
+    if media == frames.MEDIA_TYPE:
+        return await append_group(store, request.name, await batches.prepare(store, request, options))
     if media == LINES:
         body = await request.body(store.limits.body_bytes_max)
         parsed = lines.parse(body, store.engine.limits, events=request.query.flag("events"))
@@ -77,6 +84,11 @@ async def append_parsed(store: Store, topic: str, parsed: Parsed, options: dict[
         await store.blocking(store.engine.describe, topic)  # NotFound, if there is none
         return json({"count": 0, "durability": options.get("durability", "fsync"), "runs": []})
     group = store.engine.prepare_many(topic, parsed.content, columns, parsed.count, **options)
+    return await append_group(store, topic, group)
+
+
+async def append_group(store: Store, topic: str, group: list[Waiting]) -> Response:
+    """Commit the events of one request, and tell where they are."""
     await store.commits.commit(group)
     return json(told(waits.refs(topic, group), group))
 

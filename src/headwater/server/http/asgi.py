@@ -1,7 +1,7 @@
 """The same application as plain ASGI, to be mounted in somebody's Starlette or FastAPI, or run by uvicorn.
 
     app = headwater.asgi("data")
-    Starlette(routes=[Mount("/log", app)])
+    Starlette(routes=[Mount("/log", app)], lifespan=app.lifespan)
 
 The log is opened with the first request, or by the `lifespan` of whoever runs it, and closed by that or by `close`.
 Who may ask is up to the application around it, unless `access` is given.
@@ -59,6 +59,15 @@ class Asgi:
             await self._answer(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _app: object = None) -> AsyncIterator[None]:
+        """Open for the time of an application around it, which does not tell what is mounted of its own end."""
+        await self.open()
+        try:
+            yield
+        finally:
+            await self.close()
 
     async def open(self) -> App:
         """Open the log, if it is not; raises what `headwater.open` raises."""

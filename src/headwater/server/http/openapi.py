@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 import headwater
-from headwater.engine.consumers import ConsumerInfo
-from headwater.engine.info import TopicInfo
 from headwater.format.jsonl import Line
+from headwater.info import ConsumerInfo, Deleted, TopicInfo
 from headwater.server.http import parameters
 from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
 from headwater.server.http.routes import ROUTES, Route
 from headwater.server.http.topics import Retain
-from headwater.storage.retention import Deleted
 
 Content = dict[str, Any]
 """Schemas by media type: written here, or the type that is encoded and decoded."""
@@ -239,7 +237,7 @@ _WRITTEN: dict[str, Schema] = {
         fails=_list({"type": "array"}),
         flush={"type": "boolean"},
     ),
-    "Version": _object(("version", "format", "python"), version=TEXT, format=NUMBER, python=TEXT),
+    "Version": _object(("version", "format", "python", "uuid"), version=TEXT, format=NUMBER, python=TEXT, uuid=TEXT),
 }
 
 

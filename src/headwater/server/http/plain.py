@@ -1,7 +1,8 @@
 """Plain appends: one small item to a topic, as most requests are, answered without a task of their own.
 
-A client sends the same head again and again, while only the body changes. So what the bytes of a head mean is remembered,
-and a request that begins with them is not parsed any more. Who may do it is asked each time. Belongs to the loop's thread.
+A client sends the same head again and again, while only the body changes. So what the bytes of a head mean is
+remembered, and a request that begins with them is not parsed any more. Who may do it is asked each time. Belongs to the
+loop's thread.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ class Connection(asyncio.Protocol):
         self._silent_bytes += len(data)
         first = not self._begun and not self._busy and self._body is None
         if first:
-            if self._take_known(data):
+            if not self._full and self._take_known(data):
                 return
             self._begun = True
             self._plain = None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
 
-from headwater.engine.batches import EventBatch
-from headwater.engine.reading import At
 from headwater.errors import Invalid
-from headwater.server.http import sse
+from headwater.event import At
+from headwater.format import frames
+from headwater.format.events import EventBatch
+from headwater.limits import PARTITIONS_MAX
+from headwater.server.http import batches, sse
 from headwater.server.http.message import Query, Request, Response
 from headwater.server.store import Store
 from headwater.server.wire import items, lines
@@ -37,7 +39,8 @@ SSE = Format("sse", "text/event-stream", None)
 LINES = Format("ndjson", "application/x-ndjson", lines.encode_all)
 ARRAY = Format("json", "application/json", lines.encode_array, can_wait=False)
 ARROW = Format("arrow", "application/vnd.apache.arrow.stream", None, can_wait=False)
-FORMATS = (ITEMS, SSE, LINES, ARRAY, ARROW)
+BATCHES = Format("batches", frames.MEDIA_TYPE, None)
+FORMATS = (ITEMS, SSE, LINES, ARRAY, ARROW, BATCHES)
 
 
 class Asked(NamedTuple):
@@ -52,6 +55,8 @@ class Asked(NamedTuple):
 async def read(store: Store, request: Request) -> Response:
     """The events that the query asks for."""
     format = chosen(request, FORMATS)
+    if format is BATCHES:
+        return await _batches(store, request)
     asked = _asked(request)
     topic = request.name
     if format is SSE:
@@ -69,6 +74,17 @@ async def read(store: Store, request: Request) -> Response:
     pieces = await store.blocking(_pieces, store, request, format, asked)
     first = await store.blocking(next, pieces, b"")  # which raises what is to be told before the answer begins
     return Response(200, headers, _prepend(first, store.pump(pieces)))
+
+
+async def _batches(store: Store, request: Request) -> Response:
+    """The events as stored batches, for clients of ours."""
+    query = request.query
+    filters = filters_of(query) | {"partition": query.number("partition")}
+    start = _places(query, "from", "earliest")
+    if query.flag("wait_for_more"):
+        return await batches.follow(store, request.name, start, filters)
+    options = {"reverse": query.flag("reverse"), "by_time": query.choice("order", ("partition", "time")) == "time"}
+    return await batches.read(store, request.name, start, _places(query, "end_before", "latest"), options | filters)
 
 
 async def _server_sent(store: Store, request: Request, asked: Asked) -> Response:
@@ -182,17 +198,34 @@ def filters_of(query: Query) -> dict[str, Any]:
 
 
 def _start(query: Query) -> At:
-    given = [name for name in ("from", "from_time", "from_id") if name in query]
+    return _place(query, "from", "earliest")
+
+
+def _place(query: Query, name: str, default: Literal["earliest", "latest"]) -> At:
+    given = [each for each in (name, f"{name}_time", f"{name}_id") if each in query]
     if len(given) > 1:
         raise Invalid(f"{' and '.join(given)} are given", hint="give one of them", code="bad_parameter")
-    if "from_time" in query:
-        return time_of(query.text("from_time") or "")
-    if "from_id" in query:
-        return id_of(query.text("from_id") or "")
-    place = query.text("from", "earliest")
+    if f"{name}_time" in query:
+        return time_of(query.text(f"{name}_time") or "")
+    if f"{name}_id" in query:
+        return id_of(query.text(f"{name}_id") or "")
+    place = query.text(name, default)
     if place == "earliest":
         return "earliest"
-    return "latest" if place == "latest" else query.number("from", 0) or 0
+    return "latest" if place == "latest" else query.number(name, 0) or 0
+
+
+def _places(query: Query, name: str, default: Literal["earliest", "latest"]) -> At | list[int]:
+    """The same, or an offset for each partition, apart by commas."""
+    said = query.text(name) or ""
+    if "," not in said:
+        return _place(query, name, default)
+    numbers = said.split(",")
+    if len(numbers) > PARTITIONS_MAX or not all(
+        each.isdigit() and each.isascii() and len(each) < 19 for each in numbers
+    ):
+        raise Invalid(f"the parameter {name!r} is no list of offsets", code="bad_parameter")
+    return [int(each) for each in numbers]
 
 
 def time_of(text: str) -> datetime:

@@ -77,7 +77,8 @@ async def version(store: Store, request: Request) -> Response:
     key = request.query.data("key")
     if key is None:
         raise Invalid("the parameter 'key' is missing", code="bad_parameter")
-    return json(await store.blocking(store.engine.version, request.name, key))
+    partition = request.query.number("partition")
+    return json(await store.blocking(store.engine.version, request.name, key, partition=partition))
 
 
 async def sync(store: Store, request: Request) -> Response:

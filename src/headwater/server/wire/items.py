@@ -14,9 +14,9 @@ from struct import Struct
 
 import numpy as np
 
-from headwater.engine.batches import EventBatch
 from headwater.format.batch import BLOB, DATA
 from headwater.format.column import I64, Bytes
+from headwater.format.events import EventBatch
 from headwater.server.wire.pieces import PIECE_BYTES, Cut, cut_off, parted
 from headwater.server.wire.splice import splice, windows
 

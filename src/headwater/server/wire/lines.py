@@ -24,13 +24,12 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from headwater.engine import appending
-from headwater.engine.batches import EventBatch
 from headwater.errors import Invalid
 from headwater.event import Content
-from headwater.format import jsonl, texts
+from headwater.format import given, jsonl, texts
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE
 from headwater.format.column import Column
+from headwater.format.events import EventBatch
 from headwater.limits import Limits
 from headwater.server.wire.parsed import Parsed, too_long, too_many
 from headwater.server.wire.pieces import Cut, cut_off, joined, parted
@@ -78,7 +77,7 @@ def encode(batch: EventBatch) -> bytes:
     count = len(batch)
     if count <= _FEW or stored.flags & BLOB:
         return b"".join([jsonl.encode(event) + b"\n" for event in batch.events()])
-    place = batch.log.place
+    place = batch.log
     ticks = batch.ticks()
     begin = b'{"topic":%b,"partition":%d,"offset":' % (_encode(place.topic), place.partition)
     content = b',"content":"%b",' % stored.content.encode()
@@ -261,7 +260,7 @@ def _json(columns: list[Column], limits: Limits) -> Parsed:
         offsets = np.concatenate([*parts, starts[-1:]]).astype(np.int32)
         whole = Column(count, b"".join([column.data for column in columns]), offsets)
     found: dict[int, Column | None] = {DATA: whole}
-    appending.check_columns(found, limits)
+    given.check_columns(found, limits)
     return Parsed("json", found, count)
 
 
@@ -348,7 +347,7 @@ def _events(values: list[tuple[int, bytes]], limits: Limits, what: str) -> Parse
             hint="send those of each content in a request of their own",
             code="several_contents",
         )
-    content, columns, _ = appending.encode_many(data, contents.pop(), types, keys, metas, limits)
+    content, columns, _ = given.encode_many(data, contents.pop(), types, keys, metas, limits)
     return Parsed(content, columns, len(data))
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from headwater.engine.batches import EventBatch
 from headwater.format.batch import BLOB, DATA, META
 from headwater.format.column import I64
+from headwater.format.events import EventBatch
 
 PIECE_BYTES = 256 * 1024  # enough for a system call to be worth it, and little for a slow client to hold back
 WHOLE_BYTES = 1024 * 1024  # a batch as sealing packs it, of 512 KiB of data, is encoded as a whole: a call costs too
