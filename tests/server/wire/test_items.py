@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from headwater.engine.batches import EventBatch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.format.events import EventBatch
 from headwater.server.wire import items, pieces
 from headwater.server.wire.pieces import Cut
 from headwater.server.wire.splice import splice
