@@ -65,4 +65,5 @@ def opened(limits: Limits = LIMITS) -> Iterator[Engine]:
         tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as path,
         headwater.open(Path(path), limits=limits) as hw,
     ):
+        assert isinstance(hw, Engine)
         yield hw

@@ -1,4 +1,4 @@
-"""Items: every event as `u64 id | u32 length | data`, whatever batch it comes from, up to the end that was asked for."""
+"""Items: every event as `u64 id | u32 length | data`, whatever batch it is from, up to the end that was asked for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ sizes = st.sampled_from([0, 1, 2, 3, 7, 8, 9, 31, 63, 64, 65, 100, 127, 128, 129
 many_sizes = st.lists(sizes, min_size=1, max_size=30)
 
 
-@given(st.lists(event_batches(), max_size=4))
+@given(st.lists(event_batches(), max_size=2))
 def test_a_client_reads_all_items_of_all_batches(batches: list[EventBatch]) -> None:
     assert decoded(b"".join(items.encode(batches))) == expected(batches)
 
