@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from headwater.engine.batches import EventBatch
 from hypothesis import strategies as st
 
 import headwater
 from headwater.engine.engine import Engine
 from headwater.event import Content
 from headwater.format import batch as batch_format
+from headwater.format.events import EventBatch
 from headwater.limits import Limits
 from tests import strategies
 from tests.strategies import NOW_TICKS, Batch, Row
@@ -65,4 +65,5 @@ def opened(limits: Limits = LIMITS) -> Iterator[Engine]:
         tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as path,
         headwater.open(path, limits=limits) as hw,
     ):
+        assert isinstance(hw, Engine)
         yield hw

@@ -1,4 +1,4 @@
-"""Items: every event as `u64 id | u32 length | data`, whatever batch it comes from, up to the end that was asked for."""
+"""Items: every event as `u64 id | u32 length | data`, whatever batch it is from, up to the end that was asked for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from headwater.engine.batches import EventBatch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.format.events import EventBatch
 from headwater.server.wire import items, pieces
 from headwater.server.wire.pieces import Cut
 from headwater.server.wire.splice import splice
@@ -40,7 +40,7 @@ sizes = st.sampled_from([0, 1, 2, 3, 7, 8, 9, 31, 63, 64, 65, 100, 127, 128, 129
 many_sizes = st.lists(sizes, min_size=1, max_size=30)
 
 
-@given(st.lists(event_batches(), max_size=4))
+@given(st.lists(event_batches(), max_size=2))
 def test_a_client_reads_all_items_of_all_batches(batches: list[EventBatch]) -> None:
     assert decoded(b"".join(items.encode(batches))) == expected(batches)
 

@@ -44,10 +44,10 @@ async def follow(store: Store, request: Request) -> Response:
     query = request.query
     last, pattern = query.text("lastEventId"), query.text("typeMatcher")
     try:
-        return await sse.respond(store, request, store.settings.bus.topic, last=last, type=pattern)
+        return await sse.respond(store, request, store.settings.bus.topic, last=last, type=pattern, bus=True)
     except NotFound:
         await _make(store)
-        return await sse.respond(store, request, store.settings.bus.topic, last=last, type=pattern)
+        return await sse.respond(store, request, store.settings.bus.topic, last=last, type=pattern, bus=True)
 
 
 async def _append(store: Store, type: str, data: bytes) -> Ref:

@@ -20,8 +20,8 @@ from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUI
 from headwater.server.http.routes import ROUTES, Route
 from headwater.server.http.topics import Retain
 
-Content = dict[str, Schema]
-"""Schemas by media type."""
+Content = dict[str, Any]
+"""Schemas by media type: written here, or the type that is encoded and decoded."""
 
 ARROW = "application/vnd.apache.arrow.stream"
 BATCHES = "application/vnd.headwater.batches"
@@ -68,7 +68,7 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _json(schema: Schema) -> Content:
+def _json(schema: Any) -> Content:
     return {"application/json": schema}
 
 
@@ -104,7 +104,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("PUT", "/topic/{name}"): Operation(
         "Make a topic: true if it is new, false if it was there.", _json({"type": "boolean"}), (413, 501)
     ),
-    ("GET", "/topic/{name}"): Operation("What a topic is and holds.", _json(_ref("TopicInfo")), (404, 413)),
+    ("GET", "/topic/{name}"): Operation("What a topic is and holds.", _json(TopicInfo), (404, 413)),
     ("DELETE", "/topic/{name}"): Operation("Delete a topic and all its events.", TRUE, (404, 413)),
     ("GET", "/topic/{name}/version"): Operation(
         "The offset of a key's last event, or null.", _json({"oneOf": [NUMBER, {"type": "null"}]}), (404, 413)
@@ -112,9 +112,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/topic/{name}/sync"): Operation("Make durable what was appended before.", TRUE, (404, 413)),
     ("POST", "/topic/{name}/retain"): Operation(
         "Delete the oldest segments, and change what is kept.",
-        _json(_list(_ref("Deleted"))),
+        _json(list[Deleted]),
         (404, 413),
-        _json(_ref("Retain")),
+        _json(Retain),
         body_required=False,
     ),
     ("POST", "/topic/{name}/replay"): Operation(
@@ -146,7 +146,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         _json(_ref("Transaction")),
     ),
     ("GET", "/consumers"): Operation(
-        "Where each consumer is, and who reads there.", _json(_list(_ref("ConsumerInfo"))), (404, 413)
+        "Where each consumer is, and who reads there.", _json(list[ConsumerInfo]), (404, 413)
     ),
     ("POST", "/consumer/{name}/{topic}/seek"): Operation(
         "Move a consumer; tells its new cursors.",
@@ -260,7 +260,10 @@ def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": _schemas()},
+        "components": {
+            "schemas": {**_of_types()[1], **_WRITTEN, "Event": _event()},
+            "responses": {str(status): _error(status) for status in ERRORS},
+        },
     }
     if authenticates:
         told["components"]["securitySchemes"] = {
@@ -284,7 +287,7 @@ def _operation(route: Route, operation: Operation, authenticates: bool) -> dict[
                 "content": _content(operation.answer),
                 "headers": _headers(operation.headers),
             },
-            **{str(status): _error(status) for status in statuses},
+            **{str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
         },
     }
     if operation.body is not None:
@@ -312,7 +315,11 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def _content(content: Content) -> dict[str, Any]:
-    return {media: {"schema": schema} for media, schema in content.items()}
+    return {media: {"schema": _schema(schema)} for media, schema in content.items()}
+
+
+def _schema(schema: Any) -> Schema:
+    return schema if isinstance(schema, dict) else _of_types()[0][schema]
 
 
 def _headers(headers: Iterable[tuple[str, Schema]]) -> dict[str, Any]:
@@ -327,11 +334,13 @@ def _error(status: int) -> dict[str, Any]:
     }
 
 
-def _schemas() -> dict[str, Schema]:
-    """What is encoded and decoded, by its types; and what has none."""
-    types = (TopicInfo, ConsumerInfo, Deleted, Retain)
-    _, found = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    return {**found, **_WRITTEN, "Event": _event()}
+@cache
+def _of_types() -> tuple[dict[Any, Schema], dict[str, Schema]]:
+    """The schemas of the types in `OPERATIONS`, and what those refer to."""
+    contents = [content for each in OPERATIONS.values() for content in (each.answer, each.body or {})]
+    types = [schema for content in contents for schema in content.values() if not isinstance(schema, dict)]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    return dict(zip(types, schemas, strict=True)), components
 
 
 def _event() -> Schema:

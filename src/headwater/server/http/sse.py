@@ -1,7 +1,7 @@
 """Server-sent events of a topic: live, resumed after `Last-Event-ID`, and told of what was deleted meanwhile.
 
 The `id:` of an event is its UUIDv6. Over several partitions, where that is no place to go on from, it is a cursor:
-a tag of the topic, and the next offset in each partition. `respond` is for `GET /topic/{name}/items` and for the bus.
+the next offset in each partition of the topic. `respond` is for `GET /topic/{name}/items` and for the bus.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
-import msgspec
-
 from headwater.engine.cursor import Gap, Offsets, TopicCursor
 from headwater.errors import HeadwaterError, Invalid
 from headwater.event import At, ticks_and_node
 from headwater.format.events import EventBatch
 from headwater.server.http.message import Headers, Request, Response
 from headwater.server.store import Store
+from headwater.server.wire import sse
 
 MEDIA_TYPE = "text/event-stream"
 HEADERS: Headers = (("content-type", MEDIA_TYPE), ("x-accel-buffering", "no"))  # which nginx would else hold back
 RETRY_MS = 2000  # when a client comes back that lost its connection: many may have lost theirs at once
 PARTITIONS_MAX = 64  # each is a part of every id
 
-_encode = msgspec.json.Encoder().encode
-
 
 class Events:
-    """The form of events whose id is a UUIDv6. See `channels.Form`."""
+    """The form of events whose id is a UUIDv6. See `channels.Form`. On the bus, bytes are shown as they are."""
 
-    key: Any = "sse"
-    opening = b"retry: %d\n\n" % RETRY_MS
-    heartbeat = b":\n\n"
+    opening = sse.retry(RETRY_MS)
+    heartbeat = sse.HEARTBEAT
+
+    def __init__(self, *, bus: bool = False) -> None:
+        self.bus = bus
+        self.key: Any = "sse", bus
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
         """The events, each with its id."""
         del before
-        return b"".join(map(encode, batches))
+        return b"".join([sse.encode(batch, bus=self.bus) for batch in batches])
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
         """An event `headwater.gap`. It has no id: whoever comes back before the next event is told again."""
@@ -46,21 +46,23 @@ class Events:
 
     def failure(self, error: HeadwaterError) -> bytes:
         """An event `headwater.error`, the last one."""
-        return b"event: headwater.error\ndata: %b\n\n" % _encode({"code": error.code, "message": error.message})
+        return sse.told("headwater.error", {"code": error.code, "message": error.message})
 
 
 class Cursored(Events):
     """The same over several partitions: an id is a cursor over all of them."""
 
-    def __init__(self, tag: str) -> None:
-        self.tag = tag
-        self.key = "sse", tag
+    def __init__(self, uuid: UUID, *, bus: bool = False) -> None:
+        super().__init__(bus=bus)
+        self.uuid = uuid
+        self.key = "sse", bus, uuid
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
         """The events, each with a cursor after it."""
         pieces = []
         for batch in batches:
-            pieces.append(encode(batch, self._ids(batch, before)))
+            ids = sse.cursor_texts(before, self.uuid, batch.partition, batch.offsets() + 1)
+            pieces.append(sse.encode(batch, ids, bus=self.bus))
             before = _after(before, (batch,))
         return b"".join(pieces)
 
@@ -68,19 +70,10 @@ class Cursored(Events):
         """The same, told in cursors."""
         del last_id
         after = [*before[: gap.partition], gap.oldest, *before[gap.partition + 1 :]]
-        return _gap(self.cursor(before), self.cursor(after), gap)
-
-    def cursor(self, offsets: Sequence[int]) -> str:
-        """The text of a place in all partitions."""
-        return f"{self.tag}:{'.'.join(map(str, offsets))}"
-
-    def _ids(self, batch: EventBatch, offsets: Sequence[int]) -> list[str]:
-        head = "".join(f"{offset}." for offset in offsets[: batch.partition])
-        tail = "".join(f".{offset}" for offset in offsets[batch.partition + 1 :])
-        return [f"{self.tag}:{head}{offset + 1}{tail}" for offset in batch.offsets().tolist()]
+        return _gap(sse.cursor_encode(before, self.uuid), sse.cursor_encode(after, self.uuid), gap)
 
 
-UUIDS = Events()
+UUIDS, BUS = Events(), Events(bus=True)
 
 
 class End(Protocol):
@@ -106,6 +99,7 @@ async def respond(
     wait: bool = True,
     stop: int | None = None,
     end: End | None = None,
+    bus: bool = False,
     **selection: Any,
 ) -> Response:
     """The events of a topic from `start` on, or after the `Last-Event-ID`; live, unless it should not `wait`.
@@ -116,7 +110,7 @@ async def respond(
     """
     last = request.headers.get("last-event-id") or last
     cursor = await store.blocking(store.engine.cursor, topic, start="latest", **selection)
-    form, place = _resume(cursor, start, last)
+    form, place = _resume(cursor, start, last, bus)
     if wait and stop is None and end is None:
         return Response(200, HEADERS, await store.feeds.subscribe(topic, form, **place, **selection))
     after, opening = place.pop("after", None), form.opening + place.pop("opening", b"")
@@ -128,25 +122,24 @@ async def respond(
     return Response(200, HEADERS, _pieces(store, follow, form, opening, offsets, end))
 
 
-def _resume(cursor: TopicCursor, start: At, last: str | None) -> tuple[Events, dict[str, Any]]:
+def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tuple[Events, dict[str, Any]]:
     """The form of a topic's events, and where to begin, as `Feeds.subscribe` takes it."""
     if len(cursor.partitions) == 1:
-        return UUIDS, {"start": start} if not last else {"after": _id(last)}
+        return BUS if bus else UUIDS, {"start": start} if not last else {"after": _id(last)}
     if len(cursor.partitions) > PARTITIONS_MAX:
         raise Invalid(
             f"the topic has {len(cursor.partitions)} partitions, and {PARTITIONS_MAX} can be read at once in this form",
             hint="name one: ?partition=0",
             code="partition_needed",
         )
-    form = Cursored(cursor.uuid[:8])
+    form = Cursored(UUID(cursor.uuid), bus=bus)
     if not last:
         return form, {"start": start}
-    tag, colon, offsets = last.partition(":")
-    numbers = offsets.split(".")
-    if not colon or not all(number.isdecimal() and number.isascii() and len(number) < 20 for number in numbers):
-        raise _bad_id(last)
-    if tag == form.tag and len(numbers) == len(cursor.partitions):
-        return form, {"start": tuple(map(int, numbers))}
+    try:
+        return form, {"start": tuple(sse.cursor_decode(last, form.uuid))}
+    except Invalid as error:
+        if error.code != "cursor_of_another":
+            raise
     return form, {"start": "earliest", "opening": _gap(last, None, None)}
 
 
@@ -197,16 +190,4 @@ def _after(offsets: Offsets, batches: Sequence[EventBatch]) -> Offsets:
 
 def _gap(after: UUID | str | None, oldest: UUID | str | None, gap: Gap | None) -> bytes:
     missed = None if gap is None or gap.offset is None else gap.oldest - gap.offset
-    told = {"after": after, "oldest": oldest, "missed": missed}
-    return b"event: headwater.gap\ndata: %b\n\n" % _encode(told)
-
-
-def encode(batch: EventBatch, ids: Sequence[str] | None = None) -> bytes:
-    """Stand-in."""
-    pieces = []
-    for number, event in enumerate(batch.events()):
-        data = (event.data or b"").replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\ndata: ")
-        name = b"event: %b\n" % event.type.encode() if event.type else b""
-        id = ids[number] if ids is not None else str(event.id)
-        pieces.append(b"id: %b\n%bdata: %b\n\n" % (id.encode(), name, data))
-    return b"".join(pieces)
+    return sse.told("headwater.gap", {"after": after, "oldest": oldest, "missed": missed})

@@ -1,12 +1,11 @@
 r"""Server-sent events: frames of `id:`, `event:` and `data:` lines, and the cursors that are their ids.
 
-    encode(batch, cursor=None) -> bytes     the frames of a topic's events; ids are UUIDs, or texts of a cursor
-    encode_bus(batch) -> bytes              the frames of the bus: an id is the event's UUIDv6, UTF-8 data is as it is
-    encode_all(batches, cut=None, *, cursor=None, bus=False) -> Iterator[bytes]      the same for many, in pieces
-    Cursor(offsets, uuid)                   where a reader of several partitions is: the next offset of each
-    cursor_encode(offsets, uuid) -> str     cursor_decode(text, uuid) -> list[int]
-    last_event_id(text, uuid) -> UUID | list[int]      what a client sends to resume: an event's id, or a cursor
-    gap(after, oldest) -> bytes, comment(text) -> bytes, retry(ms) -> bytes, HEARTBEAT
+    encode(batch, ids=None, *, bus=False) -> bytes     the frame of each event; ids are UUIDs, unless others are given
+    told(name, value) -> bytes                         an event of the server's own, without an id: its data is JSON
+    retry(milliseconds) -> bytes, HEARTBEAT
+    cursor_encode(offsets, uuid) -> str                where a reader of several partitions is, as an id
+    cursor_decode(text, uuid) -> list[int]
+    cursor_texts(offsets, uuid, partition, moved) -> list[bytes]       the ids of events of one partition
 
 - `data:` there is one for each line of the data, whether it ends with `\n`, `\r\n` or `\r`: the stream cannot tell them
   apart, and a reader gets `\n`. JSON means the same after that; text may not.
@@ -16,28 +15,28 @@ r"""Server-sent events: frames of `id:`, `event:` and `data:` lines, and the cur
   line, are written `%0A` and `%0D`.
 - A huge event above the limit for memory comes as an event `headwater.huge`, with its type, offset and size as JSON.
 
-Bytes only; safe from any thread, but a `Cursor` belongs to one reader.
+Bytes only; safe from any thread.
 """
 
 from __future__ import annotations
 
 import re
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from struct import Struct
+from typing import Any
 from uuid import UUID
 
 import msgspec
 import numpy as np
 
 from headwater.errors import Invalid
-from headwater.event import Content, Event, ticks_and_node
+from headwater.event import Content, Event
 from headwater.format import jsonl, texts
 from headwater.format.batch import BLOB, DATA, TYPE
 from headwater.format.column import I64
 from headwater.format.events import EventBatch
 from headwater.limits import PARTITIONS_MAX
-from headwater.server.wire.pieces import Cut, cut_off, joined, parted
 
 HEARTBEAT = b":\n\n"
 CURSOR_VERSION = 1
@@ -50,65 +49,10 @@ _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_+/", b"+
 _encode = msgspec.json.Encoder().encode
 
 
-class Cursor:
-    """The next offset of each partition of a topic, for a reader of all of them. `str()` is its text."""
-
-    def __init__(self, offsets: Sequence[int], uuid: UUID) -> None:
-        self.offsets = list(offsets)
-        self.uuid = uuid
-
-    def __str__(self) -> str:
-        return cursor_encode(self.offsets, self.uuid)
-
-    def texts(self, partition: int, offsets: I64) -> list[bytes]:
-        """The texts of the cursor after each of the events, which the cursor is moved past."""
-        found = _texts(self.offsets, self.uuid, partition, offsets + 1)
-        self.offsets[partition] = int(offsets[-1]) + 1
-        return found
-
-
-def encode(batch: EventBatch, cursor: Cursor | None = None) -> bytes:
-    """A frame for each event of a topic. Without a cursor, which only several partitions need, ids are UUIDs."""
-    ids = _ids(batch) if cursor is None else cursor.texts(batch.partition, batch.offsets())
-    return _frames(batch, ids, bus=False)
-
-
-def encode_bus(batch: EventBatch) -> bytes:
-    """A frame for each event of the bus."""
-    return _frames(batch, _ids(batch), bus=True)
-
-
-def encode_all(
-    batches: Iterable[EventBatch], cut: Cut | None = None, *, cursor: Cursor | None = None, bus: bool = False
-) -> Iterator[bytes]:
-    """The frames of many batches, in pieces. What is not a whole piece is held back until the batches end."""
-    parts = (part for batch in cut_off(batches, cut) for part in parted(batch))
-    return joined(encode_bus(part) if bus else encode(part, cursor) for part in parts)
-
-
-def comment(text: str = "") -> bytes:
-    """A line that readers pass over."""
-    return b": %b\n\n" % _one_line(text.encode())
-
-
-def retry(milliseconds: int) -> bytes:
-    """How long a reader is to wait before it connects again."""
-    return b"retry: %d\n\n" % milliseconds
-
-
-def gap(after: str, oldest: str | None) -> bytes:
-    """The event which tells that what followed the id `after` is gone, and which event is the oldest, if any."""
-    return b"event: headwater.gap\ndata: %b\n\n" % _encode({"after": after, "oldest": oldest})
-
-
-# Frames
-
-
-def _ids(batch: EventBatch) -> list[bytes]:
-    return texts.strings(texts.ids(batch.ticks(), batch.log.node))
-
-
-def _frames(batch: EventBatch, ids: list[bytes], *, bus: bool) -> bytes:
+def encode(batch: EventBatch, ids: Sequence[bytes] | None = None, *, bus: bool = False) -> bytes:
+    """The frame of each event, as a topic gives it, or as the bus does."""
+    if ids is None:
+        ids = texts.strings(texts.ids(batch.ticks(), batch.log.node))
     stored = batch.piece.batch
     if stored.flags & BLOB:
         return b"".join([_huge(event, id, bus) for event, id in zip(batch.events(), ids, strict=True)])
@@ -124,6 +68,16 @@ def _frames(batch: EventBatch, ids: list[bytes], *, bus: bool) -> bytes:
     lines = {name: _event_line(name or b"") for name in set(names)}
     each_line = [lines[name] for name in names]
     return b"".join([b"id: %b\n%bdata: %b\n\n" % each for each in zip(ids, each_line, values, strict=True)])
+
+
+def told(name: str, value: Any) -> bytes:
+    """An event of the server's own. Without an id: whoever comes back before the next event is told again."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(value))
+
+
+def retry(milliseconds: int) -> bytes:
+    """How long a reader is to wait before it connects again."""
+    return b"retry: %d\n\n" % milliseconds
 
 
 def _huge(event: Event, id: bytes, bus: bool) -> bytes:
@@ -175,7 +129,7 @@ def _one_line(text: bytes) -> bytes:
 
 def cursor_encode(offsets: Sequence[int], uuid: UUID) -> str:
     """The text of a cursor: the next offset of each partition of the topic with that uuid."""
-    return _texts(offsets, uuid, 0, np.array(offsets[:1], np.int64))[0].decode("ascii")
+    return cursor_texts(offsets, uuid, 0, np.array(offsets[:1], np.int64))[0].decode("ascii")
 
 
 def cursor_decode(text: str, uuid: UUID) -> list[int]:
@@ -188,7 +142,7 @@ def cursor_decode(text: str, uuid: UUID) -> list[int]:
         raise _no_cursor(text) from error
     version, width, count, topic = _CURSOR_HEADER.unpack_from(raw)
     if version != CURSOR_VERSION:
-        raise Invalid(f"a cursor has version {version}", hint="begin anew, or upgrade the server", code="bad_cursor")
+        raise Invalid(f"a cursor has version {version}", hint="begin anew, or upgrade the server", code="bad_event_id")
     if not 1 <= width <= 8 or not count or len(raw) != _padded(_CURSOR_HEAD + count * width):
         raise _no_cursor(text)
     if topic != uuid.bytes[:_TOPIC_BYTES]:
@@ -202,19 +156,7 @@ def cursor_decode(text: str, uuid: UUID) -> list[int]:
     return offsets
 
 
-def last_event_id(text: str, uuid: UUID) -> UUID | list[int]:
-    """From where a reader resumes: after the event with this id, or at these offsets. Raises Invalid."""
-    if len(text) == texts.ID_BYTES and text[8:24:5] == "----":
-        try:
-            id = UUID(text)
-        except ValueError as error:
-            raise _no_cursor(text) from error
-        ticks_and_node(id)  # raises for one that is not an event's
-        return id
-    return cursor_decode(text, uuid)
-
-
-def _texts(offsets: Sequence[int], uuid: UUID, partition: int, moved: I64) -> list[bytes]:
+def cursor_texts(offsets: Sequence[int], uuid: UUID, partition: int, moved: I64) -> list[bytes]:
     """The texts of cursors that differ in one partition, which is at each of the offsets `moved`."""
     width = max(1, -(-max(*offsets, int(moved[-1])).bit_length() // 8))
     size = _CURSOR_HEAD + len(offsets) * width
@@ -240,5 +182,5 @@ def _no_cursor(text: str) -> Invalid:
     return Invalid(
         f"{text[:40]!r} is neither an event's id nor a cursor",
         hint="send back the id of the last event as it came",
-        code="bad_cursor",
+        code="bad_event_id",
     )
