@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.server.serving import Answer, Server, answers, serving, until_closed
@@ -25,7 +24,7 @@ HEALTH = b"GET /health HTTP/1.1\r\n" + HOST
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("served") / "data") as running:
-        httpx.put(f"{running.url}/topic/orders").raise_for_status()
+        running.http.put("/topic/orders").raise_for_status()
         yield running
 
 
@@ -34,7 +33,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with little patience."""
     limits = {"header_s": 0.5, "body_idle_s": 0.5, "idle_s": 1.0, "connections_max": 4, "body_bytes_max": 4096}
     with serving(tmp_path_factory.mktemp("strict") / "data", limits=limits) as running:
-        httpx.put(f"{running.url}/topic/orders").raise_for_status()
+        running.http.put("/topic/orders").raise_for_status()
         yield running
 
 
@@ -47,7 +46,7 @@ def appended(server: Server, count: int) -> Iterator[None]:
 
 
 def _end(server: Server) -> int:
-    end: int = httpx.get(f"{server.url}/topic/orders").json()["partitions"][0]["end"]
+    end: int = server.http.get("/topic/orders").json()["partitions"][0]["end"]
     return end
 
 
@@ -116,7 +115,7 @@ def test_trailers_are_no_headers(server: Server) -> None:
     sent = CHUNKED + CLOSE + b"\r\n3\r\nabc\r\n0\r\n" + trailers + b"\r\n"
     with appended(server, 1):
         assert only(server.raw(sent)).status == 200
-    lines = httpx.get(f"{server.url}/topic/orders/items", headers={"Accept": "application/x-ndjson"}).text
+    lines = server.http.get("/topic/orders/items", headers={"Accept": "application/x-ndjson"}).text
     last = json.loads(lines.splitlines()[-1])
     assert (last["content"], last["meta"]) == ("bytes", {})
 
@@ -207,7 +206,7 @@ def test_a_client_that_asks_and_does_not_read_is_not_served_on(server: Server, b
             for _ in range(100_000 // burst):
                 connection.sendall((b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n") * burst)
         begun = time.monotonic()
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert server.http.get("/health").status_code == 200
         assert time.monotonic() - begun < 1
         assert server.anonymous_bytes() - before < 30e6
 
@@ -257,15 +256,15 @@ def test_curl_with_a_large_upload_waits_for_the_word_and_sends_on(server: Server
 
 @pytest.mark.parametrize("path", ["/health", "/topic/orders", "/openapi.json", "/topic/missing"])
 def test_head_has_the_headers_of_get_and_no_body(server: Server, path: str) -> None:
-    got, head = httpx.get(server.url + path), httpx.head(server.url + path)
+    got, head = server.http.get(path), server.http.head(path)
     assert (head.status_code, head.content) == (got.status_code, b"")
     assert dict(head.headers) == dict(got.headers)
 
 
 def test_options_tells_what_may_be_asked(server: Server) -> None:
-    answer = httpx.options(f"{server.url}/topic/orders")
+    answer = server.http.options("/topic/orders")
     assert (answer.status_code, answer.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS, PUT")
-    assert httpx.options(f"{server.url}/nowhere").status_code == 404
+    assert server.http.options("/nowhere").status_code == 404
 
 
 def test_http_1_0_is_answered_and_closed_unless_it_asks_otherwise(server: Server) -> None:
@@ -303,7 +302,7 @@ def test_another_protocol_is_not_begun(server: Server) -> None:
 def test_a_name_is_never_a_path(server: Server, encoded: bytes, name: str) -> None:
     put = b"PUT /topic/" + encoded + b" HTTP/1.1\r\n" + HOST + CLOSE + b"\r\n"
     assert only(server.raw(put)).body == b"true"
-    assert name in httpx.get(f"{server.url}/topics").json()
+    assert name in server.http.get("/topics").json()
     got = only(server.raw(put.replace(b"PUT", b"GET")))
     assert json.loads(got.body)["name"] == name
     made = {path for path in (server.path / "topics").iterdir() if not path.name.startswith(".")}

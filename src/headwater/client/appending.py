@@ -18,11 +18,13 @@ from headwater.client.transport import Answer, Transport
 from headwater.errors import HeadwaterError, Invalid, NotFound
 from headwater.event import Content, Durability, Ref, Refs, Run, ticks_and_node
 from headwater.format import batch, frames, given
+from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.producers import Producer
 from headwater.limits import Limits
 
 OCTETS = "application/octet-stream"
+META_HEADER_BYTES_MAX = 4 * 1024  # above, it goes in a batch: a server, or what stands before it, bounds its headers
 
 Who = Producer | tuple[str, int, int] | None
 T = TypeVar("T")
@@ -86,6 +88,18 @@ class Appends:
         self, topic: str, body: bytes | Upload, content: Content, meta: bytes | None, query: dict[str, Any], who: Who
     ) -> Ref:
         """Append one event."""
+        if meta is not None and len(meta) > META_HEADER_BYTES_MAX and isinstance(body, bytes):
+            columns = {
+                kind: None if value is None else Column(1, value)
+                for kind, value in (
+                    (TYPE, (query.pop("type") or "").encode() or None),
+                    (KEY, query.pop("key")),
+                    (DATA, body),
+                    (META, meta),
+                )
+            }
+            ref: Ref = self.many(topic, content, columns, 1, query, who)[0]
+            return ref
         headers = {"Content-Type": OCTETS}
         if meta is not None:
             headers["Headwater-Meta"] = json.dumps(msgspec.json.decode(meta))  # in ASCII, as a header is

@@ -34,6 +34,11 @@ def error_of(status: int, body: bytes, address: Address) -> HeadwaterError:
         told = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _of_a_stranger(status, address)
+    return revive(told, status)
+
+
+def revive(told: Told, status: int = 500) -> HeadwaterError:
+    """The error that the server raised."""
     kind = _KINDS.get(told.kind) or _by_status(status)
     facts = {name: fact for name, fact in told.facts.items() if name not in _RESERVED}
     return kind(told.message, hint=told.hint, code=told.code, **facts)

@@ -16,6 +16,7 @@ import msgspec
 
 from headwater.client.address import Address
 from headwater.client.appending import Appends, Upload, Who
+from headwater.client.consumer import RemoteConsumer, told_place
 from headwater.client.reading import Batches, Follow, events_of, place_query
 from headwater.client.transaction import Transaction
 from headwater.client.transport import Transport
@@ -59,6 +60,7 @@ class Remote:
         self._limits = msgspec.structs.replace(limits, data_bytes_max=DATA_BYTES_CEILING)
         self._durability = _checked(durability)
         self._appends = Appends(transport, self._limits)
+        self._members: WeakSet[RemoteConsumer] = WeakSet()  # which end with this object
         _remotes.add(self)
 
     @property
@@ -218,6 +220,7 @@ class Remote:
 
         Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
         """
+        self._transport.check_open()
         waits_for = self._waits_for(durability)
         return Transaction(self, self._transport, self._appends, waits_for, producer, self._limits)
 
@@ -304,9 +307,38 @@ class Remote:
 
     # Consumers
 
-    def consumer(self, name: str, topic: str, **options: Any) -> Any:
-        """Join a named consumer of a topic."""
-        raise Unsupported(f"consumer {name} of {topic}", hint=str(options))
+    def consumer(
+        self,
+        name: str,
+        topic: str,
+        *,
+        start: At = "earliest",
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        lease_ms: int | None = None,
+        failures_max: int | None = None,
+    ) -> RemoteConsumer:
+        """Join a named consumer of a topic, whose cursors are durable and shared by all members, wherever they run.
+
+        As that of a directory. `lease_ms` is how long this process may be silent before others take over.
+        """
+        member = RemoteConsumer(
+            self._transport,
+            name,
+            topic,
+            self._limits,
+            start=start,
+            type=type,
+            key=key,
+            match=match,
+            timeout=timeout,
+            lease_ms=lease_ms,
+            failures_max=failures_max,
+        )
+        self._members.add(member)
+        return member
 
     def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
         """Where each consumer of a topic, or of all, is in each partition, and who reads there; empty if none."""
@@ -333,9 +365,17 @@ class Remote:
         done: int = self._transport.json("POST", ("topic", topic, "replay"), {"consumer": consumer}, repeat=False)
         return done
 
-    def holder(self, event: Event) -> Any:
+    def holder(self, event: Event) -> RemoteConsumer:
         """The consumer, opened here, that handed out an event."""
-        raise Unsupported("consumers are not there yet", hint=str(event.offset))
+        found = [member for member in list(self._members) if member.holds(event)]
+        if len(found) != 1:
+            told = "several consumers hold" if found else "no consumer that was opened here holds"
+            raise Invalid(
+                f"{told} offset {event.offset} of topic {event.topic!r}, partition {event.partition}",
+                hint="say which one: tx.ack(event, consumer=…)" if found else "was it taken over meanwhile?",
+                code="no_holder",
+            )
+        return found[0]
 
     # Importing and exporting, as docs/TRANSFER.md tells
 
@@ -431,8 +471,12 @@ class Remote:
         self._appends.after_fork()
 
     def close(self) -> None:
-        """End what is under way, and let go of all connections. May be called twice."""
-        self._transport.close()
+        """Have consumers leave, end what is under way, and let go of all connections. May be called twice."""
+        try:
+            for member in list(self._members):
+                member.close()
+        finally:
+            self._transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -466,14 +510,6 @@ class Remote:
         except NotFound as error:
             if not error.facts.get("again"):
                 raise
-
-
-def told_place(at: At) -> int | str:
-    """A place in a log as JSON has it. A naive time is refused, as ever."""
-    if isinstance(at, datetime):
-        ticks_of(at)
-        return at.isoformat()
-    return at if isinstance(at, int) else str(at)
 
 
 def _checked(durability: Durability) -> Durability:

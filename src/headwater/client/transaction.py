@@ -1,6 +1,7 @@
 """Transactions on a server: gathered here, sent and done as one request (docs/HTTP.md, "Transactions").
 
-It carries a producer, so that it is done once, also when its answer was lost and it is sent again.
+It carries a producer, so that it is done once, also when its answer was lost and it is sent again: by itself for a
+while, and then when `commit` is called again.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from uuid import UUID
 import msgspec
 
 from headwater.client.appending import Appends, Who
+from headwater.client.consumer import RemoteConsumer
+from headwater.client.membership import Membership
 from headwater.client.transport import JSON, Transport
-from headwater.errors import Closed, TooLarge
+from headwater.errors import Closed, HeadwaterError, TooLarge, Unavailable
 from headwater.event import Content, Durability, Event, Ref, ticks_and_node
 from headwater.format import given
 from headwater.format.given import Data, Meta, Version
@@ -59,7 +62,8 @@ class Transaction:
         self._who = who
         self._limits = limits
         self._appends: list[dict[str, Any]] = []
-        self._acks: list[tuple[Any, Event]] = []
+        self._acks: dict[RemoteConsumer, list[Event]] = {}
+        self._members: list[tuple[Membership, list[Event]]] | None = None  # who acks, once it was sent
         self._size = 0
         self._over = False
         self.refs: list[Ref] = []  # where the events are, in the order of the appends, once it is committed
@@ -142,39 +146,49 @@ class Transaction:
                 partition=partition,
             )
 
-    def ack(self, *events: Event, consumer: Any = None) -> None:
+    def ack(self, *events: Event, consumer: RemoteConsumer | None = None) -> None:
         """Take events as handled with the rest; `consumer` is who handed them out, if that is not clear.
 
         Raises Invalid if no consumer that was opened here holds one. `commit` raises Fenced if it was taken over.
         """
         self._check()
         for event in events:
-            self._acks.append((consumer or self._remote.holder(event), event))
+            self._acks.setdefault(consumer or self._remote.holder(event), []).append(event)
 
     def commit(self) -> list[Ref]:
         """Do it all; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done.
 
-        Unavailable with the code `answer_lost` tells that it may be done; the error's `producer` makes sure of it.
+        Unavailable with the code `transaction_in_doubt` tells that it may be done: called again, it finds out, and does
+        it if it is not. So does another transaction with the same appends and acks under the error's `producer`.
         """
         self._check()
+        if self._members is None:  # else it was sent before, and must be the same
+            self._members = [(consumer.sending(events), events) for consumer, events in self._acks.items()]
         self._over = True
         if not self._appends and not self._acks:
             return self.refs
         acks = [
-            {"member": consumer.member, "partition": event.partition, "offset": event.offset}
-            for consumer, event in self._acks
+            {"member": member.token, "partition": event.partition, "offset": event.offset}
+            for member, events in self._members
+            for event in events
         ]
         asked = {"appends": self._appends, "acks": acks, "durability": self._durability}
-        told = self._appender.produced(self._who, lambda producer: self._ask(asked, producer))
-        for consumer, event in self._acks:
-            consumer.acked(event)
+        try:
+            told = self._appender.produced(self._who, lambda producer: self._ask(asked, producer))
+        except HeadwaterError as error:
+            if error.code != "answer_lost":
+                raise
+            self._over, self._who = False, error.facts["producer"]
+            raise _in_doubt(error) from error
+        for member, events in self._members:
+            member.moved(events)
         self.refs = [_ref(ref, told.durability) for ref in told.refs]
         return self.refs
 
     def discard(self) -> None:
         """Do nothing of it."""
         self._over = True
-        self._appends, self._acks = [], []
+        self._appends, self._acks = [], {}
 
     def __enter__(self) -> Self:
         return self
@@ -199,6 +213,16 @@ class Transaction:
     def _check(self) -> None:
         if self._over:
             raise Closed("the transaction is over", hint="begin another: hw.transaction()")
+        self._transport.check_open()
+
+
+def _in_doubt(error: HeadwaterError) -> Unavailable:
+    return Unavailable(
+        f"whether the transaction is committed is not known: {error.message}",
+        hint="call commit() again when the server can be reached: it is done once",
+        code="transaction_in_doubt",
+        **error.facts,
+    )
 
 
 def _ref(told: ToldRef, durability: Durability) -> Ref:

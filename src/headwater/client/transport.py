@@ -32,7 +32,7 @@ CONNECT_S = 10.0
 # Answers after which the same request may succeed soon: of a server that is busy, or ends and begins anew, or of
 # what stands before it. Others of these statuses need a person, or tell that something was done.
 AGAIN = (502, 503, 504)
-BUSY = ("bad_answer", "closed", "stopping", "too_many_connections")
+BUSY = ("bad_answer", "closed", "overloaded", "stopping")
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -83,6 +83,7 @@ class Stream:
     def __init__(self, transport: Transport, connection: Connection) -> None:
         self._transport = transport
         self._connection = connection
+        self.closed = False
         self.headers = connection.headers
 
     def pieces(self) -> Iterator[bytes]:
@@ -96,11 +97,13 @@ class Stream:
 
     def cut(self) -> None:
         """End it, from any thread: whoever waits for more finds it Broken."""
-        self._connection.cut()
+        self._transport.cut(self, self._connection)
 
     def close(self) -> None:
-        """Let go of the connection: it is kept if all was read."""
-        self._transport.release(self._connection)
+        """Let go of the connection: it is kept if all was read. May be called twice."""
+        if not self.closed:
+            self.closed = True
+            self._transport.release(self._connection)
 
     def __enter__(self) -> Self:
         return self
@@ -164,9 +167,12 @@ class Transport:
         return self._ask(self._begun, "GET", path, query, b"", {"Accept": accept}, repeat=True, facts=NOTHING)
 
     def pause(self, tries: int, began_s: float) -> bool:
-        """Sleep before the next try; False when it has been tried for long enough, or it was closed."""
-        pause_s = min(BACKOFF_MAX_S, BACKOFF_S * 2 ** min(tries, 10)) * self._random.uniform(0.5, 1.0)
-        if self.closed or time.monotonic() + pause_s - began_s > self._retry_s:
+        """Sleep before the next try; False when it has been tried for long enough, or it was closed.
+
+        The first comes at once: a connection that was kept may have been closed meanwhile, and another one does.
+        """
+        pause_s = min(BACKOFF_MAX_S, BACKOFF_S * 2 ** min(tries, 10)) * self._random.uniform(0.5, 1.0) if tries else 0.0
+        if time.monotonic() + pause_s - began_s > self._retry_s:
             return False
         return not self._closing.wait(pause_s)
 
@@ -179,6 +185,11 @@ class Transport:
     def closed(self) -> bool:
         return self._closing.is_set()
 
+    def check_open(self) -> None:
+        """Raise Closed if it was closed."""
+        if self.closed:
+            raise Closed(f"{self.address} was closed")
+
     def release(self, connection: Connection) -> None:
         """Keep a connection whose answer was read for the next request; close any other."""
         with self._mutex:
@@ -187,6 +198,12 @@ class Transport:
                 self._idle.append(connection)
                 return
         connection.close()
+
+    def cut(self, stream: Stream, connection: Connection) -> None:
+        """End what a stream waits for; nothing if it has let go of the connection, which may be another's now."""
+        with self._mutex:
+            if not stream.closed:
+                connection.cut()
 
     def close(self) -> None:
         """Cut all that is under way, and let go of all connections. May be called twice."""
@@ -283,8 +300,7 @@ class Transport:
         return Stream(self, connection)
 
     def _connection(self) -> Connection:
-        if self.closed:
-            raise Closed(f"{self.address} was closed")
+        self.check_open()
         while True:
             with self._mutex:
                 connection = self._idle.pop() if self._idle else None

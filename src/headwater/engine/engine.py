@@ -399,13 +399,19 @@ class Engine:
                 logs[number].sync()
         return Refs(topic, "fsync" if sync else "os", runs)
 
-    def transaction(self, *, durability: Durability | None = None) -> Transaction:
+    def transaction(
+        self, *, durability: Durability | None = None, producer: Producer | tuple[str, int, int] | None = None
+    ) -> Transaction:
         """Appends to any topics, and acks, all or nothing: `with hw.transaction() as tx: tx.append(…)`.
 
         Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
+        `producer` is (id, epoch, seq): the same appends under the same seq again are done once, and have the first
+        answer; see docs/TRANSACTIONS.md.
         """
         self.check_open()
-        return Transaction(self, self._journal, sync=self._sync if durability is None else _wants_sync(durability))
+        sync = self._sync if durability is None else _wants_sync(durability)
+        told = given.check_producer(producer, self._limits)
+        return Transaction(self, self._journal, sync=sync, producer=told)
 
     def sync(self, topic: str) -> None:
         """Make all events of a topic durable that were appended with durability `os`."""

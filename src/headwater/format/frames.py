@@ -22,7 +22,7 @@ from headwater.limits import BATCH_BYTES_CEILING
 MEDIA_TYPE = "application/vnd.headwater.batches"
 MAGIC = b"HWF1"
 ALL = 0xFFFFFFFF  # instead of a number of rows: all from `lo` to `hi`; must stay
-EVENTS_CEILING = 1 << 24  # far above what any writer puts into a batch
+EVENTS_MAX = 1 << 24  # of a batch: none has nearly so many, and a column that is constant can claim any number
 _HEAD = Struct("<4sIIIIIII")
 HEAD_BYTES = _HEAD.size
 
@@ -50,7 +50,7 @@ def encode(partition: int, stored: bytes | memoryview, lo: int, hi: int, rows: I
 class Decoder:
     """Finds the frames in bytes that come in pieces. It holds what has come of one frame, and no more."""
 
-    def __init__(self, *, bytes_max: int = BATCH_BYTES_CEILING, events_max: int = EVENTS_CEILING) -> None:
+    def __init__(self, *, bytes_max: int = BATCH_BYTES_CEILING, events_max: int = EVENTS_MAX) -> None:
         """`bytes_max` and `events_max` are the ceilings of one frame."""
         self._bytes = bytearray()
         self._bytes_max = bytes_max

@@ -146,6 +146,7 @@ CONSUME = (
     ),
     Parameter("failures_max", {**NUMBER, "minimum": 1}, "An event that failed so often is set aside."),
     Parameter("timeout", {"type": "number", "minimum": 0}, "Seconds after which the answer ends if nothing comes."),
+    Parameter("instead", TEXT, "A member of this client that is to leave at once: its connection broke."),
 )
 
 QUERY_NAMES = frozenset(names((*CREATE, *VERSION, *REPLAY, *APPEND, *READ, *PUBLISH, *BUS, *CONSUMERS, *CONSUME)))

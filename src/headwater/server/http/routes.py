@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple
 
 from headwater.errors import Invalid, NotFound
-from headwater.server.http import appending, bus, parameters, reading, system, topics
+from headwater.server.http import appending, bus, consumers, parameters, reading, system, topics, transactions
 from headwater.server.http.message import Request, Response
 from headwater.server.http.parameters import Parameter
 from headwater.server.scopes import Action
@@ -48,6 +48,12 @@ ROUTES = (
     Route("POST", "/topic/{name}/replay", "admin", topics.replay, parameters.REPLAY),
     Route("POST", "/topic/{name}/items", "append", appending.append, parameters.APPEND),
     Route("GET", "/topic/{name}/items", "read", reading.read, parameters.READ),
+    Route("POST", "/transaction", "user", transactions.commit),
+    Route("GET", "/consumers", "user", consumers.list_consumers, parameters.CONSUMERS),
+    Route("GET", "/consumer/{name}/{topic}/items", "read", consumers.join, parameters.CONSUME),
+    Route("POST", "/consumer/{name}/{topic}/acks", "read", consumers.settle),
+    Route("POST", "/consumer/{name}/{topic}/seek", "read", consumers.seek),
+    Route("DELETE", "/consumer/{name}/{topic}", "admin", consumers.forget),
     Route("POST", "/api/events", "append", bus.publish, parameters.PUBLISH, on_bus=True),
     Route("GET", "/api/events", "read", bus.follow, parameters.BUS, on_bus=True),
     Route("GET", "/health", None, system.health),
