@@ -21,6 +21,7 @@ from headwater.limits import BATCH_BYTES_CEILING
 MEDIA_TYPE = "application/vnd.headwater.batches"
 MAGIC = b"HWF1"
 ALL = 0xFFFFFFFF  # instead of a number of rows: all from `lo` to `hi`
+EVENTS_MAX = 1 << 24  # of a batch: none has nearly so many, and a column that is constant can claim any number
 _HEAD = Struct("<4sIIIIII4x")
 
 
@@ -74,7 +75,7 @@ class Decoder:
         magic, _, stored, _, _, _, count = _HEAD.unpack_from(self._bytes, at)
         if magic != MAGIC:
             raise Corrupt("no frame begins here", position=at, size=_HEAD.size)
-        if stored > BATCH_BYTES_CEILING:
+        if stored > BATCH_BYTES_CEILING or EVENTS_MAX < count != ALL:
             raise TooLarge("a frame is larger than any batch", limit="batch_bytes_ceiling", maximum=BATCH_BYTES_CEILING)
         size: int = _HEAD.size + (0 if count == ALL else (count * 4 + 7) & ~7) + stored
         return size if len(self._bytes) - at >= size else 0
@@ -87,7 +88,7 @@ def _decode(frame: memoryview) -> Frame:
         raise Corrupt("the checksum of a frame is wrong", position=0, size=start)
     batch = format.decode(frame, start, len(frame))
     rows = None if count == ALL else np.frombuffer(frame, "<u4", count, _HEAD.size).astype(np.int64)
-    if not lo < hi <= batch.count or batch.size != stored or (rows is not None and not _picks(rows, lo, hi)):
+    if not lo < hi <= batch.count <= EVENTS_MAX or batch.size != stored or (rows is not None and not _picks(rows, lo, hi)):
         raise Corrupt("a frame does not fit its batch", position=0, size=len(frame))
     return Frame(partition, batch, lo, hi, rows)
 

@@ -43,6 +43,11 @@ class Commits:
         self._threads: list[threading.Thread] = []
         self._busy = 0
         self._closed = False
+        self._after_group: Callable[[], None] = lambda: None
+
+    def after_group(self, call: Callable[[], None]) -> None:
+        """Have this called when all of a group have heard of their place or error; it must not raise."""
+        self._after_group = call
 
     def submit(self, waiting: Waiting, done: Done) -> None:
         """Commit it with others; `done` is called on the loop when it has its place or its error."""
@@ -139,6 +144,7 @@ class Commits:
                 done(waiting)
             except Exception:  # noqa: BLE001  # the others must be answered too
                 _log.exception("an append cannot be answered")
+        self._after_group()
         self._metrics.appended(queue.topic, events, size, appends)
         if queue.waiting:
             self._loop.call_soon(self._gather, queue, 0, TURNS_MAX)

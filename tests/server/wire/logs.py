@@ -63,7 +63,7 @@ def opened(limits: Limits = LIMITS) -> Iterator[Engine]:
     memory = Path("/dev/shm")
     with (
         tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as path,
-        headwater.open(path, limits=limits) as hw,
+        headwater.open(Path(path), limits=limits) as hw,
     ):
         assert isinstance(hw, Engine)
         yield hw

@@ -7,6 +7,7 @@ loop's thread.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from headwater.event import Content, id_text
 from headwater.server.http.appending import CONTENT_BY_MEDIA
 from headwater.server.http.message import Query
 from headwater.server.http.target import parts_of
+from headwater.storage.log import LocalLog
 
 if TYPE_CHECKING:
     from headwater.server.http.app import App
@@ -38,10 +40,11 @@ SLOW_HEADERS = frozenset(
         "expect",
     )
 )
-_PLACES = tuple(
-    b"headwater-durability: %b\r\nheadwater-partition: %%d\r\nheadwater-id: %%b\r\n" % durability
-    for durability in (b"os", b"fsync")
+_PLACE = (
+    b"headwater-durability: %b\r\nheadwater-partition: %d\r\nheadwater-id: %b%%03x%b\r\ncontent-length: %%d\r\n\r\n%%b"
 )
+
+_log = logging.getLogger("headwater.server")
 
 
 class Head:
@@ -71,6 +74,10 @@ class PlainAppends:
         self._metrics = app.store.metrics
         self._answered = app.store.metrics.route("POST", PATTERN).answered
         self._heads: dict[bytes, Head] = {}
+        self._ready: list[tuple[Connection, bytes]] = []  # answers that are to be written with their group
+        self._kind: tuple[LocalLog, bool, int] | None = None
+        self._form = b""  # of answers of that kind
+        app.store.commits.after_group(self._send)
 
     def find(self, data: bytes, end: int) -> Head | None:
         """What a head means that ends at `end`, if the data is a whole request with a head that was seen before."""
@@ -113,8 +120,12 @@ class PlainAppends:
         """Append an item, and answer it with its group. False if it must be answered in full: that tells why."""
         client = connection.client
         user = self._access.known(head.headers, client)
-        if user is None or not user.may("append", head.topic) or not self._app.host_is_fine(head.headers, client):
+        if user is None:
             return False
+        if user is not connection.granted_user or head is not connection.granted_head:
+            if not user.may("append", head.topic) or not self._app.host_is_fine(head.headers, client):
+                return False
+            connection.granted_user, connection.granted_head = user, head
         try:
             waiting = self._engine.prepare(head.topic, data, content=head.content, **head.options)
             self._commits.submit(waiting, partial(self._answer, connection, head, user.name, perf_counter()))
@@ -125,9 +136,7 @@ class PlainAppends:
     def _answer(self, connection: Connection, head: Head, user: str, begun: float, waiting: Waiting) -> None:
         rows, status = waiting.rows, 200
         if rows.error is None:
-            log = waiting.log
-            place = _PLACES[rows.sync] % (log.place.partition, id_text(rows.ticks, log.node).encode())
-            connection.answer_plainly(b"%d" % rows.offset, place)
+            self._ready.append((connection, self._place(waiting)))
         else:
             response = self._app.failure(rows.error)
             connection.answer_at_once(response)
@@ -138,3 +147,24 @@ class PlainAppends:
         if access_log is not None:
             asked = connection.client.address, user, "POST", head.url.decode("latin-1"), PATTERN
             access_log.note(*asked, status, rows.size, 0, seconds)
+
+    def _place(self, waiting: Waiting) -> bytes:
+        """The rest of an answer: where the event is. The ids of a group differ in their last digits of time only."""
+        log, rows = waiting.log, waiting.rows
+        ticks = rows.ticks
+        kind = log, rows.sync, ticks >> 12
+        if kind != self._kind:
+            id = id_text(ticks, log.node).encode()
+            self._kind = kind
+            self._form = _PLACE % (b"fsync" if rows.sync else b"os", log.place.partition, id[:15], id[18:])
+        number = b"%d" % rows.offset
+        return self._form % (ticks & 0x0FFF, len(number), number)
+
+    def _send(self) -> None:
+        """Write the answers of a group one after the other: clients that are awake need not be woken for each."""
+        ready, self._ready = self._ready, []
+        for connection, place in ready:
+            try:
+                connection.answer_plainly(place)
+            except Exception:  # noqa: BLE001  # the others must be answered too
+                _log.exception("an append cannot be answered")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headwater.limits import ServerLimits
     from headwater.server.http.app import App
     from headwater.server.http.plain import Head
+    from headwater.server.scopes import User
 
 SWEEP_S = 1.0
 BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
@@ -55,6 +56,7 @@ _PHRASES = {
 }
 SAFE = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"  # nothing of a log is for others' caches
 _PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
+_PLAIN_LAST = _PLAIN + b"connection: close\r\n"
 
 
 class Connections:
@@ -186,6 +188,8 @@ class Connection(asyncio.Protocol):
         self._reading = True
         self._over = False  # nothing is read or begun any more
         self._plain: Head | None = None  # of a plain append that came last
+        self.granted_user: User | None = None  # who was last allowed to append so
+        self.granted_head: Head | None = None
         self._plain_keep = True  # whether the connection goes on after it
 
     # The transport
@@ -392,12 +396,12 @@ class Connection(asyncio.Protocol):
 
     # Answering
 
-    def answer_plainly(self, body: bytes, extra: bytes) -> None:
-        """Answer a plain append."""
+    def answer_plainly(self, rest: bytes) -> None:
+        """Answer a plain append, with the rest of the head and the body."""
         if self._transport.is_closing():
             return
-        close = b"" if self._plain_keep and not self.connections.stopping else b"connection: close\r\n"
-        self._transport.write(b"%s%b%bcontent-length: %d\r\n\r\n%b" % (_PLAIN, extra, close, len(body), body))
+        keep = self._plain_keep and not self.connections.stopping
+        self._transport.write((_PLAIN if keep else _PLAIN_LAST) + rest)
         self._plain_end()
 
     def answer_at_once(self, response: Response) -> None:
