@@ -41,7 +41,6 @@ ERRORS = {
     408: "The request took too long to arrive.",
     409: "Somebody else was first, or has taken over.",
     410: "What retention has deleted; the facts have the oldest.",
-    411: "The length is missing.",
     413: "Above a limit, which the facts name.",
     415: "The Content-Type is not understood.",
     417: "This cannot be expected.",
