@@ -16,7 +16,7 @@ import headwater
 from headwater.format.jsonl import Line
 from headwater.info import ConsumerInfo, Deleted, TopicInfo
 from headwater.server.http import parameters
-from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
+from headwater.server.http.parameters import FLAG, NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
 from headwater.server.http.routes import ROUTES, Route
 from headwater.server.http.topics import Retain
 
@@ -157,12 +157,15 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("DELETE", "/consumer/{name}/{topic}"): Operation("Forget a consumer.", TRUE, (404, 413)),
     ("GET", "/consumer/{name}/{topic}/items"): Operation(
         "Join a consumer, and stream what its new member gets, until the connection ends.",
-        {NDJSON: BYTES, BATCHES: BYTES},
+        {NDJSON: BYTES},
         (404, 406, 410, 413, 501),
-        headers=(("Headwater-Member", TEXT),),
+        headers=(("Headwater-Member", TEXT), ("Headwater-Owner", TEXT), ("Headwater-Lease", NUMBER)),
     ),
     ("POST", "/consumer/{name}/{topic}/acks"): Operation(
-        "Ack and fail events that a member was given.", TRUE, (404, 409, 413), _json(_ref("Acks"))
+        "Ack and fail events that a member was given, or only say that its client lives.",
+        _json(_ref("Settled")),
+        (404, 409, 410, 413),
+        _json(_ref("Acks")),
     ),
     ("GET", "/health"): Operation(
         "Whether the log can be read.", _json({"type": "object", "properties": {"status": {"const": "ok"}}})
@@ -208,8 +211,10 @@ _WRITTEN: dict[str, Schema] = {
                 topic=TEXT,
                 type=TEXT,
                 key={"type": ["string", "null"]},
+                key_base64=TEXT,
                 content=parameters.choice("bytes", "text", "json", "bson"),
                 data={},
+                data_base64=TEXT,
                 meta={"type": "object", "additionalProperties": TEXT},
                 partition=PARTITION_NUMBER,
                 expected_version={"oneOf": [NUMBER, {"const": "none"}]},
@@ -217,9 +222,11 @@ _WRITTEN: dict[str, Schema] = {
         ),
         acks=_list(_object(("member", "partition", "offset"), member=TEXT, partition=PARTITION_NUMBER, offset=NUMBER)),
         durability=parameters.DURABILITY.schema,
+        producer={"type": "array", "prefixItems": [TEXT, NUMBER, NUMBER], "minItems": 3, "maxItems": 3},
     ),
     "Committed": _object(
-        ("refs",),
+        ("refs", "durability"),
+        durability=parameters.DURABILITY.schema,
         refs=_list(
             _object(
                 ("topic", "partition", "offset", "id"), topic=TEXT, partition=PARTITION_NUMBER, offset=NUMBER, id=UUID
@@ -230,10 +237,26 @@ _WRITTEN: dict[str, Schema] = {
     "Acks": _object(
         ("member",),
         member=TEXT,
-        acks=_list(_list(NUMBER)),
-        to=_list(_list(NUMBER)),
-        fails=_list({"type": "array"}),
-        flush={"type": "boolean"},
+        acks=_list({**_list(NUMBER), "minItems": 2, "maxItems": 3}),
+        to=_list({**_list(NUMBER), "minItems": 2, "maxItems": 2}),
+        fails=_list({"type": "array", "prefixItems": [PARTITION_NUMBER, NUMBER, TEXT], "minItems": 3, "maxItems": 3}),
+        flush=FLAG,
+        seek=_ref("Seek"),
+        look=FLAG,
+        leave=FLAG,
+    ),
+    "Settled": _object(
+        ("aside", "cursors", "state"),
+        aside=_list(FLAG),
+        cursors={"type": "object", "additionalProperties": NUMBER},
+        state=_object(
+            ("sent", "idle", "full", "skipped", "held"),
+            sent=NUMBER,
+            idle=FLAG,
+            full=FLAG,
+            skipped=NUMBER,
+            held={"type": "object", "additionalProperties": _object(("fence", "next"), fence=NUMBER, next=NUMBER)},
+        ),
     ),
     "Version": _object(("version", "format", "python", "uuid"), version=TEXT, format=NUMBER, python=TEXT, uuid=TEXT),
 }
