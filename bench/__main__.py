@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import append, consume, follow, keys, machine, match, scan, space, table, transactions, transfer
+from bench.http import appends as http_appends
+from bench.http import live as http_live
+from bench.http import reading as http_reading
 from bench.work import Benchmark, Work
 
 ALL: tuple[Benchmark, ...] = (
@@ -25,6 +28,9 @@ ALL: tuple[Benchmark, ...] = (
     *consume.BENCHMARKS,
     *space.BENCHMARKS,
     *transfer.BENCHMARKS,
+    *http_appends.BENCHMARKS,
+    *http_reading.BENCHMARKS,
+    *http_live.BENCHMARKS,
 )
 GIGABYTES_MAX = 10.0
 READING = (

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -125,9 +125,11 @@ def redis_version() -> str:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A child process that ends with the block."""
-    process = subprocess.Popen(command, cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield process
     finally:

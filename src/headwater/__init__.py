@@ -1,8 +1,8 @@
 """Headwater: an event log that grows with its users.
 
-`headwater.open("data")` is the door. What comes out of it: `Engine`, with all the verbs; `Event`, what is read;
-`Ref`, where an appended event is; `Transaction` and `Producer`, to append with care; `Limits`, what may be changed.
-Every error is a `HeadwaterError`.
+`headwater.open("data")` is the door. What comes out of it: `Engine`, or for a server `Remote`, with all the verbs;
+`Event`, what is read; `Ref`, where an appended event is; `Transaction` and `Producer`, to append with care; `Limits`,
+what may be changed. Every error is a `HeadwaterError`.
 """
 
 from importlib import import_module
@@ -24,14 +24,16 @@ from headwater.errors import (
 
 if TYPE_CHECKING:
     from headwater.api import open  # the verb users expect, as in gzip.open
-    from headwater.engine.batches import EventBatch
+    from headwater.client.remote import Remote
     from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
     from headwater.engine.transaction import Transaction
     from headwater.event import Event, Ref, Refs
+    from headwater.format.events import EventBatch
     from headwater.format.producers import Producer
     from headwater.limits import Limits
+    from headwater.server.http.asgi import asgi
 
 __version__ = "0.1.0"
 
@@ -53,10 +55,12 @@ __all__ = [
     "Producer",
     "Ref",
     "Refs",
+    "Remote",
     "TooLarge",
     "Transaction",
     "Unavailable",
     "Unsupported",
+    "asgi",
     "open",
 ]
 
@@ -64,13 +68,15 @@ _HOMES = {
     "Consumer": "headwater.engine.consumer",
     "Engine": "headwater.engine.engine",
     "Event": "headwater.event",
-    "EventBatch": "headwater.engine.batches",
+    "EventBatch": "headwater.format.events",
     "Follow": "headwater.engine.follow",
     "Limits": "headwater.limits",
     "Producer": "headwater.format.producers",
     "Ref": "headwater.event",
     "Refs": "headwater.event",
+    "Remote": "headwater.client.remote",
     "Transaction": "headwater.engine.transaction",
+    "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",
 }
 

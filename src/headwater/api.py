@@ -4,28 +4,94 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from headwater.engine.engine import Engine
-from headwater.errors import Unsupported
+from headwater.engine.transfer.transfer import Transfer
+from headwater.errors import Invalid, Unsupported
 from headwater.event import Durability
 from headwater.limits import DEFAULTS, Limits
 
+if TYPE_CHECKING:
+    from headwater.client.remote import Remote
 
+    Log = Engine | Remote
+
+
+@overload
+def open(
+    address: os.PathLike[str],
+    *,
+    mode: Literal["create", "existing"] = ...,
+    durability: Durability = ...,
+    limits: Limits = ...,
+) -> Engine: ...
+@overload
+def open(
+    address: str | os.PathLike[str],
+    *,
+    mode: Literal["create", "existing"] = ...,
+    durability: Durability = ...,
+    limits: Limits = ...,
+    token: str | None = ...,
+    user: tuple[str, str] | None = ...,
+    tls_ca: str | os.PathLike[str] | None = ...,
+    tls_cert: str | os.PathLike[str] | None = ...,
+    tls_key: str | os.PathLike[str] | None = ...,
+    timeout: float = ...,
+    retry: float = ...,
+) -> Engine | Remote: ...
 def open(  # the verb users expect, as in gzip.open
     address: str | os.PathLike[str],
     *,
     mode: Literal["create", "existing"] = "create",
     durability: Durability = "fsync",
     limits: Limits = DEFAULTS,
-) -> Engine:
-    """Open a log directory, making it if it is not there (unless `mode="existing"`, which raises NotFound).
+    **server: Any,
+) -> Engine | Remote:
+    """Open a log: a directory, or a server at http:// or https://, with the same verbs.
 
-    `durability` is what appends wait for unless they say otherwise: `fsync` (on disk) or `os` (handed to the system).
-    Raises Invalid for a directory that holds something else, Unsupported for an address or version it does not know.
+    A directory is made if it is not there (unless `mode="existing"`, which raises NotFound); a server is connected to
+    when it is first asked. `durability` is what appends wait for unless they say otherwise: `fsync` (on disk) or `os`
+    (handed to the system). Raises Invalid for a directory that holds something else, Unsupported for an address or
+    version it does not know.
+
+    For a server: `token`, or `user` with a password; `tls_ca`, the authorities to trust instead of the system's;
+    `tls_cert` and `tls_key`, who one is; `timeout`, seconds that an answer may take to begin; `retry`, seconds for
+    which what failed is tried again, where that is safe (docs/CLIENT.md).
     """
     text = os.fspath(address)
     scheme, separator, _ = text.partition("://")
-    if separator:
-        raise Unsupported(f"{scheme}:// addresses are not supported", hint="give the path of a directory")
+    if separator and isinstance(address, str):
+        if scheme not in ("http", "https"):
+            raise Unsupported(
+                f"{scheme}:// addresses are not supported", hint="give the path of a directory, or http://host:7450"
+            )
+        return _remote(text, durability, limits, **server)
+    given = [name for name, value in server.items() if value is not None]
+    if given:
+        raise Invalid(f"{given[0]} is for servers, and {text!r} is a directory", hint="write http://host:7450")
     return Engine(Path(text), create=mode == "create", durability=durability, limits=limits)
+
+
+def _remote(
+    address: str,
+    durability: Durability,
+    limits: Limits,
+    *,
+    token: str | None = None,
+    user: tuple[str, str] | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
+    timeout: float = 60.0,
+    retry: float = 15.0,
+) -> Remote:
+    from headwater.client.address import Address, credentials, tls_context
+    from headwater.client.remote import Remote
+    from headwater.client.transport import Transport
+
+    where = Address.parse(address)
+    tls = tls_context(where, tls_ca, tls_cert, tls_key)
+    transport = Transport(where, authorization=credentials(token, user), tls=tls, timeout_s=timeout, retry_s=retry)
+    return Remote(transport, lambda remote: Transfer(remote, remote.limits), durability=durability, limits=limits)

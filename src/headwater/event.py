@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import IO, Any, Literal, Protocol
 from uuid import UUID
 
@@ -17,6 +18,9 @@ from headwater.errors import Invalid, Unsupported
 Durability = Literal["fsync", "os"]
 Content = Literal["bytes", "text", "json", "bson"]
 CONTENTS: tuple[Content, ...] = ("bytes", "text", "json", "bson")  # by their number in the format; must stay
+
+At = int | datetime | UUID | Literal["earliest", "latest"]
+"""A place in a log: an offset, a time, the id of an event, or one of its ends."""
 
 UNIX_EPOCH_TICKS = 122_192_928_000_000_000
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -41,6 +45,17 @@ def id_of(ticks: int, node: int) -> UUID:
     """The UUIDv6 of an event: `ticks` in its 60 bits of time, the log's `node` in the other 62."""
     high = (ticks >> 12) << 16 | 0x6000 | (ticks & 0x0FFF)
     return UUID(int=high << 64 | 2 << 62 | node)
+
+
+def id_text(ticks: int, node: int) -> str:
+    """The same as text, for those who make many: several times as fast as by way of a UUID."""
+    return f"{ticks >> 28:08x}-{ticks >> 12 & 0xFFFF:04x}-6{ticks & 0x0FFF:03x}-{_node_text(node)}"
+
+
+@lru_cache(maxsize=256)  # a log has one node
+def _node_text(node: int) -> str:
+    text = f"{2 << 62 | node:016x}"
+    return f"{text[:4]}-{text[4:]}"
 
 
 def ticks_and_node(id: UUID) -> tuple[int, int]:

@@ -111,5 +111,11 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     proofs_max: int = 1000  # right passwords that a connection remembers to have seen
     certificate_look_s: float = 60.0  # how often to look for a new certificate: they are renewed days before they end
 
+    members_max: int = 256  # clients that have joined consumers: two threads each, and what `member_bytes_max` allows
+    member_events_max: int = 10_000  # sent to a member and not acked; then it waits. Enough to hide a slow network
+    member_bytes_max: int = 16 * MIB  # the same in bytes of data: what a client must be able to hold
+    lease_ms_max: int = 600_000  # of a remote member: a longer one would outlive its server by more than that
+    acks_bytes_max: int = MIB  # of one request that acks: some 50,000 events, each named alone
+
 
 SERVER_DEFAULTS = ServerLimits()

@@ -707,6 +707,60 @@ def test_a_forked_child_has_none_of_its_parents_leases(hw: Engine) -> None:
     assert cursor(hw) == 1
 
 
+# For those who hand out to others
+
+
+def test_take_hands_out_what_is_there_a_part_at_a_time(hw: Engine) -> None:
+    hw.create("t", partitions=2)
+    fill(hw, 7, partition=1)
+    with hw.consumer("c", "t") as consumer:
+        first = consumer.take(3, 1000, PATIENCE_S)
+        assert [(event.partition, event.offset) for event in first] == [(1, 0), (1, 1), (1, 2)]
+        assert consumer.places == {0: 0, 1: 3}
+        assert len(consumer.take(100, 2, 0)) == 2  # of a byte each
+        consumer.fail(first[1])
+        assert consumer.places[1] == 1  # it comes again
+        assert [event.offset for event in consumer.take(100, 1000, PATIENCE_S)] == [1]
+        assert [event.offset for event in consumer.take(100, 1000, 0)] == [5, 6]
+        assert consumer.take(100, 1000, 0) == []
+        assert consumer.places == {0: 0, 1: 7}
+
+
+def test_wake_ends_a_take_that_waits_and_not_the_next(hw: Engine) -> None:
+    hw.create("t")
+    with hw.consumer("c", "t") as consumer:
+        waking = threading.Timer(0.05, consumer.wake)
+        waking.start()
+        assert consumer.take(1, 1, PATIENCE_S) == []
+        waking.join()
+        fill(hw, 1)
+        assert len(consumer.take(1, 1, PATIENCE_S)) == 1
+        consumer.stop()
+        assert consumer.take(1, 1, PATIENCE_S) == []
+
+
+def test_a_range_of_what_was_handed_out_is_acked(hw: Engine) -> None:
+    fill(hw, 10, types=["a", "b"] * 5)
+    with now(hw, type="a") as consumer:
+        with pytest.raises(Fenced):
+            consumer.ack_range(0, 0, 1)
+        assert numbers(consumer) == [0, 2, 4, 6, 8]
+        consumer.ack_range(0, 4, 7)
+        consumer.flush()
+        assert cursor(hw) == 0
+        consumer.ack_range(0, 0, 4)
+        consumer.flush()
+        assert cursor(hw) == 8
+        for first, end in ((0, 11), (5, 5), (1 << 62, (1 << 62) + 1)):
+            with pytest.raises(Fenced):
+                consumer.ack_range(0, first, end)
+        consumer.ack_range(0, 0, 10)
+        consumer.seek(8)
+        with pytest.raises(Fenced):
+            consumer.ack_range(0, 7, 9)  # of the fence before
+    assert cursor(hw) == 8
+
+
 # For transactions
 
 

@@ -366,3 +366,19 @@ def test_a_retry_whose_sync_fails_is_not_answered_as_durable(tmp_path: Path, dis
         disk.failure = None
     with Engine(tmp_path / "data", disk=disk) as hw:
         assert hw.append("t", b"", producer=("p", 1, 1), durability="fsync").offset == 0
+
+
+def test_a_retry_without_a_key_finds_its_first_answer_among_several_partitions(hw: Engine) -> None:
+    hw.create("p", partitions=4)
+    places = set()
+    for seq in range(8):
+        producer = ("till", 0, seq)
+        first = hw.append("p", b"x", producer=producer)
+        assert hw.append("p", b"x", producer=producer) == first
+        many = hw.append_many("p", [b"y", b"z"], producer=("tills", 0, seq))
+        assert list(hw.append_many("p", [b"y", b"z"], producer=("tills", 0, seq))) == list(many)
+        places.add(first.partition)
+    mixed = hw.append_many("p", [b"a", b"b"], keys=[b"k", None], producer=("mixed", 0, 0))
+    assert list(hw.append_many("p", [b"a", b"b"], keys=[b"k", None], producer=("mixed", 0, 0))) == list(mixed)
+    assert len(list(hw.read("p"))) == 8 * 3 + 2
+    assert places == {0, 1, 2, 3}  # requests take turns all the same

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import Invalid
-from headwater.event import UNIX_EPOCH_TICKS, id_of, ticks_and_node, ticks_of, time_of
+from headwater.event import UNIX_EPOCH_TICKS, id_of, id_text, ticks_and_node, ticks_of, time_of
 from headwater.format import names
 from tests import strategies
 
@@ -31,6 +31,7 @@ def test_an_id_gives_back_its_ticks_and_node(ticks: int, node: int) -> None:
     id = id_of(ticks, node)
     assert (id.version, id.variant) == (6, "specified in RFC 4122")
     assert ticks_and_node(id) == (ticks, node)
+    assert id_text(ticks, node) == str(id)
 
 
 def test_an_id_is_the_uuid_of_rfc_9562() -> None:

@@ -22,11 +22,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.follow import Follow
-from headwater.engine.info import TopicInfo
 from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, TooLarge
 from headwater.event import Event, Ref, Refs
+from headwater.format.events import EventBatch
+from headwater.info import TopicInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, PARTITIONS_MAX, TYPE_BYTES_MAX, Limits
 from tests import strategies
 from tests.strategies import Row

@@ -36,7 +36,7 @@ class Server:
     def kill(self) -> None:
         """As a crash does it."""
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.communicate()
 
     def stop(self, timeout_s: float = 20.0) -> int:
         """Ask it to end, and return its exit code."""
@@ -45,8 +45,10 @@ class Server:
         try:
             output, _ = self.process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self.kill()
             raise
+        except ValueError:  # it was waited for before
+            output = b""
         self.output += output or b""
         return self.process.returncode
 
@@ -64,6 +66,7 @@ class Server:
                 if not piece:
                     break
         self.process.kill()
+        self.process.communicate()
         raise AssertionError(f"the server did not start: {self.output.decode(errors='replace')}")
 
 
@@ -75,6 +78,4 @@ def served(path: Path, *options: str) -> Iterator[Server]:
         yield server
     finally:
         if server.process.poll() is None:
-            server.stop()
-        elif server.process.stdout is not None:
-            server.process.stdout.close()
+            assert server.stop() == 0, server.output.decode(errors="replace")

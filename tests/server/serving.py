@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
+
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -42,6 +44,7 @@ class Server:
         self.path = path
         self.host, _, port = url.removeprefix("http://").rpartition(":")
         self.port = int(port)
+        self.http = httpx.Client(base_url=url, timeout=WAIT_S)
 
     def connect(self) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=WAIT_S)
@@ -112,7 +115,9 @@ def serving(path: Path, **settings: Any) -> Iterator[Server]:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
             assert url, "the server did not start"
-            yield Server(process, url, path)
+            server = Server(process, url, path)
+            with server.http:
+                yield server
         finally:
             process.send_signal(signal.SIGTERM)
             try:

@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.cursor import Gap, Offsets
 from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
+from headwater.format.events import EventBatch
 from headwater.server.feeds import Feeds
+from headwater.server.metrics import LiveMeter
 from headwater.server.settings import Settings
 
 PATIENCE_S = 20.0
@@ -99,6 +100,16 @@ class Collector:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 await self._changed.wait()
 
+    async def until_offset(self, offset: int) -> None:
+        """Wait for an event of the first partition, which is short."""
+        await self.until(lambda: b"\n0 %d " % offset in b"\n" + self.data[-500:])
+
+    async def until_longer(self, size: int) -> None:
+        await self.until(lambda: len(self.data) > size)
+
+    async def until_end(self) -> None:
+        await self.until(lambda: self.ended == 1)
+
     async def until_lines(self, count: int) -> None:
         await self.until(lambda: self.data.count(b"\n") >= count)
 
@@ -112,7 +123,7 @@ async def feeding(engine: Engine, settings: Settings | None = None) -> AsyncIter
         async def blocking(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return await loop.run_in_executor(threads, partial(function, *args, **kwargs))
 
-        feeds = Feeds(engine, blocking, loop, settings or Settings())
+        feeds = Feeds(engine, blocking, loop, settings or Settings(), LiveMeter())
         try:
             yield feeds
         finally:

@@ -9,14 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 import headwater
-from headwater.engine.batches import EventBatch
 from headwater.engine.engine import Engine
+from headwater.engine.reading import pick
 from headwater.errors import Closed, Invalid, NotFound
+from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
 from headwater.server.settings import Settings
 from tests.server.sinks import Collector, Lines, begin, feeding
@@ -56,7 +57,7 @@ class Writer:
             if self._pause_s:
                 time.sleep(self._pause_s)
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -188,15 +189,16 @@ async def test_those_who_join_under_a_hammering_writer_lose_and_double_nothing(l
                     if each.room and each.untaken >= each.room:
                         each.drain()
                 await asyncio.sleep(0.01)
+        append(log, 10)  # so that those get some who begin after the end
         end = log.describe("orders").partitions[0].end
         for sink in sinks:
             sink.room = None
             sink.drain()
         for sink in sinks:
-            await sink.until(lambda sink=sink: bool(sink.offsets) and sink.offsets[-1] == end - 1)
+            await sink.until_offset(end - 1)
             assert sink.offsets == list(range(sink.offsets[0], end))
         assert sinks[0].offsets[0] == 0
-        assert feeds.counts.fell_behind > 0
+        assert feeds.counts.behind > 0
 
 
 async def test_a_slow_subscriber_is_bounded_and_delays_nobody(log: Engine) -> None:
@@ -210,12 +212,12 @@ async def test_a_slow_subscriber_is_bounded_and_delays_nobody(log: Engine) -> No
         assert len(slow.data) == slow.most <= 4000 + 2 * 2000
         channel = next(iter(feeds._channels.values()))
         assert sum(len(chunk.data) for chunk in channel.recent) <= 8000
-        assert feeds.counts.fell_behind >= 1
+        assert feeds.counts.behind >= 1
         while len(slow.offsets) < 3000:
             assert slow.untaken <= 4000 + 2 * 2000
             before = len(slow.data)
             slow.drain()
-            await slow.until(lambda before=before: len(slow.data) > before)
+            await slow.until_longer(before)
         assert slow.offsets == list(range(3000))
         await in_thread(append, log, 1)  # and it is live again
         slow.drain()
@@ -274,7 +276,7 @@ async def test_deleting_the_topic_ends_its_streams(log: Engine) -> None:
         await live.until_lines(3)
         await in_thread(log.delete, "orders")
         for sink in (live, full, ahead):
-            await sink.until(lambda sink=sink: sink.ended == 1)
+            await sink.until_end()
         assert live.lines[-1].startswith("0 2")
         assert feeds.counts.subscribers == feeds.counts.channels == 0
         log.create("orders")  # one of the same name has other streams
@@ -292,7 +294,7 @@ async def test_another_process_deleting_the_topic_ends_its_streams(log: Engine) 
         await begin(feeds, "orders", sink)
         program = "import headwater, sys\nheadwater.open(sys.argv[1]).delete('orders')"
         await in_thread(lambda: subprocess.run([sys.executable, "-c", program, str(log.path)], check=True, timeout=50))
-        await sink.until(lambda: sink.ended == 1)
+        await sink.until_end()
 
 
 async def test_a_slow_subscriber_that_retention_passed_is_told(log: Engine) -> None:
@@ -308,7 +310,7 @@ async def test_a_slow_subscriber_that_retention_passed_is_told(log: Engine) -> N
         assert oldest > got + 100
         sink.room = None
         sink.drain()
-        await sink.until(lambda: bool(sink.offsets) and sink.offsets[-1] == 399)
+        await sink.until_offset(399)
         at = sink.lines.index(f"gap {oldest}")
         assert sink.offsets == [*range(at), *range(oldest, 400)]
         assert feeds.counts.gaps == 1
@@ -321,7 +323,7 @@ async def test_after_an_id_come_the_next_events(log: Engine) -> None:
             sink = Collector()
             await begin(feeds, "orders", sink, after=id)
             await in_thread(append, log, 1)
-            await sink.until(lambda sink=sink: bool(sink.offsets) and sink.offsets[-1] == 5 + number)
+            await sink.until_offset(5 + number)
             assert sink.offsets == list(range(number + 1, 6 + number))
 
 
@@ -335,7 +337,7 @@ async def test_an_id_that_is_gone_begins_at_the_oldest_and_says_so(log: Engine) 
         for id, told in ((ids[10], True), (ids[oldest - 2], True), (ids[oldest - 1], False), (other, True)):
             sink = Collector()
             await begin(feeds, "small", sink, after=id)
-            await sink.until(lambda sink=sink: bool(sink.offsets) and sink.offsets[-1] == 199)
+            await sink.until_offset(199)
             assert sink.offsets == list(range(oldest, 200))
             assert (f"gap {oldest}" in sink.lines) == told
 
@@ -396,6 +398,32 @@ async def test_a_client_may_leave_while_it_is_written_to(log: Engine) -> None:
         assert feeds.counts.subscribers == 2
 
 
+async def test_many_are_written_to_in_turns_and_may_leave_in_between(log: Engine) -> None:
+    async with feeding(log) as feeds:
+        sinks = [Collector() for _ in range(700)]
+        for sink in sinks:
+            await begin(feeds, "orders", sink)
+        first, leaving = sinks[0], sinks[650:]
+        channel = first.stream._channel
+
+        def leave(chunk: bytes, framed: bytes) -> bool:
+            asyncio.get_running_loop().call_soon(lambda: [sink.stream.end() for sink in leaving])
+            return first.write_framed(chunk, framed)
+
+        channel.live[first.stream] = leave
+        await in_thread(append, log, 1)
+        late = Collector()
+        await sinks[600].until_lines(1)
+        await begin(feeds, "orders", late)
+        channel.live[first.stream] = first.write_framed
+        await in_thread(append, log, 3)
+        await sinks[640].until_offset(3)
+        assert all(sink.offsets == [0, 1, 2, 3] for sink in sinks[:650])
+        assert all(sink.offsets == [] for sink in leaving)  # a sink is not written to after its end
+        assert late.offsets == [1, 2, 3]
+        assert feeds.counts.events == 650 * 4 + 3
+
+
 async def test_closing_ends_every_stream_once(log: Engine) -> None:
     append(log, 3)
     async with feeding(log, SMALL) as feeds:
@@ -443,7 +471,7 @@ async def test_many_topics_share_few_threads(log: Engine) -> None:
                 await sink.until_lines(turn + 1)
                 assert sink.offsets == list(range(turn + 1)), topic
         await in_thread(log.delete, "topic-0")  # which shares its thread with others
-        await sinks["topic-0"].until(lambda: sinks["topic-0"].ended == 1)
+        await sinks["topic-0"].until_end()
         await in_thread(append, log, 1, 10, "topic-2")
         await sinks["topic-2"].until_lines(4)
 
@@ -455,6 +483,7 @@ async def test_damage_is_told_and_ends_the_stream(log: Engine) -> None:
         key = "broken"
 
         def encode(self, batches: Any, before: Any) -> bytes:
+            del batches, before
             raise headwater.Corrupt("damaged", code="corrupt")
 
     async with feeding(log) as feeds:
@@ -462,9 +491,9 @@ async def test_damage_is_told_and_ends_the_stream(log: Engine) -> None:
         await begin(feeds, "orders", behind, Broken(), start="earliest")
         await begin(feeds, "orders", live, Broken())
         await begin(feeds, "orders", healthy)
-        await behind.until(lambda: behind.ended == 1)
+        await behind.until_end()
         await in_thread(append, log, 1)
-        await live.until(lambda: live.ended == 1)
+        await live.until_end()
         await healthy.until_lines(1)
         assert behind.lines == live.lines == ["failed corrupt"]
 
@@ -512,15 +541,12 @@ async def test_a_rare_type_is_found_without_reading_the_log(log: Engine, monkeyp
     await in_thread(log.seal, "long")
     log.append("long", b"rare too", type="rare")
     seen: list[int] = []
-    import headwater.engine.cursor as module
-
-    pick = module.pick
 
     def counting(log: Any, batch: Any, lo: int, hi: int, selection: Any) -> EventBatch | None:
         seen.append(batch.size)
         return pick(log, batch, lo, hi, selection)
 
-    monkeypatch.setattr(module, "pick", counting)
+    monkeypatch.setattr("headwater.engine.cursor.pick", counting)
     async with feeding(log) as feeds:
         sink = Collector()
         await begin(feeds, "long", sink, start="earliest", type="rare")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater import Engine
-from headwater.engine.consumers import ConsumerInfo
+from headwater.info import ConsumerInfo
 from headwater.server import metrics as counting
 from headwater.server import prometheus
 from headwater.server.metrics import COMMIT_BOUNDS, Histogram, Metrics

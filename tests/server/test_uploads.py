@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import httpx
 import pytest
@@ -47,7 +48,7 @@ class Peak(threading.Thread):
         while not self.over.wait(0.02):
             self.most = max(self.most, anonymous_memory(self.pid))
 
-    def __enter__(self) -> Peak:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -78,6 +78,10 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
         super().format_epilog(ctx, formatter)
+        files = [option for option in self.params if isinstance(option, click.Option) and option.hidden]
+        if files:
+            with formatter.section("With a server"):
+                formatter.write_text(f"{', '.join(option.opts[0] for option in files)}: see docs/CLIENT.md.")
         with formatter.section("Examples"):
             for example in self.examples:
                 formatter.write(f"  {click.style('$', dim=True)} {example}\n")
@@ -226,7 +230,8 @@ def group(function: Callable[..., Any]) -> Family:
 def cli() -> None:
     """An event log in a directory: append events, read them, follow them.
 
-    DATA is the directory. 'headwater COMMAND --help' tells more, with examples.
+    DATA is the directory, or the address of a server, as in http://host:7450: then HEADWATER_TOKEN, or a file named by
+    --token-file, says who asks. 'headwater COMMAND --help' tells more, with examples.
     """
 
 

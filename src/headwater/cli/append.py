@@ -17,13 +17,14 @@ from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import Natural, Pair, Version, data_argument, json_option, topic_argument
 from headwater.cli.lines import read_lines
+from headwater.cli.opening import open_log
 from headwater.cli.progress import Waiting
 from headwater.errors import HeadwaterError, Invalid
 
 if TYPE_CHECKING:
-    from headwater.engine.appending import Version as Version_
-    from headwater.engine.engine import Engine
+    from headwater.api import Log
     from headwater.event import Content, Durability, Ref, Refs
+    from headwater.format.given import Version as Version_
 
 
 @command(
@@ -87,9 +88,7 @@ def append(
     """
     _check_use(values, file, lines)
     guard = _guard(key, expect, producer, epoch, seq, once=file is not None or bool(values))
-    import headwater
-
-    with headwater.open(data, durability=durability) as hw:
+    with open_log(data, durability=durability) as hw:
         if not quiet and topic not in hw.topics():
             show.note(f"new topic {topic} in {data}")
         target = Target(hw, topic, type_, key, dict(meta), partition, guard)
@@ -131,7 +130,7 @@ class Target:
 
     def __init__(
         self,
-        hw: Engine,
+        hw: Log,
         topic: str,
         type: str,
         key: str | None,

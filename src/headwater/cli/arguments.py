@@ -1,4 +1,4 @@
-"""What users type: directories, topics, places in a log, sizes, durations, and the options that commands share."""
+"""What users type: logs, topics, places in a log, sizes, durations, and the options that commands share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uuid import UUID
 import click
 from click.shell_completion import CompletionItem
 
-from headwater.errors import HeadwaterError
+from headwater.cli.opening import complete, server_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -162,26 +162,20 @@ def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: s
 
 
 def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
-    """The topics of the directory that was given; nothing if it is not a log."""
-    import headwater
-
-    with contextlib.suppress(HeadwaterError, OSError), headwater.open(ctx.params["data"], mode="existing") as hw:
-        return [CompletionItem(name) for name in hw.topics() if name.startswith(incomplete)]
-    return []
+    """The topics of the log that was given; nothing if there is none."""
+    names = complete(ctx.params["data"], lambda hw: hw.topics())
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def complete_consumer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
     """The consumers of the topic that was given; nothing if there is none."""
-    import headwater
-
-    with contextlib.suppress(HeadwaterError, OSError), headwater.open(ctx.params["data"], mode="existing") as hw:
-        names = {info.name for info in hw.consumers(ctx.params["topic"])}
-        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
-    return []
+    topic = ctx.params["topic"]
+    names = complete(ctx.params["data"], lambda hw: sorted({info.name for info in hw.consumers(topic)}))
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def data_argument(function: F) -> F:
-    return click.argument("data", metavar="DATA", shell_complete=complete_directory)(function)
+    return click.argument("data", metavar="DATA", shell_complete=complete_directory)(server_options(function))
 
 
 def topic_argument(function: F) -> F:

@@ -9,6 +9,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
+from headwater.cli.opening import open_log
 from headwater.cli.progress import Waiting
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ def check(ctx: click.Context, data: str, topic: str | None, as_json: bool) -> No
 
     Changes nothing. The exit code is 1 when something is damaged, with the exact range of bytes of each piece.
     """
-    import headwater
-
-    with headwater.open(data, mode="existing") as hw, Waiting("checking", as_bytes=True, patience_s=0.3) as waiting:
+    with open_log(data, mode="existing") as hw, Waiting("checking", as_bytes=True, patience_s=0.3) as waiting:
         report = hw.check(topic, progress=waiting.update)
     damaged = sum(finding.damage for finding in report.findings)
     if as_json:

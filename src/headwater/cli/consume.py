@@ -25,12 +25,13 @@ from headwater.cli.arguments import (
     topic_argument,
     type_pattern_option,
 )
+from headwater.cli.opening import open_log
 from headwater.errors import Invalid
 
 if TYPE_CHECKING:
+    from headwater.client.consumer import RemoteConsumer
     from headwater.engine.consumer import Consumer
-    from headwater.engine.reading import At
-    from headwater.event import Event
+    from headwater.event import At, Event
 
 
 @command(
@@ -98,13 +99,12 @@ def consume(
     """
     if sum((as_json, raw, program is not None)) > 1:
         raise click.UsageError("--json, --raw and --exec exclude each other")
-    import headwater
     from headwater.cli.events import Printer
 
     words = _words(program)
     lease_ms = None if lease is None else round(lease.total_seconds() * 1000)
     options: dict[str, Any] = {"timeout": timeout, "lease_ms": lease_ms, "failures_max": failures_max}
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         printer = Printer(len(hw.describe(topic).partitions), as_json=as_json, raw=raw)
         with hw.consumer(name, topic, start=start, type=type_, key=key, match=match, **options) as consumer:
             try:
@@ -121,7 +121,7 @@ def consume(
                 return  # this is how it ends
 
 
-def _events(consumer: Consumer, *, drain: bool, limit: int | None) -> Iterator[Event]:
+def _events(consumer: Consumer | RemoteConsumer, *, drain: bool, limit: int | None) -> Iterator[Event]:
     return islice(consumer.drain() if drain else consumer, limit)
 
 
@@ -135,7 +135,7 @@ def _words(program: str | None) -> list[str]:
     return words
 
 
-def _run(words: list[str], event: Event, consumer: Consumer) -> None:
+def _run(words: list[str], event: Event, consumer: Consumer | RemoteConsumer) -> None:
     """Run the command for one event; 0 is an ack, anything else a failure."""
     environment = {
         "TOPIC": event.topic,

@@ -10,9 +10,10 @@ import msgspec
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
+from headwater.cli.opening import open_log
 
 if TYPE_CHECKING:
-    from headwater.engine.consumers import ConsumerInfo
+    from headwater.info import ConsumerInfo
 
 
 @command(examples=["headwater consumers data", "headwater consumers data orders --json"])
@@ -24,9 +25,7 @@ def consumers(data: str, topic: str | None, as_json: bool) -> None:
 
     The lag counts what is there and not acked. A member that died keeps a partition until its lease is over.
     """
-    import headwater
-
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         found = hw.consumers(topic)
     if as_json:
         for info in found:

@@ -10,6 +10,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import Duration, Size, data_argument, retention_of, retention_options
+from headwater.cli.opening import open_log
 
 
 @command(
@@ -44,9 +45,7 @@ def create(
     The first append makes it too, with one partition. Sizes are written 64MiB, 10MB or 4096; ages 90s, 15m, 2h, 7d.
     What a topic keeps can be changed later: see 'headwater retain'.
     """
-    import headwater
-
-    with headwater.open(data) as hw:
+    with open_log(data) as hw:
         new = hw.create(
             topic,
             partitions=partitions,

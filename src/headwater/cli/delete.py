@@ -9,6 +9,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, topic_argument
+from headwater.cli.opening import open_log
 
 
 @command(examples=["headwater delete data orders", "headwater delete data orders --yes"])
@@ -21,9 +22,7 @@ def delete(ctx: click.Context, data: str, topic: str, yes: bool) -> None:
 
     Asks first; without a terminal to ask on, it needs --yes. A new topic of that name starts afresh.
     """
-    import headwater
-
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         found = hw.describe(topic)
         what = f"topic {topic} with {show.count(found.events, 'event')} ({show.size(found.bytes)})"
         if not yes:

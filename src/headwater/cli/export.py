@@ -20,11 +20,12 @@ from headwater.cli.arguments import (
     partition_option,
     type_pattern_option,
 )
+from headwater.cli.opening import open_log
 from headwater.cli.progress import Waiting
 from headwater.cli.transfer import Summary, format_option
 
 if TYPE_CHECKING:
-    from headwater.engine.reading import At
+    from headwater.event import At
 
 
 @command(
@@ -72,7 +73,6 @@ def export(
     An event above --hold, or that the format cannot hold, ends the export with an error that names it. PLACE is as in
     'headwater read'.
     """
-    import headwater
     from headwater.limits import Limits
 
     usual = {"start": "earliest", "end": "latest", "type": None, "key": None, "match": None, "partition": None}
@@ -81,7 +81,7 @@ def export(
     target = _Counted(sys.stdout.buffer) if file == "-" else Path(file)
     summary = Summary(as_json=as_json)
     limits = Limits(blob_bytes_in_memory=hold)
-    with headwater.open(data, mode="existing", limits=limits) as hw, Waiting("events exported") as waiting:
+    with open_log(data, mode="existing", limits=limits) as hw, Waiting("events exported") as waiting:
         events = hw.export(topics, cast("Any", target), format=format, progress=waiting.update, **filters)
     if isinstance(target, _Counted):
         sys.stdout.buffer.flush()

@@ -9,6 +9,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import consumer_argument, data_argument, topic_argument
+from headwater.cli.opening import open_log
 
 
 @command(examples=["headwater forget data orders billing", "headwater forget data orders billing --yes"])
@@ -22,9 +23,7 @@ def forget(ctx: click.Context, data: str, topic: str, name: str, yes: bool) -> N
 
     Asks first; without a terminal to ask on, it needs --yes. Whoever reads as NAME stops.
     """
-    import headwater
-
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         what = f"consumer {show.printable(name)} of topic {show.printable(topic)}"
         if not yes:
             if not show.is_terminal(sys.stdin):

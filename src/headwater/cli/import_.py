@@ -11,6 +11,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import Natural, complete_topic, data_argument, json_option
+from headwater.cli.opening import open_log
 from headwater.cli.progress import Waiting
 from headwater.cli.transfer import Summary, format_option
 
@@ -69,7 +70,6 @@ def import_(
     """
     if len(topics) > 1:
         raise click.UsageError("there is one TOPIC, and one FILE")
-    import headwater
     from headwater.engine.transfer.files import format_of
 
     topic = topics[0] if topics else None
@@ -85,7 +85,7 @@ def import_(
         waiting.update(position, size)
 
     summary = Summary(as_json=as_json)
-    with headwater.open(data) as hw, Waiting("imported", as_bytes=True) as waiting:
+    with open_log(data) as hw, Waiting("imported", as_bytes=True) as waiting:
         events = hw.import_(
             topic,
             source,

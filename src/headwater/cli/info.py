@@ -1,4 +1,4 @@
-"""`headwater info`: what a log directory and its topics are and hold."""
+"""`headwater info`: what a log and its topics are and hold."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
+from headwater.cli.opening import open_log
 from headwater.cli.topics import last_time
 
 if TYPE_CHECKING:
-    from headwater.engine.engine import Engine
-    from headwater.engine.info import PartitionInfo, TopicInfo
+    from headwater.api import Log
+    from headwater.info import PartitionInfo, TopicInfo
 
 COLUMNS = ("topic", "partition", "start", "end", "durable", "segments", "sealed", "bytes", "state")
 NUMBERS = COLUMNS[1:-1]
@@ -30,14 +31,12 @@ def info(data: str, topic: str | None, as_json: bool) -> None:
     start is the oldest offset, end the one of the next event, durable how far the disk has it for sure. What
     recoveries after a crash had to give up is listed too, and where they keep it.
     """
-    import headwater
-
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         described = [hw.describe(name) for name in ([topic] if topic is not None else hw.topics())]
         if as_json:
             click.echo(show.json_line(_told(hw, described)))
             return
-        show.facts(_about_topic(described[0]) if topic is not None else _about_directory(hw, described))
+        show.facts(_about_topic(described[0]) if topic is not None else _about_log(hw, described))
     rows = [_row(each, partition) for each in described for partition in each.partitions]
     if rows:
         click.echo()
@@ -45,14 +44,21 @@ def info(data: str, topic: str | None, as_json: bool) -> None:
     _show_recoveries(described)
 
 
-def _about_directory(hw: Engine, described: list[TopicInfo]) -> list[tuple[str, str]]:
+def _about_log(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:
     return [
-        ("directory", str(hw.path.resolve())),
+        where(hw),
         ("uuid", hw.uuid),
         ("topics", show.number(len(described))),
         ("events", show.number(sum(topic.events for topic in described))),
         ("bytes", show.size(sum(topic.bytes for topic in described))),
     ]
+
+
+def where(hw: Log) -> tuple[str, str]:
+    """Where a log is, and what that is."""
+    from headwater.engine.engine import Engine
+
+    return ("directory", str(hw.path.resolve())) if isinstance(hw, Engine) else ("server", str(hw.address))
 
 
 def _about_topic(topic: TopicInfo) -> list[tuple[str, str]]:
@@ -118,11 +124,11 @@ def _show_recoveries(described: list[TopicInfo]) -> None:
                 click.echo(f"{mark} {topic.name}/{partition.partition}, {when}: {'; '.join(parts)}")
 
 
-def _told(hw: Engine, described: list[TopicInfo]) -> dict[str, Any]:
+def _told(hw: Log, described: list[TopicInfo]) -> dict[str, Any]:
     import msgspec
 
     return {
-        "directory": str(hw.path.resolve()),
+        **dict([where(hw)]),
         "uuid": hw.uuid,
         "events": sum(topic.events for topic in described),
         "bytes": sum(topic.bytes for topic in described),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import data_argument
+from headwater.cli.opening import is_server
+from headwater.errors import Unsupported
 
 
 @command(examples=["headwater init data"])
@@ -14,6 +16,8 @@ def init(data: str) -> None:
 
     The first append makes it too. A directory that is a log stays as it is; one that holds other things is refused.
     """
+    if is_server(data):
+        raise Unsupported("a server's log is made where it runs", hint="run 'headwater init DIRECTORY' there")
     import headwater
 
     try:

@@ -24,11 +24,11 @@ from headwater.cli.arguments import (
     topic_argument,
     type_pattern_option,
 )
+from headwater.cli.opening import open_log
 from headwater.errors import NotFound
 
 if TYPE_CHECKING:
-    from headwater.engine.reading import At
-    from headwater.event import Event
+    from headwater.event import At, Event
 
 
 @command(
@@ -84,10 +84,9 @@ def read(
     """
     if sum((as_json, raw, output is not None)) > 1:
         raise click.UsageError("--json, --raw and --output exclude each other")
-    import headwater
     from headwater.cli.events import Printer
 
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         events = hw.read(
             topic, start=start, end=end, partition=partition, type=type_, key=key, match=match, reverse=reverse
         )

@@ -7,6 +7,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
+from headwater.cli.opening import open_log
 from headwater.cli.progress import Waiting
 
 
@@ -20,9 +21,7 @@ def reindex(data: str, topic: str | None, as_json: bool) -> None:
     An index only tells where to look, and is made from its segment: nothing is lost when it is missing or damaged.
     This is for logs that were sealed by an earlier version, or whose index files were deleted.
     """
-    import headwater
-
-    with headwater.open(data, mode="existing") as hw, Waiting("indexing", as_bytes=True, patience_s=0.3) as waiting:
+    with open_log(data, mode="existing") as hw, Waiting("indexing", as_bytes=True, patience_s=0.3) as waiting:
         made = hw.reindex(topic, progress=waiting.update)
     if as_json:
         click.echo(show.json_line({"indexed": made}))

@@ -9,6 +9,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
+from headwater.cli.opening import open_log
 
 if TYPE_CHECKING:
     from headwater.storage.repair import Action
@@ -26,9 +27,7 @@ def repair(ctx: click.Context, data: str, topic: str | None, apply: bool, as_jso
     Nothing is thrown away: what is cut is kept beside the log, and the command says where. The exit code is 0 when
     nothing is left to do, else 1.
     """
-    import headwater
-
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         actions = hw.repair(topic, apply=apply)
     for action in actions:
         if as_json:

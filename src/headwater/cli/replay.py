@@ -7,6 +7,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import data_argument, topic_argument
+from headwater.cli.opening import open_log
 
 
 @command(
@@ -24,8 +25,6 @@ def replay(data: str, topic: str, consumer: str | None) -> None:
     What was replayed stays in TOPIC.dead, and is not replayed a second time. Read TOPIC.dead with --json to see, in the
     meta of each event, what went wrong.
     """
-    import headwater
-
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         brought = hw.replay(topic, consumer=consumer)
     show.done(f"replayed {show.count(brought, 'event')} of {show.printable(topic)}.dead")

@@ -19,10 +19,11 @@ from headwater.cli.arguments import (
     topic_argument,
 )
 from headwater.cli.info import setting
+from headwater.cli.opening import open_log
 
 if TYPE_CHECKING:
-    from headwater.engine.engine import Engine
-    from headwater.storage.retention import Deleted
+    from headwater.api import Log
+    from headwater.info import Deleted
 
 COLUMNS = ("partition", "offsets", "events", "bytes")
 
@@ -60,11 +61,9 @@ def retain(
     --overflow delete, the oldest is deleted all the same, and with refuse, appends fail until the consumers have caught
     up. PLACE is an offset (with --partition, if there are several) or a time. Without options, only deletes.
     """
-    import headwater
-
     if before is not None and not isinstance(before, int | datetime):
         raise click.UsageError("--before takes an offset or a time")
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         changes = retention_of(retention)
         deleted = hw.retain(topic, before=before, partition=partition, dry_run=dry_run, **changes)
         kept = _kept(hw, topic)
@@ -80,7 +79,7 @@ def retain(
     _show(topic, deleted, dry_run)
 
 
-def _kept(hw: Engine, topic: str) -> dict[str, Any]:
+def _kept(hw: Log, topic: str) -> dict[str, Any]:
     from headwater.format.settings import Retention
 
     settings = hw.describe(topic).settings

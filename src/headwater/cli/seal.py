@@ -5,6 +5,7 @@ from __future__ import annotations
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import data_argument, topic_argument
+from headwater.cli.opening import open_log
 
 
 @command(examples=["headwater seal data orders"])
@@ -15,9 +16,7 @@ def seal(data: str, topic: str) -> None:
 
     They are sealed by themselves when they are full or old; this does it now, before a backup or a long scan.
     """
-    import headwater
-
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         sealed = hw.seal(topic)
         partitions = hw.describe(topic).partitions
     if sealed:

@@ -16,9 +16,10 @@ from headwater.cli.arguments import (
     partition_option,
     topic_argument,
 )
+from headwater.cli.opening import open_log
 
 if TYPE_CHECKING:
-    from headwater.engine.reading import At
+    from headwater.event import At
 
 
 @command(
@@ -39,9 +40,7 @@ def seek(data: str, topic: str, name: str, at: At, partition: int | None, as_jso
 
     Whoever reads as NAME loses what it has in hand, and goes on from there.
     """
-    import headwater
-
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         moved = hw.seek(name, topic, at, partition=partition)
     if as_json:
         for number, cursor in moved.items():

@@ -50,8 +50,8 @@ def serve(
 ) -> None:
     """Serve a log directory over HTTP, beside any program that has it open.
 
-    Only this machine is served unless another address is given, which needs --auth. SIGTERM and Ctrl-C end it when all that was
-    asked is answered.
+    Only this machine is served unless another address is given, which needs --auth. SIGTERM and Ctrl-C end it when all
+    that was asked is answered.
     """
     from pathlib import Path
 

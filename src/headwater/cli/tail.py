@@ -18,6 +18,7 @@ from headwater.cli.arguments import (
     topic_argument,
     type_pattern_option,
 )
+from headwater.cli.opening import open_log
 
 
 @command(
@@ -58,10 +59,9 @@ def tail(
     """
     if timeout is not None and not follow:
         raise click.UsageError("--timeout needs -f")
-    import headwater
     from headwater.cli.events import Printer
 
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         partitions = 1 if partition is not None else len(hw.describe(topic).partitions)
         printer = Printer(partitions, as_json=as_json)
         # The follower notes where it begins before the last events are read, so that none falls between the two.

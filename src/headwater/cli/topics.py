@@ -10,9 +10,10 @@ import click
 from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option
+from headwater.cli.opening import open_log
 
 if TYPE_CHECKING:
-    from headwater.engine.info import TopicInfo
+    from headwater.info import TopicInfo
 
 
 @command(examples=["headwater topics data", "headwater topics data --json"])
@@ -28,7 +29,7 @@ def topics(ctx: click.Context, data: str, as_json: bool) -> None:
 
     described: list[TopicInfo] = []
     failed: list[tuple[str, headwater.HeadwaterError]] = []
-    with headwater.open(data, mode="existing") as hw:
+    with open_log(data, mode="existing") as hw:
         for name in hw.topics():
             try:
                 described.append(hw.describe(name))

@@ -12,6 +12,7 @@ from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.append import References
 from headwater.cli.arguments import data_argument, json_option
+from headwater.cli.opening import open_log
 
 
 @command(
@@ -33,12 +34,11 @@ def tx(data: str, file: str, as_json: bool, quiet: bool) -> None:
 
     Topics, and the directory, are made if need be. Prints where the events are: topic, partition, offset, id.
     """
-    import headwater
     from headwater.cli.appends import Named, read_appends
 
     with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
         appends = list(read_appends(stream))  # all of them are read before anything is made
-    with headwater.open(data) as hw:
+    with open_log(data) as hw:
         transaction = hw.transaction()
         for number, append in enumerate(appends, 1):
             with Named(number):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from operator import length_hint
 from typing import Self, overload
 
 import msgspec
@@ -18,10 +20,10 @@ from headwater.engine.follow import wait_for_more
 from headwater.engine.holding import Holding
 from headwater.engine.leases import Progress
 from headwater.engine.member import Member, not_held
-from headwater.engine.reading import At, check_id, resolve
+from headwater.engine.reading import check_id, resolve
 from headwater.engine.selection import Selection
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable
-from headwater.event import Event
+from headwater.event import At, Event
 from headwater.limits import Limits
 from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Clock, Disk
@@ -77,6 +79,7 @@ class Consumer(Iterator[Event]):
         self._held = self._member.held
         self._mutex = self._member.mutex
         self._stopped = False
+        self._woken = False
         self._events: Iterator[Event] = iter(())  # what is left of the chunk that is being handed out
         self._current: Holding | None = None  # whose chunk it is
         self._last: Event | None = None
@@ -100,6 +103,19 @@ class Consumer(Iterator[Event]):
         """The fence of each partition it holds. It grows with every owner: others can refuse older ones."""
         with self._mutex:
             return {number: holding.fence for number, holding in self._held.items()}
+
+    @property
+    def places(self) -> dict[int, int]:
+        """Of each partition it holds, what is handed out next: all before that was, or is not wanted.
+
+        For the thread that iterates.
+        """
+        with self._mutex:
+            places = {number: holding.next for number, holding in self._held.items()}
+        current, last = self._current, self._last
+        if last is not None and current is not None and current.partition in places and length_hint(self._events):
+            places[current.partition] = min(places[current.partition], last.offset + 1)
+        return places
 
     # Events
 
@@ -126,6 +142,60 @@ class Consumer(Iterator[Event]):
             except StopIteration:
                 return
             yield self._last
+
+    def take(self, events_max: int, bytes_max: int, wait_s: float) -> list[Event]:
+        """The next events of one partition that are there, all at once: about so many; waits for the first of them.
+
+        Empty when `wait_s` seconds brought none, when `wake` was called, and when it was stopped. Raises as `next`.
+        """
+        timeout, self._timeout = self._timeout, wait_s
+        try:
+            first = next(self, None)
+        finally:
+            self._timeout = timeout
+            self._woken = False
+        if first is None:
+            return []
+        events, size = [first], len(first.data or b"")
+        if size < bytes_max:
+            for event in islice(self._events, events_max - 1):
+                events.append(event)
+                size += len(event.data or b"")
+                if size >= bytes_max:
+                    break
+        self._last = events[-1]
+        return events
+
+    @property
+    def failing(self) -> bool:
+        """Whether something failed and is to be handed out again."""
+        return any(holding.again for holding in list(self._held.values()))
+
+    def retries(self) -> list[Event]:
+        """What failed and is to be handed out again now, of one partition, and nothing else. Does not wait.
+
+        For the thread that iterates, while it takes nothing new: others of the partition may wait for these.
+        """
+        now_s = self._monotonic()
+        for holding in list(self._held.values()):
+            if holding.again and holding.retry_s <= now_s:
+                with self._mutex:
+                    return holding.returned()
+        return []
+
+    def tend(self) -> None:
+        """What taking events does besides, now and then: notice what was lost, give up what others should have.
+
+        For the thread that iterates, while it takes none for long.
+        """
+        if self._member.due():
+            self._member.tend(claim=True)
+
+    def wake(self) -> None:
+        """Have a `take` that waits return what it has, from any thread; else the next one does not wait."""
+        self._woken = True
+        for log in self._logs:
+            log.stop_followers()
 
     @overload
     def drain(self) -> Iterator[Event]: ...
@@ -175,6 +245,18 @@ class Consumer(Iterator[Event]):
                 holding.settle()
         if self._member.dirty_s is None:  # looked at after the pop: who sets it to None looks at what is waiting later
             self._member.stir()
+
+    def ack_range(self, partition: int, first: int, end: int) -> None:
+        """As `ack`, of all that was handed out from offset `first` to before `end` in one partition."""
+        while True:
+            with self._mutex:
+                holding = self._held.get(partition)
+                if holding is not None and self._monotonic() < holding.expires_s:
+                    if not holding.ack_range(first, end):
+                        raise not_held(self.name, partition, first)
+                    self._member.stir()
+                    return
+            self._verify_partition(partition, first)
 
     def ack_to(self, at: Event | tuple[int, int]) -> None:
         """Take all that was handed out of a partition up to an event, or (partition, offset), and it, as handled."""
@@ -318,6 +400,17 @@ class Consumer(Iterator[Event]):
         self._member.close()
         self._stopped = True
 
+    def abandon(self) -> None:
+        """As `close`, for somebody who died with what was handed out: that counts as failed, as if this process had."""
+        self._put_back()
+        self._member.close(died=True)
+        self._stopped = True
+
+    @property
+    def over(self) -> bool:
+        """Whether it was stopped or closed: nothing more is handed out."""
+        return self._stopped or self._member.closed
+
     def after_fork(self) -> None:
         """In a forked child: the leases are the parent's."""
         self._member.after_fork()
@@ -354,7 +447,7 @@ class Consumer(Iterator[Event]):
     def _look_around(self) -> None:
         """What the chunk's quick way leaves out: an end, trouble, leases, partitions to claim or to give up."""
         member = self._member
-        if self._stopped or member.closed:
+        if self.over:
             raise StopIteration
         trouble, member.trouble = member.trouble, None
         if trouble is not None:
@@ -469,12 +562,17 @@ class Consumer(Iterator[Event]):
             if self._deadline_s <= now:
                 return False
         places = [(each.log, each.end if self._open_handed(each, now) else NEVER) for each in holdings]
-        wait_for_more(places, sleep_s, self._disk, self._clock, lambda: self._stopped or self._member.closed)
+        wait_for_more(places, sleep_s, self._disk, self._clock, self._disturbed)
+        if self._woken:
+            return False
         stored = self._cursors.peek(each.partition for each in holdings)
         if any(slot.fence != holding.fence for holding in holdings if (slot := stored.get(holding.partition))):
             with self._mutex:
                 self._member.look_up()  # somebody sought another place for it
         return True
+
+    def _disturbed(self) -> bool:
+        return self._woken or self.over
 
     def _verify(self, event: Event) -> None:
         if event.topic != self.topic:

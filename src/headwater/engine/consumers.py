@@ -12,12 +12,11 @@ from pathlib import Path
 from urllib.parse import unquote
 from uuid import UUID
 
-import msgspec
-
 from headwater.errors import Invalid, NotFound, TooLarge, Unavailable
 from headwater.format import names
 from headwater.format.cursors import NOBODY
 from headwater.format.settings import Topic
+from headwater.info import ConsumerInfo
 from headwater.limits import CONSUMER_NAME_BYTES_MAX, Limits
 from headwater.storage.cursors import Cursors, Redo, read_header, read_slots, redo_nothing
 from headwater.storage.disk import Clock, Disk
@@ -25,21 +24,6 @@ from headwater.storage.lockfile import locked
 from headwater.storage.log import LocalLog
 
 LOCK_FILE = ".lock"
-
-
-class ConsumerInfo(msgspec.Struct, frozen=True):
-    """One partition of one consumer. `owner` is None where nobody reads; `lease_ms` is what is left of its lease."""
-
-    name: str
-    topic: str
-    partition: int
-    cursor: int
-    end: int
-    lag: int
-    owner: str | None
-    fence: int
-    lease_ms: int
-    failures: int
 
 
 class Consumers:

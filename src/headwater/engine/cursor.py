@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.follow import wait_for_more
-from headwater.engine.reading import At, check_id, pick, resolve
+from headwater.engine.reading import pick
 from headwater.engine.selection import Selection
-from headwater.errors import HeadwaterError, Invalid
+from headwater.errors import HeadwaterError
 from headwater.event import id_of, ticks_and_node
+from headwater.format.events import EventBatch
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.failures import offset_gone
 from headwater.storage.log import LocalLog
@@ -71,6 +71,10 @@ class TopicCursor:
     def places(self) -> list[tuple[LocalLog, int]]:
         """What it waits for: the next offset of each log."""
         return list(zip(self._logs, self._offsets, strict=True))
+
+    def has_more(self) -> bool:
+        """Whether there is anything that it has not passed."""
+        return any(log.end() > offset for log, offset in self.places)
 
     def ends(self) -> Offsets:
         """Where each partition ends now."""
@@ -198,16 +202,6 @@ class Bell:
                 waited[log] = min(offset, waited.get(log, offset))
         expected = self._word, 0, int.from_bytes(self._word[:4], "little")
         wait_for_more(waited.items(), sleep_s, self._disk, self._clock, over, expected)
-
-
-def begin(logs: list[LocalLog], start: At | Sequence[int]) -> list[int]:
-    """The offset in each log of a place in a topic, or of several offsets, one for each."""
-    if isinstance(start, Sequence) and not isinstance(start, str):
-        if len(start) != len(logs) or min(start) < 0:
-            raise Invalid(f"{len(start)} offsets are no place in {len(logs)} partitions", code="bad_offsets")
-        return list(start)
-    check_id(logs, start)
-    return [resolve(log, start, len(logs)) for log in logs]
 
 
 def _parts(batch: EventBatch, bytes_max: int) -> Iterable[EventBatch]:

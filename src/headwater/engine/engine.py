@@ -14,39 +14,39 @@ from weakref import WeakSet
 
 import msgspec
 
-from headwater.engine import appending, batches, checking, dead, reading, waiting
-from headwater.engine.appending import Data, Meta, Version
-from headwater.engine.batches import EventBatch
+from headwater.engine import checking, dead, reading, waiting
 from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer, place
-from headwater.engine.consumers import ConsumerInfo, Consumers
-from headwater.engine.cursor import Bell, TopicCursor, begin
+from headwater.engine.consumers import Consumers
+from headwater.engine.cursor import Bell, TopicCursor
 from headwater.engine.follow import Follow
-from headwater.engine.info import TopicInfo, partition_info
-from headwater.engine.reading import At
+from headwater.engine.info import partition_info
+from headwater.engine.reading import Span
 from headwater.engine.retaining import Keeper
 from headwater.engine.selection import Selection
 from headwater.engine.topics import OpenTopic, Topics
 from headwater.engine.transaction import Transaction
-from headwater.engine.transfer import exporting, importing
-from headwater.engine.transfer.chunks import Wanted
+from headwater.engine.transfer.exporting import Progress as TransferProgress
 from headwater.engine.transfer.files import Target
+from headwater.engine.transfer.transfer import Transfer
 from headwater.engine.waiting import Waiting
 from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
-from headwater.event import Content, Durability, Event, Ref, Refs, Run
-from headwater.format import arrow
+from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
+from headwater.format import arrow, events, given
 from headwater.format.column import Column
+from headwater.format.events import EventBatch
+from headwater.format.given import Data, Meta, Version
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, TopicSettings
+from headwater.info import ConsumerInfo, Deleted, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.journal import Journal, restore
 from headwater.storage.log import LocalLog
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
-from headwater.storage.retention import Deleted
 from headwater.storage.rows import Rows
 from headwater.storage.sealer import Sealer, seal_all
 from headwater.storage.upload import Upload
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 _engines: WeakSet[Engine] = WeakSet()  # which must begin anew in a forked child
 
 LEASE_MS_MIN = 50  # below, a stall of the machine would take every lease away
-ARROW_BYTES = 8 * 1024 * 1024  # how much of a table goes into one batch
 
 
 class Engine:
@@ -90,6 +89,7 @@ class Engine:
         self._topics = Topics(self._catalogue, limits, self._new_log, self.check_open)
         self._open = self._topics.open  # for appends, which look there first
         self._journal = Journal(path / "journal", self._disk, self._checkpoint)
+        self._transfer = Transfer(self, limits, self._disk)
         _engines.add(self)
         self._journal.finish_abandoned()
 
@@ -192,30 +192,33 @@ class Engine:
         opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
         if content is not None:
-            appending.check_content(content)
-        encoded_type = appending.encode_type(type) if type else b""
-        encoded_key = appending.encode_key(key, self._limits) if key is not None else None
-        encoded_meta = appending.encode_meta(meta, self._limits) if meta else None
-        log = opened.only if partition is None and opened.only else opened.choose(encoded_key, partition)
+            given.check_content(content)
+        encoded_type = given.encode_type(type) if type else b""
+        encoded_key = given.encode_key(key, self._limits) if key is not None else None
+        encoded_meta = given.encode_meta(meta, self._limits) if meta else None
         guard = None
         if expected_version is not None or producer is not None:
             guard = (
-                appending.check_version(expected_version, encoded_key),
-                appending.check_producer(producer, self._limits),
+                given.check_version(expected_version, encoded_key),
+                given.check_producer(producer, self._limits),
             )
+        if partition is None and opened.only:
+            log = opened.only
+        else:
+            log = opened.choose(encoded_key, partition, guard and guard[1])
         values = encoded_type, encoded_key, encoded_meta
-        if data.__class__ is not bytes and appending.is_stream(data):
+        if data.__class__ is not bytes and given.is_stream(data):
             log = self._topics.living(opened, log)
-            pieces = appending.pieces(data)  # type: ignore[arg-type]  # it is a stream
+            pieces = given.pieces(data)  # type: ignore[arg-type]  # it is a stream
             rows = _take_all(log.upload(content or "bytes", *values, sync=sync, guard=guard), pieces)
         else:
             if data.__class__ is bytes:
                 encoded, content = data, content or "bytes"
             else:
-                encoded, content = appending.encode_data(data, content)  # type: ignore[arg-type]  # not a stream
+                encoded, content = given.encode_data(data, content)  # type: ignore[arg-type]  # not a stream
             limits = log.place.limits
             if len(encoded) > limits.data_bytes_max:
-                appending.check_size(len(encoded), limits)
+                given.check_size(len(encoded), limits)
             if len(encoded) > limits.blob_bytes_min:
                 log = self._topics.living(opened, log)
                 rows = _take_all(log.upload(content, *values, sync=sync, guard=guard), (encoded,))
@@ -248,11 +251,11 @@ class Engine:
         opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
         reached: Durability = "fsync" if sync else "os"
-        appending.check_content(content)
+        given.check_content(content)
         if not len(data):
             return Refs(topic, reached, ())
         limits = opened.logs[0].place.limits
-        content, columns, encoded_keys = appending.encode_many(data, content, types, keys, metas, limits)
+        content, columns, encoded_keys = given.encode_many(data, content, types, keys, metas, limits)
         parts = self._many(
             opened, content, columns, len(data), sync, partition, encoded_keys, expected_version, producer
         )
@@ -279,18 +282,19 @@ class Engine:
         The topic must be there, else NotFound; the data is what its content says, and not huge, else TooLarge.
         """
         opened = self._open.get(topic) or self._topics.get(topic)
-        log = opened.only if partition is None and opened.only else opened.choose(key, partition)
+        told = given.check_producer(producer, self._limits) if producer is not None else None
+        log = opened.only if partition is None and opened.only else opened.choose(key, partition, told)
         limits = log.place.limits
-        if len(data) > min(limits.data_bytes_max, limits.blob_bytes_min):
-            appending.check_size(len(data), limits)
+        if len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
+            given.check_size(len(data), limits)
             raise TooLarge(f"{len(data)} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")
         if key is not None:
-            key = appending.encode_key(key, limits)
-        encoded_meta = appending.encode_meta(meta, limits) if meta else None
+            key = given.encode_key(key, limits)
+        encoded_meta = given.encode_meta(meta, limits) if meta else None
         sync = self._sync if durability is None else _wants_sync(durability)
-        rows = Rows.one(content, sync, data, appending.encode_type(type) if type else b"", key, encoded_meta)
+        rows = Rows.one(content, sync, data, given.encode_type(type) if type else b"", key, encoded_meta)
         if expected_version is not None or producer is not None:
-            rows.guard(appending.check_version(expected_version, key), appending.check_producer(producer, limits))
+            rows.guard(given.check_version(expected_version, key), told)
         return Waiting(opened, log, rows)
 
     def upload(
@@ -306,15 +310,15 @@ class Engine:
         expected_version: Version | None = None,
         producer: Producer | tuple[str, int, int] | None = None,
     ) -> tuple[Upload, LocalLog]:
-        """One event of any size whose pieces are yet to come, and the log that it goes to; NotFound without the topic."""
+        """One event of any size whose pieces are yet to come, and the log that it goes to. Raises as `prepare`."""
         opened = self._topics.live(topic)
-        encoded_key = appending.encode_key(key, self._limits)
-        log = opened.choose(encoded_key, partition)
+        encoded_key = given.encode_key(key, self._limits)
         guard = (
-            appending.check_version(expected_version, encoded_key),
-            appending.check_producer(producer, self._limits),
+            given.check_version(expected_version, encoded_key),
+            given.check_producer(producer, self._limits),
         )
-        values = appending.encode_type(type), encoded_key, appending.encode_meta(meta, self._limits)
+        log = opened.choose(encoded_key, partition, guard[1])
+        values = given.encode_type(type), encoded_key, given.encode_meta(meta, self._limits)
         sync = self._sync if durability is None else _wants_sync(durability)
         return log.upload(content, *values, sync=sync, guard=guard), log
 
@@ -333,7 +337,7 @@ class Engine:
         """The same for many events, as columns by their kind: one append for each partition that they go to."""
         opened = self._open.get(topic) or self._topics.get(topic)
         limits = opened.logs[0].place.limits
-        appending.check_columns(columns, limits)
+        given.check_columns(columns, limits)
         sync = self._sync if durability is None else _wants_sync(durability)
         spread = len(opened.logs) > 1 and partition is None
         keys = waiting.keys_of(columns, count) if spread or expected_version is not None else None
@@ -358,7 +362,7 @@ class Engine:
     ) -> list[Waiting]:
         limits = opened.logs[0].place.limits
         key = waiting.only_key(keys) if expected_version is not None else None
-        guard = appending.check_version(expected_version, key), appending.check_producer(producer, limits)
+        guard = given.check_version(expected_version, key), given.check_producer(producer, limits)
         return waiting.many(
             opened, content, columns, count, sync=sync, partition=partition, keys=keys, only_key=key, guard=guard
         )
@@ -376,21 +380,16 @@ class Engine:
 
         It is split into batches as needed: what was appended before an error stays. References are grouped by batch.
         """
-        pa = arrow.pyarrow()
         opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._sync if durability is None else _wants_sync(durability)
-        appending.check_content(content)
-        whole: Any = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
-        rows_per_batch = max(1, min(self._limits.pack_events, ARROW_BYTES * whole.num_rows // max(1, whole.nbytes)))
+        given.check_content(content)
         runs: list[Run] = []
         logs: dict[int, LocalLog] = {}
-        for batch in whole.to_batches(max_chunksize=rows_per_batch):
-            if not batch.num_rows:
-                continue
+        for batch in arrow.split(table, self._limits.pack_events):
             parts = []
             for chosen, part in opened.spread_arrow(batch, partition):
                 batch_content, columns = arrow.columns_of(part, content)
-                appending.check_columns(columns, chosen.place.limits)
+                given.check_columns(columns, chosen.place.limits)
                 parts.append((chosen, Rows.many(batch_content, False, columns, part.num_rows)))
             for chosen, rows in parts:  # when all of them are checked
                 log = logs[chosen.place.partition] = self._topics.commit(opened, chosen, rows)
@@ -400,13 +399,19 @@ class Engine:
                 logs[number].sync()
         return Refs(topic, "fsync" if sync else "os", runs)
 
-    def transaction(self, *, durability: Durability | None = None) -> Transaction:
+    def transaction(
+        self, *, durability: Durability | None = None, producer: Producer | tuple[str, int, int] | None = None
+    ) -> Transaction:
         """Appends to any topics, and acks, all or nothing: `with hw.transaction() as tx: tx.append(…)`.
 
         Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
+        `producer` is (id, epoch, seq): the same appends under the same seq again are done once, and have the first
+        answer; see docs/TRANSACTIONS.md.
         """
         self.check_open()
-        return Transaction(self, self._journal, sync=self._sync if durability is None else _wants_sync(durability))
+        sync = self._sync if durability is None else _wants_sync(durability)
+        told = given.check_producer(producer, self._limits)
+        return Transaction(self, self._journal, sync=sync, producer=told)
 
     def sync(self, topic: str) -> None:
         """Make all events of a topic durable that were appended with durability `os`."""
@@ -451,6 +456,25 @@ class Engine:
         logs = self._topics.live(topic).chosen(partition)
         return reading.read_batches(logs, start, end, self._selection(type, key, match), reverse=reverse)
 
+    def span(
+        self,
+        topic: str,
+        *,
+        start: At | Sequence[int] = "earliest",
+        end: At | Sequence[int] = "latest",
+        partition: int | None = None,
+        reverse: bool = False,
+        by_time: bool = False,
+        **filters: Any,
+    ) -> Span:
+        """Like `read_batches`, with where it begins and ends, which may also be an offset for each partition.
+
+        `by_time`: batches of several partitions come in the order of their first events; in reverse, of their last.
+        """
+        opened = self._topics.live(topic)
+        logs, selection = opened.chosen(partition), self._selection(**filters)
+        return reading.span(opened.topic.uuid, logs, start, end, selection, reverse=reverse, by_time=by_time)
+
     def read_arrow(
         self,
         topic: str,
@@ -465,12 +489,12 @@ class Engine:
     ) -> pa.Table:
         """Like `read_batches`, as one Arrow table that points into the log's files; empty if there is nothing."""
         found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key, match=match)
-        return batches.table(found, columns)
+        return events.table(found, columns)
 
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
         """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""
         opened = self._topics.live(topic)
-        encoded = appending.encode_key(key, self._limits)
+        encoded = given.encode_key(key, self._limits)
         if encoded is None:
             raise Invalid("events without a key have no version", hint="give a key; the empty one is one too")
         return opened.choose(encoded, partition).version(encoded)
@@ -508,7 +532,7 @@ class Engine:
         opened = self._topics.live(topic)
         logs = opened.chosen(partition)
         selection = self._selection(type, key, match)
-        return TopicCursor(topic, opened.topic.uuid, logs, begin(logs, start), selection)
+        return TopicCursor(topic, opened.topic.uuid, logs, reading.begin(logs, start), selection)
 
     def bell(self) -> Bell:
         """What a thread sleeps on until one of its cursors has more."""
@@ -590,7 +614,7 @@ class Engine:
         target: Target,
         *,
         format: str | None = None,
-        progress: exporting.Progress | None = None,
+        progress: TransferProgress | None = None,
         **filters: Any,
     ) -> int:
         """Write the events of a topic to a file, or to an open binary one; returns how many. Changes nothing here.
@@ -599,8 +623,7 @@ class Engine:
         first and the last can hold several topics. `filters` are those of `read_batches`. A path gets its file when
         that is whole and durable, in place of what was there. Raises TooLarge for an event that the format cannot hold.
         """
-        topics = [topic] if isinstance(topic, str) else list(topic)
-        return exporting.export(self, self._disk, topics, target, format, progress, filters)
+        return self._transfer.export(topic, target, format, progress, filters)
 
     def import_(
         self,
@@ -616,7 +639,7 @@ class Engine:
         data_column: str | None = None,
         key_column: str | None = None,
         type_column: str | None = None,
-        progress: exporting.Progress | None = None,
+        progress: TransferProgress | None = None,
     ) -> int:
         """Append the events of a file to a topic, or with None each to the topic that it names; returns how many.
 
@@ -625,11 +648,18 @@ class Engine:
         the old ones in meta. `only` takes the events which the file says are of one topic; `content` says what the
         data is where the file does not. Raises Corrupt for a damaged file, Invalid for what is no event.
         """
-        appending.check_content(content)
-        by_topic = topic is None or only is not None
-        wanted = Wanted(content, keep_times, by_topic, data_column, key_column, type_column)
-        sink = importing.Sink(self, self._limits, topic, only, partition, skip)
-        return importing.import_file(self._disk, self._limits, source, format, wanted, sink, progress)
+        return self._transfer.import_(
+            topic,
+            source,
+            format,
+            only=only,
+            content=content,
+            partition=partition,
+            skip=skip,
+            keep_times=keep_times,
+            columns=(data_column, key_column, type_column),
+            progress=progress,
+        )
 
     # Keeping
 
@@ -772,7 +802,7 @@ class Engine:
             raise failed
 
     def _selection(self, type: str | None, key: bytes | str | None, match: Mapping[str, Any] | None) -> Selection:
-        return Selection(type, appending.encode_key(key, self._limits), match)
+        return Selection(type, given.encode_key(key, self._limits), match)
 
 
 def _after_fork() -> None:

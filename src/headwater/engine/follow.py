@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
-from headwater.engine.batches import EventBatch
-from headwater.engine.reading import At, check_id, pick, resolve
+from headwater.engine.reading import check_id, pick, resolve
 from headwater.engine.selection import Selection
-from headwater.event import Event
+from headwater.event import At, Event
+from headwater.format.events import EventBatch
 from headwater.storage.disk import Clock, Disk, Word
 from headwater.storage.log import LocalLog
 from headwater.storage.reader import Cursor

@@ -82,6 +82,12 @@ class Holding:
         """Whether the program has nothing of this partition in its hands, but what failed."""
         return self.waiting.keys() <= {event.offset for event in self.again}
 
+    @property
+    def next(self) -> int:
+        """The lowest offset that may still be handed out: what failed, was put back, or was not read yet."""
+        waiting = [events[0].offset for events in (self.again, self.rest) if events]
+        return min(self.end, *waiting) if waiting else self.end
+
     def read(self, selection: Selection) -> tuple[list[Event], int]:
         """The next wanted events, about a chunk, and how many offsets were skipped because retention took them.
 
@@ -137,6 +143,17 @@ class Holding:
     def acked(self, offset: int) -> bool:
         """Whether an offset that is not waiting was acked before; else it was not handed out under this lease."""
         return self.start <= offset < self.end
+
+    def ack_range(self, first: int, end: int) -> bool:
+        """Take what was handed out from `first` to before `end` as handled; False if it was not handed out."""
+        if not self.start <= first < end <= self.end:
+            return False
+        offsets = range(first, end)
+        for offset in offsets if len(offsets) <= len(self.waiting) else list(self.waiting):
+            if offset in offsets:
+                self.waiting.pop(offset, None)
+        self.settle()
+        return True
 
     def ack_to(self, offset: int) -> bool:
         """Take all that was handed out up to an event, and it, as handled; False if it was not handed out."""

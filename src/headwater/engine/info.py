@@ -4,50 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
-
-import msgspec
 
 from headwater.errors import HeadwaterError
 from headwater.event import time_of
+from headwater.info import PartitionInfo
 from headwater.storage import recovery
 from headwater.storage.log import LocalLog
-from headwater.storage.recovery import Report
 
 STATES = ("open", "frozen: a sync failed", "frozen: a write failed", "being deleted", "open: rolling")
-
-
-class PartitionInfo(msgspec.Struct, frozen=True):
-    """One partition: offsets from `start` to before `end`, files, state, and what recoveries gave up."""
-
-    partition: int
-    start: int
-    end: int
-    durable: int
-    segments: int
-    sealed: int
-    bytes: int
-    first_time: str | None  # of the oldest event; None if there is none, or it is damaged
-    last_time: str | None
-    state: str
-    recovered: list[Report]
-
-
-class TopicInfo(msgspec.Struct, frozen=True):
-    """A topic and its partitions."""
-
-    name: str
-    uuid: str
-    settings: dict[str, Any]
-    partitions: list[PartitionInfo]
-
-    @property
-    def events(self) -> int:
-        return sum(partition.end - partition.start for partition in self.partitions)
-
-    @property
-    def bytes(self) -> int:
-        return sum(partition.bytes for partition in self.partitions)
 
 
 def partition_info(log: LocalLog) -> PartitionInfo:

@@ -102,15 +102,19 @@ class Leases:
                 cursors.sync()
         return expiry, lost
 
-    def release(self, progress: Sequence[Progress], *, leave: bool = False) -> list[int]:
-        """Give partitions up, durably; with `leave`, the place among the members too. Returns what was lost before."""
+    def release(self, progress: Sequence[Progress], *, leave: bool = False, died: bool = False) -> list[int]:
+        """Give partitions up, durably; with `leave`, the place among the members too. Returns what was lost before.
+
+        With `died`, whoever takes them next finds them as if their owner's process had ended with events in its hands.
+        """
         cursors = self.cursors
         lost = []
+        changes: dict[str, object] = {"expiry_ns": 0} if died else {"owner": NOBODY, "expiry_ns": 0, "reached": 0}
         with cursors.held():
             for each in progress:
                 slot = cursors.slot(each.partition)
                 if self._owns(slot, each.fence):
-                    cursors.put(each.partition, self._next(each, slot, owner=NOBODY, expiry_ns=0, reached=0))
+                    cursors.put(each.partition, self._next(each, slot, **changes))
                 else:
                     lost.append(each.partition)
             if leave:

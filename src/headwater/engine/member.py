@@ -118,13 +118,13 @@ class Member:
             refused, self._refused = self._refused, None
         return refused
 
-    def release(self, holdings: list[Holding], *, leave: bool = False) -> None:
+    def release(self, holdings: list[Holding], *, leave: bool = False, died: bool = False) -> None:
         """Give up partitions, durably, and with `leave` the place among the members."""
         with self.mutex:
             for holding in holdings:
                 holding.recall()
         progress = [self._progress(holding) for holding in holdings]
-        lost = self.leases.release(progress, leave=leave)
+        lost = self.leases.release(progress, leave=leave, died=died)
         with self.mutex:
             for holding in holdings:
                 if self.held.get(holding.partition) is holding:
@@ -166,8 +166,8 @@ class Member:
 
     # Ending
 
-    def close(self) -> None:
-        """Store all acks, give up all partitions, durably, and leave. May be called twice."""
+    def close(self, *, died: bool = False) -> None:
+        """Store all acks, give up all partitions, durably, and leave. May be called twice; `died` as in `release`."""
         with self.mutex:
             if self.closed:
                 return
@@ -177,7 +177,7 @@ class Member:
         if self._thread is not threading.current_thread():
             self._thread.join()
         try:
-            self.release(list(self.held.values()), leave=True)
+            self.release(list(self.held.values()), leave=True, died=died)
         except NotFound:  # the consumer or its topic was deleted: there is nothing left to give up
             self.held.clear()
 

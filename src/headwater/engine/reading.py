@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Literal
+from typing import NamedTuple
 from uuid import UUID
 
-from headwater.engine.batches import EventBatch, data_in_memory
 from headwater.engine.selection import Selection
 from headwater.errors import Invalid, NotFound
-from headwater.event import Event, ticks_and_node, ticks_of
+from headwater.event import At, Event, ticks_and_node, ticks_of
 from headwater.format.batch import Batch
+from headwater.format.events import EventBatch, data_in_memory
 from headwater.storage.log import LocalLog
 
-At = int | datetime | UUID | Literal["earliest", "latest"]
-"""A place in a log: an offset, a time, the id of an event, or one of its ends."""
+
+def _first_ticks(batch: EventBatch) -> int:
+    return int(batch.ticks()[0])
+
+
+def _last_ticks(batch: EventBatch) -> int:
+    return int(batch.ticks()[-1])
+
 
 _by_ticks = attrgetter("ticks")
 
@@ -49,6 +55,16 @@ def resolve(log: LocalLog, at: At, logs: int) -> int:
     raise Invalid(f"{at!r} is not a place in a log", hint="give an offset, a time, an id, 'earliest' or 'latest'")
 
 
+def begin(logs: list[LocalLog], at: At | Sequence[int]) -> list[int]:
+    """The offset in each log of a place in a topic, or of several offsets, one for each."""
+    if isinstance(at, Sequence) and not isinstance(at, str):
+        if len(at) != len(logs) or min(at) < 0:
+            raise Invalid(f"{len(at)} offsets are no place in {len(logs)} partitions", code="bad_offsets")
+        return list(at)
+    check_id(logs, at)
+    return [resolve(log, at, len(logs)) for log in logs]
+
+
 def check_id(logs: list[LocalLog], at: object) -> None:
     """Raise NotFound for an id that no event of these logs can have."""
     if isinstance(at, UUID) and ticks_and_node(at)[1] not in {log.node for log in logs}:
@@ -73,6 +89,37 @@ def read_events(logs: list[LocalLog], start: At, end: At, selection: Selection, 
     return each[0] if len(each) == 1 else heapq.merge(*each, key=_by_ticks, reverse=reverse)
 
 
+class Span(NamedTuple):
+    """A read of a topic that has not begun: of which topic, and from where to where it goes in each of its logs."""
+
+    uuid: str
+    starts: list[int]
+    ends: list[int]
+    batches: Iterator[EventBatch]
+
+
+def span(
+    uuid: str,
+    logs: list[LocalLog],
+    start: At | Sequence[int],
+    end: At | Sequence[int],
+    selection: Selection,
+    *,
+    reverse: bool,
+    by_time: bool,
+) -> Span:
+    """What `read_batches` reads, with its bounds. `by_time`: in the order of their first events over all partitions."""
+    starts, ends = begin(logs, start), _ends(logs, end)
+    each = [_read_log(log, lo, hi, selection, reverse) for log, lo, hi in zip(logs, starts, ends, strict=True)]
+    if by_time and len(each) > 1:
+        batches: Iterator[EventBatch] = heapq.merge(
+            *each, key=_last_ticks if reverse else _first_ticks, reverse=reverse
+        )
+    else:
+        batches = chain.from_iterable(each)
+    return Span(uuid, starts, ends, batches)
+
+
 def pick(log: LocalLog, batch: Batch, lo: int, hi: int, selection: Selection) -> EventBatch | None:
     """The wanted events of a stored batch between two offsets; None if there are none."""
     first, last = max(0, lo - batch.base_offset), min(batch.count, hi - batch.base_offset)
@@ -85,14 +132,13 @@ def pick(log: LocalLog, batch: Batch, lo: int, hi: int, selection: Selection) ->
 
 
 def _each(logs: list[LocalLog], start: At, end: At, selection: Selection, reverse: bool) -> list[Iterator[EventBatch]]:
-    check_id(logs, start)
-    check_id(logs, end)
-    bounds = [(log, resolve(log, start, len(logs)), _end(log, end, len(logs))) for log in logs]
+    bounds = zip(logs, begin(logs, start), _ends(logs, end), strict=True)
     return [_read_log(log, lo, hi, selection, reverse) for log, lo, hi in bounds]
 
 
-def _end(log: LocalLog, end: At, logs: int) -> int:
-    return log.end() if end == "latest" else min(resolve(log, end, logs), log.end())
+def _ends(logs: list[LocalLog], end: At | Sequence[int]) -> list[int]:
+    ends = [log.end() for log in logs]
+    return ends if end == "latest" else list(map(min, begin(logs, end), ends))
 
 
 def _read_log(log: LocalLog, lo: int, hi: int, selection: Selection, reverse: bool) -> Iterator[EventBatch]:

@@ -20,11 +20,12 @@ from headwater.event import ticks_of
 from headwater.format.names import log_uuid
 from headwater.format.settings import Retention, Topic
 from headwater.format.tail import OPEN, Slot
+from headwater.info import Deleted
 from headwater.storage import retention
 from headwater.storage.failures import deleted, unavailable
 from headwater.storage.log import LocalLog
 from headwater.storage.place import Place
-from headwater.storage.retention import Deleted, Rules, Segment
+from headwater.storage.retention import Rules, Segment
 from headwater.storage.tail import Tail
 
 Slowest = Callable[[Topic, int], int | None]

@@ -13,7 +13,8 @@ from headwater.engine.catalogue import Catalogue
 from headwater.errors import NotFound, Unavailable
 from headwater.format import arrow
 from headwater.format.column import I64
-from headwater.format.names import partition_of, partitions_of
+from headwater.format.names import partition_of, partitions_of, turn_of
+from headwater.format.producers import Producer
 from headwater.format.settings import Topic, TopicSettings
 from headwater.limits import Limits
 from headwater.storage.log import LocalLog
@@ -44,8 +45,11 @@ class OpenTopic:
             )
         return [self.logs[partition]]
 
-    def choose(self, key: bytes | None, partition: int | None) -> LocalLog:
-        """The log that an event goes to: of its partition, of its key, or the next in turn."""
+    def choose(self, key: bytes | None, partition: int | None, producer: Producer | None = None) -> LocalLog:
+        """The log that an event goes to: of its partition, of its key, or the next in turn.
+
+        A retry of a producer must find the answer to the first try, so its turn follows from the request itself.
+        """
         logs = self.logs
         if len(logs) == 1 and not partition:
             return logs[0]
@@ -53,14 +57,14 @@ class OpenTopic:
             return self.chosen(partition)[0]
         if key is not None:
             return logs[partition_of(key, len(logs))]
-        return logs[next(self._rounds) % len(logs)]
+        return logs[self._turn(producer)]
 
-    def spread(self, keys: Sequence[bytes | None]) -> Iterator[tuple[LocalLog, I64]]:
+    def spread(self, keys: Sequence[bytes | None], producer: Producer | None = None) -> Iterator[tuple[LocalLog, I64]]:
         """Which events go to which partition: by the hash of the key; those without one, together, in turn."""
         partitions = partitions_of([key or b"" for key in keys], len(self.logs))
         missing = np.fromiter((key is None for key in keys), np.bool_, len(keys))
         if missing.any():
-            partitions[missing] = next(self._rounds) % len(self.logs)
+            partitions[missing] = self._turn(producer)
         for number in np.unique(partitions).tolist():
             yield self.logs[number], np.flatnonzero(partitions == number)
 
@@ -71,6 +75,11 @@ class OpenTopic:
             return
         for log, where in self.spread(arrow.values_of(batch.column("key"))):
             yield log, batch.take(arrow.pyarrow().array(where))
+
+    def _turn(self, producer: Producer | None) -> int:
+        if producer is None:
+            return next(self._rounds) % len(self.logs)
+        return turn_of(producer.id, producer.seq, len(self.logs))
 
 
 class Topics:

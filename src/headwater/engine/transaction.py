@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from headwater.engine import appending
-from headwater.engine.appending import Data, Meta
-from headwater.errors import Closed, HeadwaterError, TooLarge, Unavailable
+from headwater.errors import Closed, Conflict, Fenced, HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.event import Content, Durability, Event, Ref
+from headwater.format import given
 from headwater.format.cursors import CursorSlot
+from headwater.format.given import Data, Meta
 from headwater.format.journal import Entry, Move
+from headwater.format.producers import Producer
 from headwater.storage.cursors import Cursors
 from headwater.storage.failures import unjournaled
 from headwater.storage.journal import Journal, JournalFile, relative_path
@@ -34,10 +36,11 @@ if TYPE_CHECKING:
 class Transaction:
     """What is to be done at once. Nothing is seen or kept of it before `commit`; for one thread."""
 
-    def __init__(self, engine: Engine, journal: Journal, *, sync: bool) -> None:
+    def __init__(self, engine: Engine, journal: Journal, *, sync: bool, producer: Producer | None = None) -> None:
         self._engine = engine
         self._journal = journal
         self._sync = sync
+        self._producer = producer
         self._topics: dict[str, OpenTopic] = {}
         self._appends: list[tuple[LocalLog, Rows]] = []
         self._acks: dict[Consumer, list[Event]] = {}
@@ -55,7 +58,7 @@ class Transaction:
         meta: Meta | None = None,
         content: Content | None = None,
         partition: int | None = None,
-        expected_version: appending.Version | None = None,
+        expected_version: given.Version | None = None,
     ) -> None:
         """Append one event with the rest. `expected_version` is the key's before the transaction.
 
@@ -64,11 +67,11 @@ class Transaction:
         self._check()
         limits = self._engine.limits
         if content is not None:
-            appending.check_content(content)
-        encoded, content = appending.encode_data(data, content)
-        encoded_key = appending.encode_key(key, limits)
-        log = self._opened(topic).choose(encoded_key, partition)
-        appending.check_size(len(encoded), log.place.limits)
+            given.check_content(content)
+        encoded, content = given.encode_data(data, content)
+        encoded_key = given.encode_key(key, limits)
+        log = self._opened(topic).choose(encoded_key, partition, self._producer)
+        given.check_size(len(encoded), log.place.limits)
         if len(encoded) > limits.blob_bytes_min:
             raise TooLarge(
                 f"data has {len(encoded)} bytes, and in a transaction may have {limits.blob_bytes_min}",
@@ -80,12 +83,12 @@ class Transaction:
             content,
             self._sync,
             encoded,
-            appending.encode_type(type) if type else b"",
+            given.encode_type(type) if type else b"",
             encoded_key,
-            appending.encode_meta(meta, limits),
+            given.encode_meta(meta, limits),
         )
         if expected_version is not None:
-            rows.guard(appending.check_version(expected_version, encoded_key), None)
+            rows.guard(given.check_version(expected_version, encoded_key), None)
             log.learn_keys(rows)
         self._add(log, rows)
 
@@ -102,17 +105,19 @@ class Transaction:
     ) -> None:
         """Append many events of a topic with the rest, as `Engine.append_many` does; their `refs` are by partition."""
         self._check()
-        appending.check_content(content)
+        given.check_content(content)
         if not len(data):
             return
         opened = self._opened(topic)
-        content, columns, encoded_keys = appending.encode_many(
+        content, columns, encoded_keys = given.encode_many(
             data, content, types, keys, metas, opened.logs[0].place.limits
         )
         if opened.only is not None or partition is not None or encoded_keys is None:
-            self._add(opened.choose(None, partition), Rows.many(content, self._sync, columns, len(data)))
+            self._add(
+                opened.choose(None, partition, self._producer), Rows.many(content, self._sync, columns, len(data))
+            )
             return
-        for log, where in opened.spread(encoded_keys):
+        for log, where in opened.spread(encoded_keys, self._producer):
             some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
             self._add(log, Rows.many(content, self._sync, some, len(where)))
 
@@ -126,23 +131,33 @@ class Transaction:
             self._acks.setdefault(consumer or self._engine.holder(event), []).append(event)
 
     def commit(self) -> list[Ref]:
-        """Do it all; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done."""
+        """Do it all; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done.
+
+        If its producer's request was committed before, it does nothing, and returns the first answer.
+        """
         self._check()
         self._over = True
-        by_log: dict[LocalLog, list[Rows]] = {}
-        for log, rows in self._appends:
-            by_log.setdefault(log, []).append(rows)
-        moves = {consumer: consumer.moves(events) for consumer, events in self._acks.items()}
-        journaled = _commit(by_log, [move for each in moves.values() for move in each], self._journal)
-        for consumer, moved in moves.items():
-            consumer.moved(moved)
-        durability: Durability = "fsync" if self._sync or journaled else "os"
-        self.refs = [
-            Ref(log.place.topic, log.place.partition, rows.offset + n, rows.ticks + n, log.node, durability)
-            for log, rows in self._appends
-            for n in range(rows.count)
-        ]
-        return self.refs
+        by_log = self._by_log()
+        journaled = False
+        try:
+            moves = {consumer: consumer.moves(events) for consumer, events in self._acks.items()}
+            journaled = _commit(by_log, [move for each in moves.values() for move in each], self._journal)
+        except (Conflict, Fenced, Invalid):
+            # Of a retry, versions have gone on and events are acked. What it brings tells whether it is one.
+            if self._producer is None or not _recalled(by_log):
+                raise
+        else:
+            for consumer, moved in moves.items():
+                consumer.moved(moved)
+        return self._settled(journaled=journaled)
+
+    def recall(self) -> list[Ref] | None:
+        """The answer to its producer's request, if that was committed before; None if not: it can be committed yet."""
+        self._check()
+        if self._producer is None or not _recalled(self._by_log()):
+            return None
+        self._over = True
+        return self._settled(journaled=False)
 
     def discard(self) -> None:
         """Do nothing of it."""
@@ -159,6 +174,25 @@ class Transaction:
             self.discard()
         elif not self._over:
             self.commit()
+
+    def _by_log(self) -> dict[LocalLog, list[Rows]]:
+        """What each log gets. A producer's stamp is on the first of it, behind which the rest stands."""
+        by_log: dict[LocalLog, list[Rows]] = {}
+        for log, rows in self._appends:
+            by_log.setdefault(log, []).append(rows)
+        if self._producer is not None:
+            for group in by_log.values():
+                group[0].guard(group[0].expected, self._producer)
+        return by_log
+
+    def _settled(self, *, journaled: bool) -> list[Ref]:
+        durability: Durability = "fsync" if self._sync or journaled else "os"
+        self.refs = [
+            Ref(log.place.topic, log.place.partition, rows.offset + n, rows.ticks + n, log.node, durability)
+            for log, rows in self._appends
+            for n in range(rows.count)
+        ]
+        return self.refs
 
     def _opened(self, topic: str) -> OpenTopic:
         opened = self._topics.get(topic)
@@ -185,6 +219,17 @@ class Transaction:
 
 def _too_large(unit: str, limit: str, maximum: int) -> TooLarge:
     return TooLarge(f"a transaction may have {maximum} {unit}", hint="make several of it", limit=limit, maximum=maximum)
+
+
+def _recalled(by_log: dict[LocalLog, list[Rows]]) -> bool:
+    """Whether the transaction was committed before; then all its rows learn where they are."""
+    for log, group in by_log.items():
+        with log.transacting() as writer:
+            if not writer.recall(group[0]):
+                return False
+        for before, rows in pairwise(group):
+            rows.offset, rows.ticks = before.offset + before.count, before.ticks + before.count
+    return bool(by_log)
 
 
 def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal: Journal) -> bool:

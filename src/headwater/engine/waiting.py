@@ -68,7 +68,7 @@ def many(
     only_key: bytes | None,
     guard: Guard,
 ) -> list[Waiting]:
-    """One append for each partition that the events go to. `only_key` is the key of all, where a version is expected."""
+    """One append for each partition that the events go to. `only_key` is the key of all, if a version is expected."""
 
     def rows_of(columns: dict[int, Column | None], count: int) -> Rows:
         rows = Rows.many(content, sync, columns, count)
@@ -77,9 +77,9 @@ def many(
         return rows
 
     if len(opened.logs) == 1 or partition is not None or keys is None:
-        return [Waiting(opened, opened.choose(None, partition), rows_of(columns, count))]
+        return [Waiting(opened, opened.choose(None, partition, guard[1]), rows_of(columns, count))]
     waiting = []
-    for log, where in opened.spread(keys):
+    for log, where in opened.spread(keys, guard[1]):
         some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
         waiting.append(Waiting(opened, log, rows_of(some, len(where)), where))
     return waiting

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from headwater.errors import Invalid, Unsupported
-from headwater.event import UNIX_EPOCH_TICKS, Content, id_of
+from headwater.event import UNIX_EPOCH_TICKS, Content, id_text
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch
 from headwater.format.column import I64, Column
 
@@ -36,6 +36,7 @@ COLUMNS = (
 _KINDS = {"key": KEY, "data": DATA, "meta": META}
 DEFAULT_COLUMNS = ("partition", "offset", "time", "type", "key", "data", "meta")
 _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
+APPEND_BYTES = 8 * 1024 * 1024  # how much of a table goes into one batch
 _CHUNK = 65_536  # constants are made once for this many events, and sliced
 
 
@@ -118,7 +119,7 @@ class _Chunks:
         if name in self._constants:
             return _repeated(self._constants[name], type, self._total)
         if name == "id":
-            ids = [str(id_of(ticks, self._node)).encode() for ticks in self._all_ticks().tolist()]
+            ids = [id_text(ticks, self._node).encode() for ticks in self._all_ticks().tolist()]
             return [_strings(Column.of(ids))]
         if name == "offset":
             starts = np.array([piece.batch.base_offset + piece.lo for piece in self._pieces], np.int64)
@@ -271,6 +272,14 @@ def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content,
     }
     text = data.type in (pa.string(), pa.large_string(), pa.string_view())
     return content or ("text" if text else "bytes"), columns
+
+
+def split(table: Any, events_max: int) -> list[Any]:
+    """A table, or a record batch, in parts that each make a good batch of a log; none of them is empty."""
+    pa = pyarrow()
+    whole = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
+    rows = max(1, min(events_max, APPEND_BYTES * whole.num_rows // max(1, whole.nbytes)))
+    return [batch for batch in whole.to_batches(max_chunksize=rows) if batch.num_rows]
 
 
 def values_of(array: Any) -> list[bytes | None]:

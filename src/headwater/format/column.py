@@ -53,11 +53,13 @@ class Column:
     @classmethod
     def of_optional(cls, values: Sequence[bytes | None]) -> Column | None:
         """A plain column in which None is null; None if all of them are."""
-        present = np.fromiter((value is not None for value in values), np.bool_, len(values))
-        if present.all():
-            return cls.of(values)  # type: ignore[arg-type]  # none of them is None
-        if not present.any():
+        values = values if type(values) is list else list(values)  # of users: `count` may mean something else
+        absent = values.count(None)
+        if absent == len(values):
             return None
+        if not absent:
+            return cls.of(values)  # type: ignore[arg-type]  # none of them is None
+        present = np.fromiter((value is not None for value in values), np.bool_, len(values))
         column = cls.of([value or b"" for value in values])
         column.valid = np.packbits(present, bitorder="little")
         return column
@@ -309,12 +311,22 @@ def compress(buffers: list[Any]) -> bytes:
     return frame
 
 
-def _decompress(frame: memoryview) -> bytes:
+def bytes_of_frame(frame: memoryview) -> int:
+    """How many bytes a zstd frame claims to hold; raises Corrupt if it does not say so, or more than any column has."""
     zstd = _zstd()
     try:
-        size = zstd.frame_content_size(frame)
-        if not 0 <= size <= BATCH_BYTES_CEILING:
-            raise Corrupt(f"a compressed column claims {size} bytes")
+        size: int = zstd.frame_content_size(frame)
+    except zstd.ZstdError as error:
+        raise Corrupt(f"a compressed column does not decompress: {error}") from error
+    if not 0 <= size <= BATCH_BYTES_CEILING:
+        raise Corrupt(f"a compressed column claims {size} bytes")
+    return size
+
+
+def _decompress(frame: memoryview) -> bytes:
+    size = bytes_of_frame(frame)
+    zstd = _zstd()
+    try:
         raw: bytes = zstd.ZstdDecompressor().decompress(frame, max_output_size=max(size, 1))
     except zstd.ZstdError as error:
         raise Corrupt(f"a compressed column does not decompress: {error}") from error

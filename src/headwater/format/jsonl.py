@@ -18,7 +18,8 @@ import numpy as np
 from msgspec import UNSET, Raw, UnsetType
 
 from headwater.errors import Invalid, Unsupported
-from headwater.event import UNIX_EPOCH_TICKS, Content, Event
+from headwater.event import Content, Event
+from headwater.format import texts
 
 
 class Line(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -42,7 +43,7 @@ class Line(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 _NO_META: dict[str, str] = {}
 _encode = msgspec.json.Encoder().encode
 _encode_lines = msgspec.json.Encoder().encode_lines
-_decode_value = msgspec.json.Decoder().decode
+_look_at = msgspec.json.Decoder(Raw).decode
 _decode_text = msgspec.json.Decoder(str).decode
 decode_line = msgspec.json.Decoder(Line).decode
 decode_lines = msgspec.json.Decoder(Line).decode_lines
@@ -85,7 +86,7 @@ def data_of(line: Line, content: Content | None) -> tuple[bytes, Content]:
         said = "text" if raw[:1] == b'"' else "json"
     try:
         if said == "json":
-            _decode_value(raw)
+            check_json(raw)
             return raw, said
         if said == "bson":
             return to_bson(raw), said
@@ -108,15 +109,27 @@ def data_fields(event: Event) -> tuple[Raw | str | UnsetType, str | UnsetType, i
         return UNSET, UNSET, event.size
     try:
         if event.content == "json":
-            _decode_value(data)  # formatting alone lets some damage pass
-            return Raw(msgspec.json.format(data, indent=-1)), UNSET, UNSET  # in one line, its numbers as written
+            return Raw(one_line(data)), UNSET, UNSET
         if event.content == "text":
             return data.decode(), UNSET, UNSET
         if event.content == "bson":
-            return Raw(_from_bson(data)), UNSET, UNSET
+            return Raw(from_bson(data)), UNSET, UNSET
     except (ValueError, RecursionError):
         pass  # the content is what its producer called it, and need not be true
     return UNSET, _base64(data), UNSET
+
+
+def check_json(data: bytes) -> None:
+    """Raise ValueError or RecursionError for what is not JSON. Numbers may be as large as they are written."""
+    _look_at(data)
+    if not data.isascii():
+        data.decode()  # which the look leaves out
+
+
+def one_line(data: bytes) -> bytes:
+    """JSON without white space, its numbers as written. Raises as `check_json` does."""
+    check_json(data)  # formatting alone lets some damage pass
+    return msgspec.json.format(data, indent=-1)
 
 
 def _exact_fields(event: Event) -> tuple[Raw | str | UnsetType, str | UnsetType]:
@@ -126,7 +139,7 @@ def _exact_fields(event: Event) -> tuple[Raw | str | UnsetType, str | UnsetType]
         return UNSET, _base64(data)
     if content == "json":
         try:
-            _decode_value(data)
+            check_json(data)
         except (ValueError, RecursionError):
             return UNSET, _base64(data)
         if b"\n" not in data and b"\r" not in data and data[:1] not in b" \t" and data[-1:] not in b" \t":
@@ -166,17 +179,13 @@ def _line(
 
 def _times_and_ids(events: list[Event]) -> tuple[list[str], list[str]]:
     """The texts of times and ids, as `encode` has them, made for all events at once."""
-    count = len(events)
-    ticks = np.fromiter((event.ticks for event in events), np.int64, count)
-    times = np.datetime_as_string(((ticks - UNIX_EPOCH_TICKS) // 10).astype("datetime64[us]"), timezone="UTC")
-    halves = np.empty((count, 2), ">u8")
-    halves[:, 0] = (ticks >> 12) << 16 | 0x6000 | (ticks & 0x0FFF)
-    halves[:, 1] = np.fromiter((event.node for event in events), np.uint64, count) | np.uint64(2 << 62)
-    digits = np.frombuffer(halves.tobytes().hex().encode(), np.uint8).reshape(count, 32)
-    ids = np.full((count, 36), ord("-"), np.uint8)
-    for at, lo, hi in ((0, 0, 8), (9, 8, 12), (14, 12, 16), (19, 16, 20), (24, 20, 32)):
-        ids[:, at : at + hi - lo] = digits[:, lo:hi]
-    return times.tolist(), ids.view("S36").ravel().astype("U36").tolist()
+    ticks = np.fromiter((event.ticks for event in events), np.int64, len(events))
+    nodes = np.fromiter((event.node for event in events), np.uint64, len(events))
+    return _texts(texts.times(ticks)), _texts(texts.ids(ticks, nodes))
+
+
+def _texts(rows: texts.U8) -> list[str]:
+    return [text.decode("ascii") for text in texts.strings(rows)]
 
 
 def _base64(data: bytes) -> str:
@@ -190,7 +199,7 @@ def _from_base64(text: str, field: str) -> bytes:
         raise Invalid(f"{field} is not base64: {error}") from error
 
 
-def _from_bson(data: bytes) -> bytes:
+def from_bson(data: bytes) -> bytes:
     """A BSON document in relaxed Extended JSON; raises ValueError."""
     bson, json_util = _codec()
     try:

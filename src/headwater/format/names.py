@@ -47,6 +47,11 @@ def partition_of(key: bytes, partitions: int) -> int:
     return crc32c(key) * partitions >> 32
 
 
+def turn_of(producer: str, seq: int, partitions: int) -> int:
+    """The partition of a producer's request that has no key: the next one for each seq, the same for each retry."""
+    return (crc32c(producer.encode()) + seq) % partitions
+
+
 def partitions_of(keys: Sequence[bytes], partitions: int) -> I64:
     """The partition of each key."""
     return np.fromiter(map(crc32c, keys), np.int64, len(keys)) * partitions >> 32

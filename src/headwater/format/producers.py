@@ -11,6 +11,7 @@ from crc32c import crc32c
 
 from headwater.errors import Corrupt
 from headwater.format.batch import STAMP_BYTES
+from headwater.format.batch import decode as decode_batch
 
 MAGIC = b"HWPRODUC"
 
@@ -54,6 +55,12 @@ class Known(msgspec.Struct, gc=False):
 def read_stamp(stamp: bytes) -> Producer:
     epoch, _, seq = _STAMP.unpack_from(stamp)
     return Producer(stamp[STAMP_BYTES:].decode(), epoch, seq)
+
+
+def stamped_bytes(batches: bytes) -> int:
+    """The size of the first batch if it is stamped, else 0: of a transaction, only the first of a log may be."""
+    first = decode_batch(memoryview(batches), 0, len(batches))
+    return first.size if first.producer is not None else 0
 
 
 def encode(log_uuid: bytes, base_offset: int, known: dict[str, Known]) -> bytes:

@@ -65,8 +65,15 @@ T = TypeVar("T", Store, Topic)
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in (Store, Topic)}
 
 
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(TopicSettings)}
+
+
 def encode(settings: Store | Topic) -> bytes:
     plain = msgspec.to_builtins(settings)
+    if isinstance(
+        settings, Topic
+    ):  # a default that was said is left out too, which msgspec does only for the same object
+        plain["settings"] = {name: value for name, value in plain["settings"].items() if value != _DEFAULTS[name]}
     return msgspec.json.encode(plain | {"crc": _crc(plain)}, order="sorted") + b"\n"
 
 

@@ -18,21 +18,38 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.cursor import Gap, Offsets, TopicCursor
 from headwater.errors import HeadwaterError, NotFound
+from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
 from headwater.server.http.message import Sink
+from headwater.server.metrics import LiveMeter
+from headwater.server.watches import Follower
+
+TURN = 256  # writes at a time, of about 10 µs each, before the loop sees to others
+REST_SHARE = (
+    0.5  # of the time that writing to all took: so long it rests, and the loop is never taken up by one channel
+)
+REST_S_MIN = 0.001  # below, resting is not worth a timer
 
 Blocking = Callable[..., Awaitable[Any]]
+Write = Callable[[bytes, bytes], bool]
 
 
 class Form(Protocol):
     """How events are written to a stream. Safe from any thread."""
 
-    key: Hashable  # two forms with the same key write the same bytes
-    opening: bytes
-    heartbeat: bytes  # empty if there is no way to say nothing
+    @property
+    def key(self) -> Hashable:
+        """Two forms with the same key write the same bytes."""
+        ...
+
+    @property
+    def opening(self) -> bytes: ...
+    @property
+    def heartbeat(self) -> bytes:
+        """What says nothing; empty if there is no way to."""
+        ...
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
         """The bytes of events; `before` is where their reader was before them."""
@@ -52,71 +69,87 @@ class Chunk(NamedTuple):
 
     data: bytes
     framed: bytes  # the same as a chunk of HTTP
-    count: int
+    events: int
     gaps: int
     after: Offsets
     last_id: UUID | None
 
 
-class Counts:
-    """What was delivered, for the metrics."""
+class Channel(Follower):
+    """What several subscriptions share: one reader, one form, and the last chunks."""
 
-    def __init__(self) -> None:
-        self.subscribers = 0
-        self.channels = 0
-        self.events = 0
-        self.bytes = 0
-        self.fell_behind = 0  # times that a live subscriber had no room
-        self.gaps = 0  # times that retention passed a subscriber
-
-
-class Channel:
-    """What several subscriptions share: one reader, one form, and the last chunks. See `watches.Follower`."""
-
-    def __init__(self, cursor: TopicCursor, form: Form, limits: ServerLimits, counts: Counts) -> None:
+    def __init__(
+        self,
+        cursor: TopicCursor,
+        form: Form,
+        limits: ServerLimits,
+        counts: LiveMeter,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         """`cursor` is at the end of the topic, or was just now."""
-        self.cursor = cursor  # of the watch's thread
+        super().__init__(cursor)
         self.form = form
-        self.offsets = cursor.offsets  # where a live subscription is
+        self.offsets = cursor.offsets  # where a live subscription is, once the last chunk is written to all
         self.last_id: UUID | None = None  # of what was written last
         self.head = 0  # the number of the next chunk
         self.recent: deque[Chunk] = deque()  # the last ones, the newest before `head`
-        self.live: dict[Subscription, Callable[[bytes, bytes], bool]] = {}
+        self.live: dict[Subscription, Write] = {}
         self.subscriptions: set[Subscription] = set()
-        self.idle = True  # whether nothing was written since this was last set
         self._recent_bytes = 0
+        self._idle = True  # whether nothing was written since the last heartbeat
         self._limits = limits
         self._counts = counts
-        self._thread_last_id: UUID | None = None
+        self._loop = loop
+        self._read_id: UUID | None = None  # of the last that was read; of the watch's thread
 
-    def advance(self, post: Callable[..., None]) -> bool:
+    def advance(self) -> tuple[Callable[[Chunk], None], Chunk] | None:
         """Read what is new, and have it written. In the thread of the watch."""
-        chunk = read(self.cursor, self.form, self._limits.feed_chunk_bytes, None, self._thread_last_id)
+        chunk = read(self.cursor, self.form, self._limits.feed_chunk_bytes, None, self._read_id)
         if chunk is None:
-            return False
-        self._thread_last_id = chunk.last_id
-        post(self.deliver, chunk)
-        return True
+            return None
+        self._read_id = chunk.last_id
+        return self.deliver, chunk
 
     def deliver(self, chunk: Chunk) -> None:
         """Write a chunk to all who are live."""
         self.offsets = chunk.after
         if chunk.data:
             self._keep(chunk)
-            self.idle = False
+            self._idle = False
             self.last_id = chunk.last_id
-            data, framed = chunk.data, chunk.framed
-            live = list(self.live.items())
-            behind = [subscription for subscription, write in live if not write(data, framed)]
-            for subscription in behind:
-                subscription.fall_behind(chunk)
-            counts, many = self._counts, len(live)
-            counts.events += chunk.count * many
-            counts.bytes += len(data) * many
-            counts.gaps += chunk.gaps * many
+            self._write(chunk, list(self.live.items()), 0, 0.0)
+        else:
+            self._delivered(0.0)
+
+    def _write(self, chunk: Chunk, live: list[tuple[Subscription, Write]], at: int, took_s: float) -> None:
+        """Write to some, and to the others when the loop has seen to those who wait for something else."""
+        begun = self._loop.time()
+        data, framed = chunk.data, chunk.framed
+        some = live[at : at + TURN]
+        if at:  # some may have left meanwhile, and their connections may be used for something else
+            some = [each for each in some if each[0] in self.live]
+        late = [subscription for subscription, write in some if not write(data, framed)]
+        for subscription in late:
+            subscription.fall_behind(chunk)
+        counts, many = self._counts, len(some)
+        counts.events += chunk.events * many
+        counts.bytes += len(data) * many
+        counts.gaps += chunk.gaps * many
+        took_s += self._loop.time() - begun
+        if at + TURN < len(live):
+            self._loop.call_soon(self._write, chunk, live, at + TURN, took_s)
+        else:
+            self._delivered(took_s)
+
+    def _delivered(self, took_s: float) -> None:
+        """Rest a while: the loop has other work, and what comes meanwhile is written at once."""
         if len(self.live) < len(self.subscriptions):
             for subscription in [each for each in self.subscriptions if each.ahead]:
                 subscription.look_again()
+        if took_s > REST_S_MIN:
+            self._loop.call_later(took_s * REST_SHARE, self.done)
+        else:
+            self.done()
 
     def fail(self, error: Exception) -> None:
         """Reading failed: nobody gets any more."""
@@ -131,10 +164,10 @@ class Channel:
     def beat(self) -> None:
         """Say that the stream is alive to all who have heard nothing since the last time."""
         heartbeat = self.form.heartbeat
-        if self.idle and heartbeat:
+        if self._idle and heartbeat and not self.is_busy():
             for subscription in list(self.subscriptions):
                 subscription.beat(heartbeat)
-        self.idle = True
+        self._idle = True
 
     def _keep(self, chunk: Chunk) -> None:
         """Keep it for those who are just coming; the more they are, the more is kept."""
@@ -158,7 +191,7 @@ class Subscription:
         offsets: Offsets,
         last_id: UUID | None,
         limits: ServerLimits,
-        counts: Counts,
+        counts: LiveMeter,
         opening: bytes,
     ) -> None:
         """`join` and `leave` are called when it begins and ends; `last_id` is the event before `offsets`, if known."""
@@ -227,7 +260,7 @@ class Subscription:
         self._full = True
         self._number = self._channel.head
         self._offsets, self._last_id = chunk.after, chunk.last_id or self._last_id
-        self._counts.fell_behind += 1
+        self._counts.behind += 1
 
     def look_again(self) -> None:
         """The channel has moved."""
@@ -276,7 +309,7 @@ class Subscription:
             self._write(chunk)
 
     async def _catch_up(self) -> None:
-        """Read up to where the channel is, until what it writes from there on is still kept when that is done."""
+        """Read up to where the channel is now, and go on from there."""
         channel = self._channel
         try:
             cursor = channel.cursor.at(self._offsets)
@@ -285,7 +318,7 @@ class Subscription:
                     await self._wait_for_channel()
                 stop, number = channel.offsets, channel.head
                 await self._read_to(stop, cursor)
-                if self._offsets == stop and (number == channel.head or channel.kept(number) is not None):
+                if self._offsets == stop:  # else a gap has led beyond it
                     break
         except HeadwaterError as error:
             self._task = None
@@ -316,7 +349,7 @@ class Subscription:
         if chunk.data:
             self._last_id = chunk.last_id
             self._full = not self._sink.write_framed(chunk.data, chunk.framed)
-            self._counts.events += chunk.count
+            self._counts.events += chunk.events
             self._counts.bytes += len(chunk.data)
             self._counts.gaps += chunk.gaps
 

@@ -1,13 +1,16 @@
 """Appends of many connections become one commit: whoever waits for the same log shares one sync.
 
-Requests of one turn of the loop are gathered and handed to a thread. While it writes and syncs, the loop goes on, and
-the next group gathers; it is handed over before the answers of the last are written, so that disk and loop work at once.
+Requests are gathered until a turn of the loop brings none, and handed to a thread, which writes and syncs them. Then
+all are answered, and only then the next group is handed over: those who got an answer are soon back and come along, and
+thread and loop seldom want the interpreter at the same time. (Both at once, with groups of half the size, was measured
+to be slower.)
 Everything but `Commits._run` belongs to the loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -21,8 +24,12 @@ from headwater.event import Ref
 from headwater.server.metrics import Metrics
 from headwater.storage.log import LocalLog
 
+_log = logging.getLogger("headwater.server")
+
 Done = Callable[[Waiting], None]
+Group = Sequence[tuple[Waiting, Done]]
 THREADS_MAX = 8  # logs that sync at once; more wait for their turn
+TURNS_MAX = 8  # of the loop, that a group gathers for: a turn that is busy otherwise may be long
 
 
 class Commits:
@@ -37,6 +44,11 @@ class Commits:
         self._threads: list[threading.Thread] = []
         self._busy = 0
         self._closed = False
+        self._write: Callable[[Group], None] = lambda _: None
+
+    def write_answers(self, write: Callable[[Group], None]) -> None:
+        """Have this called with each group that was committed, in the thread that did it, before their `done`."""
+        self._write = write
 
     def submit(self, waiting: Waiting, done: Done) -> None:
         """Commit it with others; `done` is called on the loop when it has its place or its error."""
@@ -49,7 +61,7 @@ class Commits:
         queue.waiting.append((waiting, done))
         if not queue.scheduled:
             queue.scheduled = True
-            self._loop.call_soon(self._hand_over, queue)
+            self._loop.call_soon(self._gather, queue, 0, TURNS_MAX)
 
     async def append(self, topic: str, data: bytes, **options: Any) -> Ref:
         """Append one event, with the options of `Engine.prepare`, and say where it is."""
@@ -87,6 +99,14 @@ class Commits:
         """Whether nothing waits."""
         return not self._queues
 
+    def _gather(self, queue: _Queue, seen: int, turns: int) -> None:
+        """Hand over what waits, if the last turn of the loop brought nothing new."""
+        count = len(queue.waiting)
+        if count > seen and turns:
+            self._loop.call_soon(self._gather, queue, count, turns - 1)
+        else:
+            self._hand_over(queue)
+
     def _hand_over(self, queue: _Queue) -> None:
         queue.group, queue.waiting = queue.waiting, []
         self._busy += 1
@@ -108,23 +128,33 @@ class Commits:
                     if waiting.rows.error is None and waiting.rows.offset < 0:
                         waiting.rows.error = error
             queue.seconds = perf_counter() - begun
+            try:
+                self._write(queue.group)
+            except Exception:  # noqa: BLE001  # then the loop writes them
+                _log.exception("answers cannot be written")
             loop.call_soon_threadsafe(self._finished, queue)
 
     def _finished(self, queue: _Queue) -> None:
         group, queue.group = queue.group, []
         self._busy -= 1
-        if queue.waiting:
-            self._hand_over(queue)
-        else:
-            queue.scheduled = False
-            self._queues.pop(id(queue.log), None)
         self._metrics.committed(queue.seconds, len(group))
-        appended, topic = self._metrics.appended, queue.topic
+        appends = events = size = 0
         for waiting, done in group:
             rows = waiting.rows
             if rows.error is None:
-                appended(topic, rows.count, rows.size)
-            done(waiting)
+                appends += 1
+                events += rows.count
+                size += rows.size
+            try:
+                done(waiting)
+            except Exception:  # noqa: BLE001  # the others must be answered too
+                _log.exception("an append cannot be answered")
+        self._metrics.appended(queue.topic, events, size, appends)
+        if queue.waiting:
+            self._loop.call_soon(self._gather, queue, 0, TURNS_MAX)
+        else:
+            queue.scheduled = False
+            self._queues.pop(id(queue.log), None)
 
 
 class _Queue:

@@ -13,14 +13,15 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.cursor import Gap, Offsets, TopicCursor
 from headwater.engine.engine import Engine
-from headwater.engine.reading import At
 from headwater.errors import Closed
-from headwater.server.channels import Blocking, Channel, Counts, Form, Subscription
+from headwater.event import At
+from headwater.format.events import EventBatch
+from headwater.server.channels import Blocking, Channel, Form, Subscription
+from headwater.server.metrics import LiveMeter
 from headwater.server.settings import Settings
-from headwater.server.watches import Watches
+from headwater.server.watches import Follower, Watches
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
@@ -28,9 +29,16 @@ _canonical = msgspec.json.Encoder(order="deterministic").encode
 class Feeds:
     """All live delivery of one server. `counts` tell what was done."""
 
-    def __init__(self, engine: Engine, blocking: Blocking, loop: asyncio.AbstractEventLoop, settings: Settings) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        blocking: Blocking,
+        loop: asyncio.AbstractEventLoop,
+        settings: Settings,
+        counts: LiveMeter,
+    ) -> None:
         """`blocking` calls a function in a thread, and waits for it without blocking the loop."""
-        self.counts = Counts()
+        self.counts = counts
         self._engine = engine
         self._blocking = blocking
         self._loop = loop
@@ -129,7 +137,7 @@ class Feeds:
         """The channel of a subscription, which is made with the first."""
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = Channel(end, form, self._limits, self.counts)
+            channel = self._channels[key] = Channel(end, form, self._limits, self.counts, self._loop)
             self.counts.channels += 1
             self._watches.add(channel)
         channel.subscriptions.add(subscription)
@@ -179,19 +187,16 @@ class Feeds:
                 self._watches.remove(waiter)
 
 
-class _Waiter:
-    """Somebody who reads for himself, and is told when there is more. See `watches.Follower`."""
+class _Waiter(Follower):
+    """Somebody who reads for himself, and is told when there is more."""
 
     def __init__(self, cursor: TopicCursor) -> None:
-        self.cursor = cursor
+        super().__init__(cursor)
         self._news = asyncio.Event()
 
-    def advance(self, post: Callable[..., None]) -> bool:
+    def advance(self) -> tuple[Callable[[], None]] | None:
         """Have it told that there is more. In the thread of the watch."""
-        moved = self.cursor.to_end()
-        if moved:
-            post(self.wake)
-        return moved
+        return (self.wake,) if self.cursor.to_end() else None
 
     def fail(self, error: Exception) -> None:
         """It meets the error itself when it reads."""
@@ -202,5 +207,7 @@ class _Waiter:
         self._news.set()
 
     async def wait(self) -> None:
+        """Sleep until there is more than there was when this last returned."""
         await self._news.wait()
         self._news.clear()
+        self.done()

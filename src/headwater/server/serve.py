@@ -109,7 +109,9 @@ async def _serve(
         if renewing is not None:
             renewing.cancel()
         server.close()
+        store.members.leave()  # before their connections end, which would look like the death of their clients
         connections.stop()
+        store.feeds.close()  # whoever waits for more has had all there will be
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
                 while connections.open:

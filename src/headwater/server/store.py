@@ -12,6 +12,7 @@ from headwater.engine.engine import Engine
 from headwater.server.access import Access
 from headwater.server.commits import Commits
 from headwater.server.feeds import Feeds
+from headwater.server.members import Members
 from headwater.server.metrics import Metrics
 from headwater.server.settings import Settings
 
@@ -32,7 +33,8 @@ class Store:
         self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
         self.commits = Commits(engine, self.loop, metrics)
-        self.feeds = Feeds(engine, self.blocking, self.loop, settings)
+        self.feeds = Feeds(engine, self.blocking, self.loop, settings, metrics.live)
+        self.members = Members(engine, settings.limits, settings.heartbeat_s)
 
     async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call what reads or writes files, in a thread of its own, and wait for it."""
@@ -56,6 +58,7 @@ class Store:
     async def close(self) -> None:
         """End live delivery, finish what waits, and let go of the threads. The log stays open: it is not ours."""
         self.feeds.close()
+        await self.loop.run_in_executor(None, self.members.close)
         while not self.commits.idle:
             await asyncio.sleep(0.005)
         self.commits.close()

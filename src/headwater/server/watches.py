@@ -8,28 +8,52 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from headwater.engine.cursor import Bell, TopicCursor
 from headwater.errors import HeadwaterError
 
-IN_FLIGHT_MAX = 2  # what a thread may hand to the loop before it was taken: one is written while the next is encoded
 SLICE_S = 1.0  # the longest sleep without a look around: a writer that dies in the midst of a commit wakes nobody
 
 
-class Follower(Protocol):
-    """What is followed: a channel, or somebody who waits."""
+class Follower(ABC):
+    """What is followed: a channel, or somebody who waits. It reads on only when the loop is done with what it read."""
 
-    cursor: TopicCursor
+    def __init__(self, cursor: TopicCursor) -> None:
+        self.cursor = cursor  # of the watch's thread
+        self.watch: Watch | None = None
+        self._busy = False  # the loop has something that was posted; set by the thread, taken back by the loop
+        self.wanted = False  # there is more to read when it is not busy any more; the same
+        self.failed = False  # of the thread
 
-    def advance(self, post: Callable[..., None]) -> bool:
-        """Read on, in the thread of the watch, and `post` what is to be done on the loop; False if nothing was new."""
-        ...
+    @abstractmethod
+    def advance(self) -> tuple[Any, ...] | None:
+        """Read on, in the thread. Returns what to call on the loop, and with what; None if nothing was new.
 
+        Whatever is called has `done` called at some time.
+        """
+
+    @abstractmethod
     def fail(self, error: Exception) -> None:
         """Reading failed, for good. Called on the loop."""
-        ...
+
+    def is_busy(self) -> bool:
+        """Whether the loop has something that was posted."""
+        return self._busy
+
+    def post(self, loop: asyncio.AbstractEventLoop, what: tuple[Any, ...]) -> None:
+        """Hand something to the loop. In the thread."""
+        self._busy = True
+        loop.call_soon_threadsafe(*what)
+
+    def done(self) -> None:
+        """What was posted is done: read on."""
+        self._busy = False
+        if self.wanted and self.watch is not None:
+            self.wanted = False
+            self.watch.ring()
 
 
 class Watch:
@@ -39,9 +63,7 @@ class Watch:
         self._bell = bell
         self._loop = loop
         self._followers: tuple[Follower, ...] = ()  # replaced as one, for the thread
-        self._failed: set[Follower] = set()  # of the thread alone
-        self._room = threading.Semaphore(IN_FLIGHT_MAX)
-        self._stopped = False
+        self._stopped = self._rung = False
         self._thread = threading.Thread(target=self._run, name="headwater-watch", daemon=True)
         self._thread.start()
 
@@ -49,18 +71,29 @@ class Watch:
         return len(self._followers)
 
     def add(self, follower: Follower) -> None:
+        follower.watch = self
         self._followers = (*self._followers, follower)
-        self._bell.ring()
+        self.ring()
 
     def remove(self, follower: Follower) -> None:
+        follower.watch = None
         self._followers = tuple([other for other in self._followers if other is not follower])
+        self.ring()
+
+    def ring(self) -> None:
+        """Have the thread look around."""
+        self._rung = True
         self._bell.ring()
 
     def stop(self) -> None:
         """Have the thread end; what it has posted is still done."""
         self._stopped = True
-        self._room.release()
-        self._bell.ring()
+        self.ring()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread has not ended."""
+        return self._thread.is_alive()
 
     def join(self) -> None:
         """Wait for its end, which is near: nothing that it does takes long."""
@@ -68,48 +101,43 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped:
-            followers = self._followers
-            self._failed.intersection_update(followers)
-            moved = False
-            for follower in followers:
-                if follower not in self._failed:
-                    moved = self._advance(follower) or moved
-            if not moved:
-                self._wait(followers)
+            self._rung = False
+            followers = [follower for follower in self._followers if not follower.failed]
+            moved = [self._advance(follower) for follower in followers]
+            if not any(moved):
+                self._wait([follower.cursor for follower in followers if not (follower.failed or follower.wanted)])
 
     def _advance(self, follower: Follower) -> bool:
+        """Have a follower read on, unless the loop is still busy with it; False if it did not."""
+        post: tuple[Any, ...] | None
         try:
-            return follower.advance(self._post)
+            if follower.is_busy():
+                follower.wanted = follower.cursor.has_more()
+                if not follower.wanted or follower.is_busy():  # else the loop was done before it could know
+                    return False
+            follower.wanted = False
+            post = follower.advance()
         except Exception as error:  # noqa: BLE001  # whatever it is, its subscribers hear of it, and the others go on
-            self._failed.add(follower)
-            self._post(self._fail, follower, error)
+            follower.failed = True
+            post = self._fail, follower, error
+        if post is None:
             return False
+        try:
+            follower.post(self._loop, post)
+        except RuntimeError:  # the loop was closed under it
+            self._stopped = True
+        return True
 
     def _fail(self, follower: Follower, error: Exception) -> None:
         follower.fail(error)
         if not isinstance(error, HeadwaterError):
             raise error  # a bug: the loop's handler of exceptions shows it
 
-    def _wait(self, followers: tuple[Follower, ...]) -> None:
-        cursors = [follower.cursor for follower in followers if follower not in self._failed]
+    def _wait(self, cursors: list[TopicCursor]) -> None:
         try:
-            self._bell.wait(cursors, SLICE_S, lambda: self._stopped or self._followers is not followers)
+            self._bell.wait(cursors, SLICE_S, lambda: self._rung)
         except HeadwaterError:
             return  # the follower of that topic meets the same when it reads
-
-    def _post(self, function: Callable[..., None], *args: Any) -> None:
-        """Have it called on the loop. Waits while the loop is behind, so that little is held between the two."""
-        self._room.acquire()
-        if self._stopped:
-            return
-        try:
-            self._loop.call_soon_threadsafe(self._take, function, args)
-        except RuntimeError:  # the loop was closed under it
-            self._stopped = True
-
-    def _take(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-        self._room.release()
-        function(*args)
 
 
 class Watches:
@@ -121,6 +149,7 @@ class Watches:
         self._loop = loop
         self._by_topic: dict[str, Watch] = {}
         self._followers: dict[Follower, Watch] = {}
+        self._ending: list[Watch] = []  # which were told to
 
     def __len__(self) -> int:
         """How many threads there are."""
@@ -148,14 +177,19 @@ class Watches:
         if all(other.cursor.uuid != uuid for other in self._followers):
             del self._by_topic[uuid]
             if watch not in self._by_topic.values():
-                watch.stop()
+                self._end(watch)
 
     def close(self) -> None:
-        """End all threads, and wait for that."""
-        watches = set(self._by_topic.values())
+        """End all threads, and wait for that: nobody reads from the log any more."""
+        for watch in set(self._by_topic.values()):
+            self._end(watch)
         self._by_topic.clear()
         self._followers.clear()
-        for watch in watches:
-            watch.stop()
-        for watch in watches:
+        for watch in self._ending:
             watch.join()
+        self._ending.clear()
+
+    def _end(self, watch: Watch) -> None:
+        watch.stop()
+        self._ending = [other for other in self._ending if other.alive]
+        self._ending.append(watch)

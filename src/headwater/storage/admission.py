@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headwater.errors import Conflict, HeadwaterError
+from headwater.format.given import NO_VERSION
 from headwater.format.producers import Answer
 from headwater.format.tail import Slot
 from headwater.storage.place import Place
 from headwater.storage.producers import Producers
-from headwater.storage.rows import NO_VERSION, Rows
+from headwater.storage.rows import Rows
 
 VERSIONS_MAX = 65_536  # keys whose last offset is kept in memory, for entities that are appended to again and again
 
@@ -52,17 +53,21 @@ class Admission:
 
     def answered(self, rows: Rows, slot: Slot) -> bool:
         """Whether the rows are a retry, which then has its answer. Raises Conflict or Fenced if they may not go in."""
-        if rows.producer is not None:
-            answer = self.producers.answer(rows.producer, slot)
-            if answer is not None:
-                _answer(rows, answer)
-                return True
+        if self.recalled(rows, slot):
+            return True
         if rows.expected is not None:
             assert rows.key is not None
             actual = self._version(rows.key, slot)
             if actual != (None if rows.expected == NO_VERSION else rows.expected):
                 raise self._conflict(rows, actual)
         return False
+
+    def recalled(self, rows: Rows, slot: Slot) -> bool:
+        """Whether the rows are a retry, whatever version they expect. Raises Conflict or Fenced for an old request."""
+        answer = self.producers.answer(rows.producer, slot) if rows.producer is not None else None
+        if answer is not None:
+            _answer(rows, answer)
+        return answer is not None
 
     def committed(self, group: list[Rows], slot: Slot) -> None:
         """Follow what this writer has just committed, after which the log is as `slot` tells."""

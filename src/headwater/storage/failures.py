@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from headwater.errors import NotFound, Unavailable
+from headwater.errors import Conflict, NotFound, Unavailable
 from headwater.format.tail import FROZEN_BY_SYNC
 from headwater.storage.place import Place
 
@@ -48,6 +48,11 @@ def locked(place: Place) -> Unavailable:
         hint=f"is one stopped or stuck? 'fuser {place.lock}' names it",
         code="locked",
     )
+
+
+def repeated(place: Place) -> Conflict:
+    """A transaction's request was committed before; whoever brings it again gets the first answer instead of this."""
+    return Conflict(f"{place}: the transaction was committed before", code="transaction_repeated")
 
 
 def deleted(place: Place) -> NotFound:

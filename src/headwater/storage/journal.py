@@ -19,6 +19,7 @@ from headwater.errors import HeadwaterError
 from headwater.format import journal as format
 from headwater.format.cursors import decode_slot
 from headwater.format.journal import Entry, Move, Share
+from headwater.format.producers import stamped_bytes
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
 from headwater.storage.cursors import Cursors
@@ -231,11 +232,13 @@ def redo(place: Place, known: Slot | None) -> Slot | None:
             assert share.position >= HEADER_BYTES
             place.disk.write(fd, data, share.position)
             if known is not None and (known.segment, known.visible_offset) == (share.segment, share.offset):
+                stamped = stamped_bytes(data)
                 known = structs.replace(
                     known,
                     visible_offset=share.end_offset,
                     visible_position=share.position + share.size,
                     last_ticks=share.last_ticks,
+                    producers_position=share.position + stamped if stamped else known.producers_position,
                 )
     finally:
         place.disk.close(fd)

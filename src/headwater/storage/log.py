@@ -56,7 +56,10 @@ class LocalLog:
         `may_roll` raises if a new segment must not be begun.
         """
         self.place = place
+        self.topic = place.topic
+        self.partition = place.partition
         self.node = place.node
+        self.blob_bytes_in_memory = place.limits.blob_bytes_in_memory
         self._on_roll = on_roll
         self._may_roll = may_roll
         self._learned = -1  # the segment whose keys were read last

@@ -16,6 +16,7 @@ from headwater.format.batch import corrupt
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
+from headwater.info import Report
 from headwater.storage import journal
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
@@ -24,17 +25,6 @@ from headwater.storage.tail import Tail
 log = logging.getLogger("headwater")
 
 REPORTS_MAX = 100  # recoveries that are remembered in the report of a log
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What a recovery had to give up. Kept in `recovered.jsonl` beside the log, newest last."""
-
-    time: str
-    segment: int
-    position: int
-    cut_bytes: int
-    kept: str
-    lost_offsets: tuple[int, int]  # events that were visible under "os" durability and are gone; empty if equal
 
 
 _decode_report = msgspec.json.Decoder(Report).decode

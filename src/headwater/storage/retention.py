@@ -21,6 +21,7 @@ from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.settings import TopicSettings
 from headwater.format.tail import Slot
+from headwater.info import Deleted
 from headwater.storage.disk import wait_for_lock
 from headwater.storage.failures import deleted, locked, unavailable
 from headwater.storage.place import Place
@@ -31,16 +32,6 @@ TICKS_PER_MS = 10_000
 BUSY_POLL_S = 0.005  # how often to look whether a sealer has let go of a segment
 
 Outcome = Literal["deleted", "gone", "busy"]  # by this call, by somebody else, or not because it is being sealed
-
-
-class Deleted(msgspec.Struct, frozen=True):
-    """A segment that was deleted, or would be: the offsets from `first` to before `end`, and the bytes of its files."""
-
-    topic: str
-    partition: int
-    first: int
-    end: int
-    bytes: int
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -14,7 +14,6 @@ from headwater.format.producers import Producer
 from headwater.limits import Limits
 
 KINDS = (TYPE, KEY, DATA, META)
-NO_VERSION = -1  # expected of a key that must have no events
 
 
 class Rows:

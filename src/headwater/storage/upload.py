@@ -12,7 +12,7 @@ from headwater.storage.rows import Rows
 
 
 class Upload:
-    """Takes pieces with `write`, then `commit`s the event. `discard` it in any case. Belongs to one thread at a time."""
+    """Takes pieces with `write`, then `commit`s the event. `discard` it in any case. For one thread at a time."""
 
     def __init__(
         self,

@@ -15,12 +15,13 @@ from msgspec import structs
 
 from headwater.format.batch import encode_one
 from headwater.format.journal import Share
+from headwater.format.producers import stamped_bytes
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, ROLLING, Slot
 from headwater.storage import journal, recovery, repair
 from headwater.storage.admission import Admission, VersionOf
 from headwater.storage.disk import wait_for_lock
-from headwater.storage.failures import deleted, frozen, locked, unavailable
+from headwater.storage.failures import deleted, frozen, locked, repeated, unavailable
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
 from headwater.storage.rows import Rows, encode, mergeable
@@ -140,8 +141,8 @@ class Writer:
         try:
             slot = self._absorb(tail)
             for rows in group:
-                if rows.guarded:
-                    self._admission.answered(rows, slot)
+                if rows.guarded and self._admission.answered(rows, slot):
+                    raise repeated(self._place)
             ticks = max(self._clock.ticks(), slot.last_ticks + 1)
             prepared = Prepared(tail, slot, group, rolled=False)
             prepared.data, prepared.end_offset, prepared.last_ticks = self._encode(group, slot.visible_offset, ticks)
@@ -186,13 +187,32 @@ class Writer:
             self._write(tail, slot, prepared.data, end, sync)
             durable = (offset, end) if sync else (slot.durable_offset, slot.durable_position)
             safe = offset if journaled else None
-            slot = self._publish(tail, slot, offset, end, *durable, prepared.last_ticks, safe=safe)
+            stamped = stamped_bytes(prepared.data) if prepared.group[0].producer is not None else 0
+            producers = slot.visible_position + stamped if stamped else slot.producers_position
+            ends = *durable, prepared.last_ticks
+            slot = self._publish(tail, slot, offset, end, *ends, safe=safe, producers=producers)
             self._admission.committed(prepared.group, slot)
         finally:
             self._unlock()
         tail.wake()
         if prepared.rolled:
             self._on_roll()
+
+    def recall(self, rows: Rows) -> bool:
+        """Whether the request of these rows' producer was committed before; then they learn where they are.
+
+        What it brought is as durable as the rows want to be when this returns.
+        """
+        tail = self._lock()
+        try:
+            slot = self._absorb(tail)
+            if not self._admission.recalled(rows, slot):
+                return False
+            if rows.sync and slot.durable_offset < slot.visible_offset:
+                self._sync_visible(tail, slot)
+        finally:
+            self._unlock()
+        return True
 
     def drop(self, prepared: Prepared, *, freeze: bool = False) -> None:
         """Let go of a transaction that is not to be. `freeze` if a later recovery may yet find that it is."""

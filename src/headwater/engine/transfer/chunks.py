@@ -12,7 +12,7 @@ from headwater.event import Content
 from headwater.format.column import I64
 
 if TYPE_CHECKING:
-    from headwater.engine.engine import Engine
+    from headwater.engine.transfer.transfer import Log
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Wanted:
 class Place:
     """Where events are appended, handed to the system only."""
 
-    engine: Engine
+    log: Log
     topic: str
     content: Content
     partition: int | None
@@ -43,7 +43,7 @@ class Place:
     def append_one(self, data: bytes, type: str, key: bytes | None, meta: dict[str, str] | None) -> None:
         """Append one event, of any size."""
         options: dict[str, Any] = {"content": self.content, "durability": "os", "partition": self.partition}
-        self.engine.append(self.topic, data, type=type, key=key, meta=meta, **options)
+        self.log.append(self.topic, data, type=type, key=key, meta=meta, **options)
 
 
 class Chunk(Protocol):
@@ -110,7 +110,7 @@ class EventChunk:
         return True
 
     def append(self, place: Place) -> None:
-        place.engine.append_many(
+        place.log.append_many(
             place.topic,
             self.data,
             types=self.types,

@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.transfer import files, jsonl, puro, tables
 from headwater.engine.transfer.files import Format, Target
 from headwater.errors import Invalid
 from headwater.format.batch import BLOB, DATA
+from headwater.format.events import EventBatch
 from headwater.storage.disk import Disk
 
 if TYPE_CHECKING:
-    from headwater.engine.engine import Engine
+    from headwater.engine.transfer.transfer import Log
 
 Progress = Callable[[int, int | None], None]
 """Called with how much is done, and all of it, if that is known: events of an export, bytes of an import."""
@@ -32,7 +32,7 @@ class Writer(Protocol):
 
 
 def export(
-    engine: Engine,
+    log: Log,
     disk: Disk,
     topics: Sequence[str],
     target: Target,
@@ -44,8 +44,8 @@ def export(
     chosen = files.format_of(target, format)
     if len(topics) != 1 and chosen not in ("jsonl", "puro"):
         raise Invalid(f"a file of {chosen} holds one topic, not {len(topics)}", hint="export each to a file of its own")
-    reads = [(topic, engine.read_batches(topic, **filters)) for topic in topics]  # a wrong filter makes no file
-    total = None if filters else sum(engine.describe(topic).events for topic in topics)
+    reads = [(topic, log.read_batches(topic, **filters)) for topic in topics]  # a wrong filter makes no file
+    total = None if filters else sum(log.describe(topic).events for topic in topics)
     done = 0
     with files.written(disk, target) as out, _closing(_writer(chosen, out, topics)) as writer:
         for _, batches in reads:

@@ -16,7 +16,7 @@ from headwater.limits import Limits
 from headwater.storage.disk import Disk
 
 if TYPE_CHECKING:
-    from headwater.engine.engine import Engine
+    from headwater.engine.transfer.transfer import Log
 
 APPEND_EVENTS = 65_536  # what one append takes at most, besides the limits
 APPEND_BYTES = 4 * 1024 * 1024
@@ -63,14 +63,14 @@ class Sink:
 
     def __init__(
         self,
-        engine: Engine,
+        log: Log,
         limits: Limits,
         topic: str | None,
         only: str | None,
         partition: int | None,
         skip: int,
     ) -> None:
-        self._engine = engine
+        self._log = log
         self._limits = limits
         self._topic = topic
         self._only = only
@@ -92,13 +92,13 @@ class Sink:
             topic = self._topic if self._topic is not None else named
             if topic is None:
                 raise Invalid("the file does not say which topic its events are of", hint="name the topic")
-            place = Place(self._engine, topic, content, self._partition)
+            place = Place(self._log, topic, content, self._partition)
             self._append_run(place, run.part(skipped, len(run)) if skipped else run)
 
     def sync(self) -> None:
         """Make durable what was appended."""
         for topic in self._topics:
-            self._engine.sync(topic)
+            self._log.sync(topic)
 
     def _append_run(self, place: Place, run: Chunk) -> None:
         """Append in batches; a huge event alone, so that it gets a blob."""

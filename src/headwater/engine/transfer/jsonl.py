@@ -8,12 +8,12 @@ from typing import IO
 import msgspec
 from msgspec import UNSET
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.transfer.chunks import ORIGINAL, Chunk, EventChunk, Wanted, original
 from headwater.engine.transfer.files import Input
 from headwater.engine.transfer.memory import events_of
 from headwater.errors import Corrupt, HeadwaterError, Invalid, TooLarge
 from headwater.format import jsonl
+from headwater.format.events import EventBatch
 from headwater.format.jsonl import Line
 
 BLOCK_BYTES = 4 * 1024 * 1024

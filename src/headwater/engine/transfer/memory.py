@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from headwater.engine.batches import EventBatch
 from headwater.errors import TooLarge
 from headwater.event import Event
+from headwater.format.events import EventBatch
 
 
 def events_of(batch: EventBatch) -> list[Event]:
     """The events. Raises TooLarge for a huge one rather than write it without its data."""
     events = batch.events()
     if len(events) == 1 and events[0].data is None:
-        raise too_large(events[0], "blob_bytes_in_memory", batch.log.place.limits.blob_bytes_in_memory)
+        raise too_large(events[0], "blob_bytes_in_memory", batch.log.blob_bytes_in_memory)
     return events
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO
 
-from headwater.engine.batches import EventBatch
 from headwater.engine.transfer.chunks import Chunk, EventChunk, Wanted
 from headwater.engine.transfer.files import Input
 from headwater.engine.transfer.memory import events_of, too_large
 from headwater.errors import Corrupt, Invalid, TooLarge
 from headwater.event import Event
 from headwater.format import puro
+from headwater.format.events import EventBatch
 from headwater.limits import PURO_KEY_BYTES_MAX, PURO_TOPIC_BYTES_MAX, PURO_VALUE_BYTES_MAX
 
 BLOCK_BYTES = 4 * 1024 * 1024

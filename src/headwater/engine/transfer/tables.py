@@ -13,16 +13,15 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
-from headwater.engine import batches
-from headwater.engine.batches import EventBatch
 from headwater.engine.transfer.chunks import ORIGINAL, Chunk, Place, Wanted, original, runs
 from headwater.engine.transfer.files import Format, Input
 from headwater.engine.transfer.memory import events_of
 from headwater.errors import Corrupt, Invalid
 from headwater.event import CONTENTS, Content
-from headwater.format import arrow
+from headwater.format import arrow, events
 from headwater.format.batch import BLOB
 from headwater.format.column import I64
+from headwater.format.events import EventBatch
 
 COLUMNS = ("partition", "offset", "time", "type", "key", "content", "data", "meta")
 TOPIC = b"headwater.topic"  # in the metadata of the schema
@@ -55,7 +54,7 @@ class TableWriter:
             if is_blob:
                 tables += [_with_blob(batch) for batch in run]
             else:
-                tables.append(batches.table(run, COLUMNS))
+                tables.append(events.table(run, COLUMNS))
         whole = arrow.pyarrow().concat_tables(tables).combine_chunks().cast(self._schema)
         self._writer.write_table(whole)
 
@@ -71,7 +70,7 @@ def _with_blob(batch: EventBatch) -> Any:
     """The table of a huge event, with its data."""
     (event,) = events_of(batch)
     data = arrow.pyarrow().array([event.data], arrow.pyarrow().binary())
-    return batches.table([batch], COLUMNS).set_column(COLUMNS.index("data"), "data", data)
+    return events.table([batch], COLUMNS).set_column(COLUMNS.index("data"), "data", data)
 
 
 def read_arrow(input: Input, wanted: Wanted) -> Iterator[Chunk]:
@@ -185,7 +184,7 @@ class TableChunk:
 
     def append(self, place: Place) -> None:
         options: dict[str, Any] = {"content": place.content, "durability": "os", "partition": place.partition}
-        place.engine.append_arrow(place.topic, self._batch, **options)
+        place.log.append_arrow(place.topic, self._batch, **options)
 
     def append_alone(self, place: Place) -> None:
         found = {name: arrow.values_of(self._batch.column(name))[0] for name in self._batch.schema.names}

@@ -1,4 +1,4 @@
-"""The application: from a request to its answer. Routes, rights, parameters, errors, and the quick way for plain appends.
+"""The application: from a request to its answer. Routes, rights, parameters, errors.
 
 `protocol` and `asgi` call it; all of it belongs to the loop's thread.
 """
@@ -8,30 +8,16 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Mapping
-from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
 
-from headwater.engine.waiting import Waiting
 from headwater.errors import Denied, HeadwaterError
-from headwater.event import id_of
 from headwater.server.access import User, require
-from headwater.server.http.appending import CONTENT_BY_MEDIA
 from headwater.server.http.errors import of_status, response_of
-from headwater.server.http.message import Budget, Client, Headers, Query, Request, Response
+from headwater.server.http.message import Budget, Client, Headers, Request, Response
+from headwater.server.http.plain import PlainAppends
 from headwater.server.http.routes import Router, allowed
-from headwater.server.http.target import parts_of
 from headwater.server.scopes import NOBODY
 from headwater.server.store import Store
-
-if TYPE_CHECKING:
-    from headwater.server.http.protocol import Connection
-
-QUICK_PARAMETERS = ("type", "key", "partition", "durability")
-QUICK_TARGETS_MAX = 1024  # addresses whose meaning is remembered
-SLOW_HEADERS = frozenset(
-    ("origin", "headwater-producer", "headwater-meta", "ce-specversion", "content-encoding", "expect")
-)
 
 _log = logging.getLogger("headwater.server")
 
@@ -45,76 +31,7 @@ class App:
         self._router = Router()
         self._check_host = check_host
         self._budget = Budget(store.limits.held_bytes_max)
-        self._appended = store.metrics.route("POST", "/topic/{name}/items")
-        self._targets: dict[bytes, tuple[str, dict[str, object]] | None] = {}
-
-    # Plain appends
-
-    def quick(self, connection: Connection, url: bytes, headers: dict[str, str], data: bytes) -> bool:
-        """Take a plain append of a small item, to be answered with its group. False if it is anything else."""
-        target = self._targets.get(url)
-        if target is None:
-            target = self._learn(url)
-            if target is None:
-                return False
-        content = CONTENT_BY_MEDIA.get(headers.get("content-type", ""))
-        if content is None or not SLOW_HEADERS.isdisjoint(headers):
-            return False
-        topic, options = target
-        store = self.store
-        user = store.access.known(headers, connection.client)
-        if user is None or not user.may("append", topic) or not self._host_is_fine(headers, connection.client):
-            return False
-        try:
-            waiting = store.engine.prepare(topic, data, content=content, **options)  # type: ignore[arg-type]
-            store.commits.submit(waiting, partial(self._quickly, connection, perf_counter(), url, user.name))
-        except HeadwaterError:
-            return False  # whoever answers in full tells it
-        return True
-
-    def _quickly(self, connection: Connection, begun: float, url: bytes, user: str, waiting: Waiting) -> None:
-        error, status = waiting.error, 200
-        seconds = perf_counter() - begun
-        if error is None:
-            rows, log = waiting.rows, waiting.log
-            place = b"headwater-partition: %d\r\nheadwater-id: %b\r\nheadwater-durability: %b\r\n" % (
-                log.place.partition,
-                str(id_of(rows.ticks, log.node)).encode(),
-                b"fsync" if rows.sync else b"os",
-            )
-            connection.answer_quickly(b"%d" % rows.offset, place)
-        else:
-            response = self._failure(error) if isinstance(error, HeadwaterError) else _failed(error)
-            connection.answer_quickly_with(response)
-            status = response.status
-        self._appended.answered(status, seconds)
-        access_log = self.store.metrics.access_log
-        if access_log is not None:
-            target = url.decode("latin-1")
-            known = connection.client.address, user, "POST", target, "/topic/{name}/items", status
-            access_log.note(*known, waiting.rows.size, 0, seconds)
-
-    def _learn(self, url: bytes) -> tuple[str, dict[str, object]] | None:
-        """What the address of a plain append means; None if it is not one."""
-        try:
-            path, raw_query = parts_of(url)
-            if len(path) != 3 or path[0] != "topic" or path[2] != "items" or not path[1]:
-                return None
-            query = Query(raw_query).only(*QUICK_PARAMETERS)
-            options: dict[str, object] = {
-                "type": query.text("type", ""),
-                "key": query.data("key"),
-                "partition": query.number("partition"),
-                "durability": query.choice("durability", ("fsync", "os")),
-            }
-        except HeadwaterError:
-            return None
-        target = path[1], {name: value for name, value in options.items() if value not in (None, "")}
-        if "key" not in query:
-            if len(self._targets) >= QUICK_TARGETS_MAX:
-                self._targets.clear()
-            self._targets[url] = target
-        return target
+        self.plain = PlainAppends(self)
 
     # Everything
 
@@ -129,9 +46,9 @@ class App:
             response = await self._answer(request)
         except Denied as error:
             challenge = self.store.access.challenge if error.code == "unauthenticated" else ""
-            response = self._failure(error, (("www-authenticate", challenge),) if challenge else ())
+            response = self.failure(error, (("www-authenticate", challenge),) if challenge else ())
         except HeadwaterError as error:
-            response = self._failure(error)
+            response = self.failure(error)
         except ConnectionError as error:
             response = of_status(400, "the client has gone", "disconnected", str(error))
         except Exception as error:  # noqa: BLE001  # a bug of ours must not end the server, nor tell its insides
@@ -144,7 +61,7 @@ class App:
         return response
 
     async def _answer(self, request: Request) -> Response:
-        if not self._host_is_fine(request.headers, request.client):
+        if not self.host_is_fine(request.headers, request.client):
             raise Denied(
                 f"this server is not {request.headers.get('host', '')!r}",
                 hint="use localhost or its IP address; a name needs authentication",
@@ -158,7 +75,8 @@ class App:
         if route.action is not None:
             request.user = await self._user(request)
             if route.action != "user":
-                require(request.user, route.action, route.topic(request.path))
+                topic = self.store.settings.bus.topic if route.on_bus else route.topic(request.path)
+                require(request.user, route.action, topic)
         request.query.only(*(each.name for each in route.parameters if each.where == "query"))
         return await route.handler(self.store, request)
 
@@ -169,7 +87,10 @@ class App:
             return known
         return await self.store.blocking(access.check, request.headers, request.client)
 
-    def _failure(self, error: HeadwaterError, headers: Headers = ()) -> Response:
+    def failure(self, error: BaseException, headers: Headers = ()) -> Response:
+        """The answer that tells of an error."""
+        if not isinstance(error, HeadwaterError):
+            return _failed(error)
         self.store.metrics.failed(error.code)
         return response_of(error, headers)
 
@@ -229,7 +150,8 @@ class App:
                 f"pages of {origin} may not call this server", hint=f"allow them: --cors {origin}", code="forbidden"
             )
 
-    def _host_is_fine(self, headers: Mapping[str, str], client: Client) -> bool:
+    def host_is_fine(self, headers: Mapping[str, str], client: Client) -> bool:
+        """Whether the name that was asked for is ours; remembered for the connection."""
         if not self._check_host:
             return True
         host = headers.get("host", "")

@@ -9,10 +9,17 @@ import msgspec
 from headwater.engine import waiting as waits
 from headwater.engine.waiting import Waiting
 from headwater.errors import Invalid, TooLarge
-from headwater.event import Content, Refs, id_of
+from headwater.event import CONTENTS, Content, Refs, id_text
+from headwater.format import frames
+from headwater.format.batch import KEY, META, TYPE
+from headwater.format.column import Column
+from headwater.format.given import encode_meta
 from headwater.limits import MIB
+from headwater.server.http import batches
 from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
+from headwater.server.wire import cloudevents, lines
+from headwater.server.wire.parsed import Parsed
 
 SMALL_BYTES = MIB  # up to this, an item is held in memory, and committed with others
 PIECE_BYTES = MIB  # of a large one, what is written to its file at once
@@ -24,6 +31,9 @@ CONTENT_BY_MEDIA: dict[str, Content] = {
     "application/x-www-form-urlencoded": "bytes",  # what curl says of anything
 }
 
+LINES = "application/x-ndjson"
+BSON = "application/bson"
+
 _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 _decode_any = msgspec.json.Decoder().decode
 
@@ -32,11 +42,70 @@ async def append(store: Store, request: Request) -> Response:
     """Append what the body holds."""
     options = options_of(request)
     media = request.media_type
-    if media.startswith("text/"):
-        return await _item(store, request, "text", options)
-    if media == "application/bson":
-        return await _item(store, request, "bson", options)
-    return await _item(store, request, "bytes", options)
+    if "content-encoding" in request.headers:
+        raise Invalid(
+            "the body is compressed", hint="send it as it is; a topic can compress it", code="unsupported_media_type"
+        )
+    said: Any = request.query.choice("content", CONTENTS)
+    if said is not None:
+        return await _item(store, request, said, options)
+    if media == frames.MEDIA_TYPE:
+        return await append_group(store, request.name, await batches.prepare(store, request, options))
+    if media in (cloudevents.STRUCTURED, cloudevents.BATCH) or cloudevents.is_binary(request.headers):
+        return await _cloud_events(store, request, options)
+    if media == LINES:
+        body = await request.body(store.limits.body_bytes_max)
+        parsed = lines.parse(body, store.engine.limits, events=request.query.flag("events"))
+        return await append_parsed(store, request.name, parsed, options)
+    if media == JSON:
+        return await _json(store, request, options)
+    content: Content = "text" if media.startswith("text/") else "bson" if media == BSON else "bytes"
+    return await _item(store, request, content, options)
+
+
+async def _json(store: Store, request: Request, options: dict[str, Any]) -> Response:
+    """Append the elements of an array, or one event."""
+    body = await request.body(store.limits.body_bytes_max)
+    query = request.query
+    if query.flag("one") or (not query.flag("events") and body.lstrip()[:1] != b"["):
+        return await append_one(store, request.name, body, "json", options)
+    parsed = lines.parse_array(body, store.engine.limits, events=query.flag("events"))
+    return await append_parsed(store, request.name, parsed, options)
+
+
+async def _cloud_events(store: Store, request: Request, options: dict[str, Any]) -> Response:
+    """Append CloudEvents: an array, or one; what they say themselves counts."""
+    body = await request.body(store.limits.body_bytes_max)
+    if request.media_type == cloudevents.BATCH:
+        return await append_parsed(store, request.name, cloudevents.batch(body, store.engine.limits), options)
+    structured = request.media_type == cloudevents.STRUCTURED
+    item = cloudevents.structured(body) if structured else cloudevents.binary(request.headers, body)
+    options |= {"type": item.type, "meta": options.get("meta", {}) | item.meta}
+    if item.key is not None:
+        options["key"] = item.key
+    return await append_one(store, request.name, item.data, item.content, options)
+
+
+async def append_parsed(store: Store, topic: str, parsed: Parsed, options: dict[str, Any]) -> Response:
+    """Append the events that a body holds. A type, key or meta that the request names is of those that have none."""
+    columns = dict(parsed.columns)
+    for kind, value in ((TYPE, options.pop("type", "").encode()), (KEY, options.pop("key", None))):
+        if value and columns.get(kind) is None:
+            columns[kind] = Column(parsed.count, value)
+    meta = options.pop("meta", None)
+    if meta and columns.get(META) is None:
+        columns[META] = Column(parsed.count, encode_meta(meta, store.engine.limits) or b"{}")
+    if not parsed.count:
+        await store.blocking(store.engine.describe, topic)  # NotFound, if there is none
+        return json({"count": 0, "durability": options.get("durability", "fsync"), "runs": []})
+    group = store.engine.prepare_many(topic, parsed.content, columns, parsed.count, **options)
+    return await append_group(store, topic, group)
+
+
+async def append_group(store: Store, topic: str, group: list[Waiting]) -> Response:
+    """Commit the events of one request, and tell where they are."""
+    await store.commits.commit(group)
+    return json(told(waits.refs(topic, group), group))
 
 
 async def _item(store: Store, request: Request, content: Content, options: dict[str, Any]) -> Response:
@@ -83,16 +152,10 @@ async def _huge(store: Store, request: Request, content: Content, options: dict[
     return Response(200, (("content-type", JSON), *place_of(waiting)), b"%d" % rows.offset)
 
 
-async def append_many(store: Store, topic: str, group: list[Waiting]) -> Response:
-    """Commit the events of one request, and tell where they are."""
-    await store.commits.commit(group)
-    return json(told(waits.refs(topic, group), group))
-
-
 def told(refs: Refs, group: list[Waiting]) -> dict[str, Any]:
     """Where several events are, as JSON has it."""
     runs: list[dict[str, Any]] = [
-        {"partition": run.partition, "offset": run.offset, "count": run.count, "id": str(id_of(run.ticks, run.node))}
+        {"partition": run.partition, "offset": run.offset, "count": run.count, "id": id_text(run.ticks, run.node)}
         for run in refs.runs
     ]
     if len(group) > 1:
@@ -133,7 +196,7 @@ def place_of(waiting: Waiting) -> tuple[tuple[str, str], ...]:
     rows, log = waiting.rows, waiting.log
     return (
         ("headwater-partition", str(log.place.partition)),
-        ("headwater-id", str(id_of(rows.ticks, log.node))),
+        ("headwater-id", id_text(rows.ticks, log.node)),
         ("headwater-durability", "fsync" if rows.sync else "os"),
     )
 

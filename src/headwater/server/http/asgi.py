@@ -1,7 +1,7 @@
 """The same application as plain ASGI, to be mounted in somebody's Starlette or FastAPI, or run by uvicorn.
 
     app = headwater.asgi("data")
-    Starlette(routes=[Mount("/log", app)])
+    Starlette(routes=[Mount("/log", app)], lifespan=app.lifespan)
 
 The log is opened with the first request, or by the `lifespan` of whoever runs it, and closed by that or by `close`.
 Who may ask is up to the application around it, unless `access` is given.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,20 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
 
+def asgi(address: str | os.PathLike[str], *, access: Access | None = None, settings: Settings | None = None) -> Asgi:
+    """A log directory as an ASGI application, to be mounted or run. It is opened with its first request.
+
+    Whoever mounts it says who may ask, unless `access` does: without it, everyone may do everything.
+    """
+    return Asgi(Path(address), access=access or Open(), settings=settings or Settings())
+
+
 class Asgi:
     """An ASGI application over a log directory. Belongs to one loop."""
 
-    def __init__(self, path: Path, *, access: Access | None = None, settings: Settings = Settings()) -> None:
+    def __init__(self, path: Path, *, access: Access, settings: Settings) -> None:
         self._path = path
-        self._access = access or Open()
+        self._access = access
         self._settings = settings
         self._opening: asyncio.Task[App] | None = None
         self._engine: Engine | None = None
@@ -50,6 +59,15 @@ class Asgi:
             await self._answer(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _app: object = None) -> AsyncIterator[None]:
+        """Open for the time of an application around it, which does not tell what is mounted of its own end."""
+        await self.open()
+        try:
+            yield
+        finally:
+            await self.close()
 
     async def open(self) -> App:
         """Open the log, if it is not; raises what `headwater.open` raises."""

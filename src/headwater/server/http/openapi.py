@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 import headwater
-from headwater.engine.consumers import ConsumerInfo
-from headwater.engine.info import TopicInfo
+from headwater.event import Durability
 from headwater.format.jsonl import Line
+from headwater.info import ConsumerInfo, Deleted, TopicInfo
 from headwater.server.http import parameters
+from headwater.server.http.consumers import Acks, Seek, Settled
 from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
 from headwater.server.http.routes import ROUTES, Route
 from headwater.server.http.topics import Retain
-from headwater.storage.retention import Deleted
+from headwater.server.http.transactions import Asked, ToldRef
 
-Content = dict[str, Schema]
-"""Schemas by media type."""
+Content = dict[str, Any]
+"""Schemas by media type: written here, or the type that is encoded and decoded."""
 
 ARROW = "application/vnd.apache.arrow.stream"
 BATCHES = "application/vnd.headwater.batches"
@@ -40,10 +41,10 @@ ERRORS = {
     408: "The request took too long to arrive.",
     409: "Somebody else was first, or has taken over.",
     410: "What retention has deleted; the facts have the oldest.",
-    411: "The length is missing.",
     413: "Above a limit, which the facts name.",
     415: "The Content-Type is not understood.",
     417: "This cannot be expected.",
+    429: "Too many wrong passwords.",
     431: "The headers are too large.",
     500: "Damage on the disk, or a bug.",
     501: "This installation cannot do it.",
@@ -51,8 +52,9 @@ ERRORS = {
 }
 ANY = (400, 408, 417, 431, 500, 503)  # what every request may be answered with,
 FOREIGN = (403,)  # also where it is a browser's, of another site,
-GUARDED = (401, 403)  # and one that needs a right
-ERROR_HEADERS = {401: (("WWW-Authenticate", TEXT),), 503: (("Retry-After", NUMBER),)}
+GUARDED = (401, 403, 429)  # and one that needs a right
+_RETRY = (("Retry-After", NUMBER),)
+ERROR_HEADERS = {401: (("WWW-Authenticate", TEXT),), 429: _RETRY, 503: _RETRY}
 
 
 class Operation(NamedTuple):
@@ -70,12 +72,23 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _json(schema: Schema) -> Content:
+def _json(schema: Any) -> Content:
     return {"application/json": schema}
 
 
 def _list(schema: Schema) -> Schema:
     return {"type": "array", "items": schema}
+
+
+def _object(required: Iterable[str] = (), **properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+class Committed(msgspec.Struct):
+    """The answer of a transaction."""
+
+    refs: list[ToldRef]
+    durability: Durability
 
 
 TRUE = _json({"const": True})
@@ -96,7 +109,7 @@ _ITEMS_OUT: Content = {
     "application/octet-stream": BYTES,
     SSE: TEXT,
     NDJSON: BYTES,
-    "application/json": _list(_ref("Event")),
+    "application/json": list[Line],
     ARROW: BYTES,
     BATCHES: BYTES,
 }
@@ -106,7 +119,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("PUT", "/topic/{name}"): Operation(
         "Make a topic: true if it is new, false if it was there.", _json({"type": "boolean"}), (413, 501)
     ),
-    ("GET", "/topic/{name}"): Operation("What a topic is and holds.", _json(_ref("TopicInfo")), (404, 413)),
+    ("GET", "/topic/{name}"): Operation("What a topic is and holds.", _json(TopicInfo), (404, 413)),
     ("DELETE", "/topic/{name}"): Operation("Delete a topic and all its events.", TRUE, (404, 413)),
     ("GET", "/topic/{name}/version"): Operation(
         "The offset of a key's last event, or null.", _json({"oneOf": [NUMBER, {"type": "null"}]}), (404, 413)
@@ -114,9 +127,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/topic/{name}/sync"): Operation("Make durable what was appended before.", TRUE, (404, 413)),
     ("POST", "/topic/{name}/retain"): Operation(
         "Delete the oldest segments, and change what is kept.",
-        _json(_list(_ref("Deleted"))),
+        _json(list[Deleted]),
         (404, 413),
-        _json(_ref("Retain")),
+        _json(Retain),
         body_required=False,
     ),
     ("POST", "/topic/{name}/replay"): Operation(
@@ -143,28 +156,31 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/api/events"): Operation("The bus, live, as server-sent events.", {SSE: TEXT}, (406, 413)),
     ("POST", "/transaction"): Operation(
         "Append to several topics, and ack: all or nothing.",
-        _json(_ref("Committed")),
+        _json(Committed),
         (404, 409, 413, 501),
-        _json(_ref("Transaction")),
+        _json(Asked),
     ),
     ("GET", "/consumers"): Operation(
-        "Where each consumer is, and who reads there.", _json(_list(_ref("ConsumerInfo"))), (404, 413)
+        "Where each consumer is, and who reads there.", _json(list[ConsumerInfo]), (404, 413)
     ),
     ("POST", "/consumer/{name}/{topic}/seek"): Operation(
         "Move a consumer; tells its new cursors.",
         _json({"type": "object", "additionalProperties": NUMBER}),
         (404, 410, 413),
-        _json(_ref("Seek")),
+        _json(Seek),
     ),
     ("DELETE", "/consumer/{name}/{topic}"): Operation("Forget a consumer.", TRUE, (404, 413)),
     ("GET", "/consumer/{name}/{topic}/items"): Operation(
         "Join a consumer, and stream what its new member gets, until the connection ends.",
-        {NDJSON: BYTES, BATCHES: BYTES},
+        {NDJSON: BYTES},
         (404, 406, 410, 413, 501),
-        headers=(("Headwater-Member", TEXT),),
+        headers=(("Headwater-Member", TEXT), ("Headwater-Owner", TEXT), ("Headwater-Lease", NUMBER)),
     ),
     ("POST", "/consumer/{name}/{topic}/acks"): Operation(
-        "Ack and fail events that a member was given.", TRUE, (404, 409, 413), _json(_ref("Acks"))
+        "Ack and fail events that a member was given, or only say that its client lives.",
+        _json(Settled),
+        (404, 409, 410, 413),
+        _json(Acks),
     ),
     ("GET", "/health"): Operation(
         "Whether the log can be read.", _json({"type": "object", "properties": {"status": {"const": "ok"}}})
@@ -173,10 +189,6 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation("Metrics, for Prometheus.", {"text/plain": TEXT}),
     ("GET", "/openapi.json"): Operation("This document.", _json({"type": "object"})),
 }
-
-
-def _object(required: Iterable[str] = (), **properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(required)}
 
 
 _WRITTEN: dict[str, Schema] = {
@@ -203,41 +215,7 @@ _WRITTEN: dict[str, Schema] = {
             )
         ),
     ),
-    "Transaction": _object(
-        appends=_list(
-            _object(
-                ("topic",),
-                topic=TEXT,
-                type=TEXT,
-                key={"type": ["string", "null"]},
-                content=parameters.choice("bytes", "text", "json", "bson"),
-                data={},
-                meta={"type": "object", "additionalProperties": TEXT},
-                partition=PARTITION_NUMBER,
-                expected_version={"oneOf": [NUMBER, {"const": "none"}]},
-            )
-        ),
-        acks=_list(_object(("member", "partition", "offset"), member=TEXT, partition=PARTITION_NUMBER, offset=NUMBER)),
-        durability=parameters.DURABILITY.schema,
-    ),
-    "Committed": _object(
-        ("refs",),
-        refs=_list(
-            _object(
-                ("topic", "partition", "offset", "id"), topic=TEXT, partition=PARTITION_NUMBER, offset=NUMBER, id=UUID
-            )
-        ),
-    ),
-    "Seek": _object(("at",), at={"type": ["integer", "string"]}, partition=PARTITION_NUMBER),
-    "Acks": _object(
-        ("member",),
-        member=TEXT,
-        acks=_list(_list(NUMBER)),
-        to=_list(_list(NUMBER)),
-        fails=_list({"type": "array"}),
-        flush={"type": "boolean"},
-    ),
-    "Version": _object(("version", "format", "python"), version=TEXT, format=NUMBER, python=TEXT),
+    "Version": _object(("version", "format", "python", "uuid"), version=TEXT, format=NUMBER, python=TEXT, uuid=TEXT),
 }
 
 
@@ -262,7 +240,10 @@ def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": _schemas()},
+        "components": {
+            "schemas": {**_of_types()[1], **_WRITTEN},
+            "responses": {str(status): _error(status) for status in ERRORS},
+        },
     }
     if authenticates:
         told["components"]["securitySchemes"] = {
@@ -286,7 +267,7 @@ def _operation(route: Route, operation: Operation, authenticates: bool) -> dict[
                 "content": _content(operation.answer),
                 "headers": _headers(operation.headers),
             },
-            **{str(status): _error(status) for status in statuses},
+            **{str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
         },
     }
     if operation.body is not None:
@@ -314,7 +295,11 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def _content(content: Content) -> dict[str, Any]:
-    return {media: {"schema": schema} for media, schema in content.items()}
+    return {media: {"schema": _schema(schema)} for media, schema in content.items()}
+
+
+def _schema(schema: Any) -> Schema:
+    return schema if isinstance(schema, dict) else _of_types()[0][schema]
 
 
 def _headers(headers: Iterable[tuple[str, Schema]]) -> dict[str, Any]:
@@ -329,16 +314,10 @@ def _error(status: int) -> dict[str, Any]:
     }
 
 
-def _schemas() -> dict[str, Schema]:
-    """What is encoded and decoded, by its types; and what has none."""
-    types = (TopicInfo, ConsumerInfo, Deleted, Retain)
-    _, found = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    return {**found, **_WRITTEN, "Event": _event()}
-
-
-def _event() -> Schema:
-    """A line of JSON: which fields there are is in its type; the data is any JSON."""
-    names = msgspec.structs.fields(Line)
-    known: dict[str, Schema] = {"partition": PARTITION_NUMBER, "offset": NUMBER, "data_bytes": NUMBER, "data": {}}
-    known |= {"key": {"type": ["string", "null"]}, "meta": {"type": "object", "additionalProperties": TEXT}}
-    return _object(("topic", "partition", "offset"), **{field.name: known.get(field.name, TEXT) for field in names})
+@cache
+def _of_types() -> tuple[dict[Any, Schema], dict[str, Schema]]:
+    """The schemas of the types in `OPERATIONS`, and what those refer to."""
+    contents = [content for each in OPERATIONS.values() for content in (each.answer, each.body or {})]
+    types = [schema for content in contents for schema in content.values() if not isinstance(schema, dict)]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    return dict(zip(types, schemas, strict=True)), components

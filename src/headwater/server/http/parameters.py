@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
+from headwater.event import CONTENTS
 from headwater.limits import PARTITIONS_MAX, TYPE_BYTES_MAX
 
 Schema = dict[str, Any]
@@ -82,7 +83,7 @@ _SETTINGS = (
 )
 CREATE = _SETTINGS
 
-VERSION = (KEY._replace(description="The key: bytes, percent-encoded.", required=True),)
+VERSION = (KEY._replace(description="The key: bytes, percent-encoded.", required=True), PARTITION)
 REPLAY = (Parameter("consumer", TEXT, "Only what this consumer has set aside."),)
 
 _EXPECTED = {"oneOf": [NUMBER, {"type": "string", "const": "none"}]}
@@ -94,6 +95,7 @@ APPEND = (
     Parameter("expected_version", _EXPECTED, "The key's version must be this, or none at all."),
     DURABILITY,
     Parameter("events", FLAG, "The lines or elements are whole events, as GET writes them."),
+    Parameter("content", choice(*CONTENTS), "The body is one event, and this is what its data is."),
     Parameter("one", FLAG, "A JSON array is one event."),
     Parameter(
         "Headwater-Meta", {**TEXT, "contentMediaType": "application/json"}, "A flat JSON object of strings.", "header"
@@ -103,18 +105,26 @@ APPEND = (
     Parameter("Headwater-Seq", NUMBER, "The request's number; grows with each.", "header"),
 )
 
-_FROM = {"oneOf": [NUMBER, choice("earliest", "latest")]}
+_OFFSETS: Schema = {"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$"}
+_FROM = {"oneOf": [NUMBER, choice("earliest", "latest"), _OFFSETS]}
+_END = {"oneOf": [NUMBER, _OFFSETS]}
 _FORMATS = ("items", "sse", "ndjson", "json", "arrow", "batches")
 READ = (
     Parameter("from", _FROM, "The first id, inclusive; the oldest unless said."),
     Parameter("from_time", TEXT, "Instead of from: ISO 8601 with its zone, or milliseconds since 1970."),
     Parameter("from_id", UUID, "Instead of from: an event's UUIDv6."),
-    Parameter("end_before", NUMBER, "The answer ends before this id."),
+    Parameter("end_before", _END, "The answer ends before this id."),
+    Parameter("end_before_time", TEXT, "For batches, instead of end_before: a time, as in from_time."),
+    Parameter("end_before_id", UUID, "For batches, instead of end_before: an event's UUIDv6."),
     Parameter("end_after", NUMBER, "The answer ends after this id."),
     Parameter("max_items", NUMBER, "The answer ends after so many."),
     Parameter("wait_for_more", FLAG, "The answer stays open for what comes."),
     *FILTERS,
     PARTITION,
+    Parameter(
+        "order", choice("partition", "time"), "For batches of several partitions: one after the other, or by time."
+    ),
+    Parameter("reverse", FLAG, "For batches: the last one first."),
     Parameter("columns", TEXT, "For Arrow: the columns, apart by commas."),
     Parameter("format", choice(*_FORMATS), "Instead of Accept, for readers that cannot set a header."),
     Parameter("Last-Event-ID", TEXT, "For server-sent events: go on after this one.", "header"),
@@ -136,6 +146,7 @@ CONSUME = (
     ),
     Parameter("failures_max", {**NUMBER, "minimum": 1}, "An event that failed so often is set aside."),
     Parameter("timeout", {"type": "number", "minimum": 0}, "Seconds after which the answer ends if nothing comes."),
+    Parameter("instead", TEXT, "A member of this client that is to leave at once: its connection broke."),
 )
 
 QUERY_NAMES = frozenset(names((*CREATE, *VERSION, *REPLAY, *APPEND, *READ, *PUBLISH, *BUS, *CONSUMERS, *CONSUME)))

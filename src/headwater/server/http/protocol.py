@@ -1,6 +1,6 @@
 """HTTP/1.1 over a connection: httptools parses, handlers answer, in the order of the requests.
 
-The usual append, small and plain, is answered without a task of its own (`App.quick`); everything else is a `Request`
+The usual append, small and plain, is answered without a task of its own (`plain`); everything else is a `Request`
 for `App.answer`. Bodies are pulled: a client whose body nobody takes is not read. Every state has a deadline, looked at
 by one timer for all connections (`Connections`). Belongs to the loop's thread.
 """
@@ -15,20 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from headwater.errors import HeadwaterError, Invalid, TooLarge
+from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.server import tls
 from headwater.server.http.errors import of_status, response_of
 from headwater.server.http.message import Client, Request, Response, Stream
+from headwater.server.http.plain import Answer, Head, Way
 from headwater.server.http.target import parts_of
 
 if TYPE_CHECKING:
     from headwater.limits import ServerLimits
     from headwater.server.http.app import App
+    from headwater.server.scopes import User
 
 SWEEP_S = 1.0
 BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
 LINGER_S = 2.0  # how long a refused upload is read and thrown away, so that the client can read why
 LINGER_BYTES = 1024 * 1024  # an unread rest of a body up to this is read, and the connection kept
+PIPELINED_REFUSED = 16  # times `pipelined_max`, which came in one piece: the rest is not even parsed
 NEVER = float("inf")
 
 _PHRASES = {
@@ -43,7 +46,6 @@ _PHRASES = {
     408: b"Request Timeout",
     409: b"Conflict",
     410: b"Gone",
-    411: b"Length Required",
     413: b"Content Too Large",
     415: b"Unsupported Media Type",
     417: b"Expectation Failed",
@@ -53,7 +55,8 @@ _PHRASES = {
     503: b"Service Unavailable",
 }
 SAFE = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"  # nothing of a log is for others' caches
-_QUICK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
+_PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
+_PLAIN_LAST = _PLAIN + b"connection: close\r\n"
 
 
 class Connections:
@@ -93,7 +96,9 @@ class Connections:
 class Body:
     """The body of one request on its way in."""
 
-    __slots__ = ("connection", "expected", "failure", "pieces", "received", "size", "waiter", "whole")
+    __slots__ = (
+        *("connection", "dropped", "expected", "failure", "pieces", "received", "size", "taken", "waiter", "whole"),
+    )
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -101,6 +106,8 @@ class Body:
         self.size = 0  # of the pieces that wait
         self.received = 0  # in all
         self.whole = False  # whether all of it has arrived
+        self.taken = False  # whether its request has begun to be answered, or waits for that
+        self.dropped = False  # whether the request was answered without it
         self.expected = False  # whether the client waits for a word before it sends
         self.failure: BaseException | None = None
         self.waiter: asyncio.Future[None] | None = None
@@ -123,7 +130,8 @@ class Body:
         self.pieces.append(piece)
         self.size += len(piece)
         self.received += len(piece)
-        self._wake()
+        if self.waiter is not None:
+            self._wake()
 
     def end(self) -> None:
         self.whole = True
@@ -156,7 +164,8 @@ class Connection(asyncio.Protocol):
         self._parser: Any = None
         # The message that is being parsed
         self._begun = False  # a first byte has come, and the headers are not whole
-        self._header_bytes = 0
+        self._header_bytes = 0  # of the names and values that have come
+        self._silent_bytes = 0  # that have come since the last event of the parser, which may keep them
         self._url = b""
         self._headers: dict[str, str] = {}
         self._twice = False  # a header came twice which may come only once
@@ -178,7 +187,12 @@ class Connection(asyncio.Protocol):
         self._full = False
         self._reading = True
         self._over = False  # nothing is read or begun any more
-        self._quick_keep = True
+        self._plain: Head | None = None  # of a plain append that came last
+        self.plain_answer: Answer | None = None  # that is under way
+        self._way: Way | None = None
+        self.granted_user: User | None = None  # who was last allowed to append so
+        self.granted_head: Head | None = None
+        self._plain_keep = True  # whether the connection goes on after it
 
     # The transport
 
@@ -210,6 +224,7 @@ class Connection(asyncio.Protocol):
             self.connections.open.remove(self)
             self._metrics.connections -= 1
         self._over = True
+        self._way = None
         self.deadline = NEVER
         gone = error or ConnectionResetError("the client has gone")
         for body in (self._body, self._answering, *(body for _, body in self._waiting)):
@@ -249,11 +264,15 @@ class Connection(asyncio.Protocol):
         self._metrics.bytes_received += len(data)
         if self._over:
             return
-        if self._begun or not self._busy:
-            self._header_bytes += len(data)
-        if not self._begun and not self._busy and self._body is None:
+        if self.plain_answer is not None and self.plain_answer.written:
+            self.app.plain.finish(self.plain_answer)  # the client was quicker than our loop
+        first = not self._begun and not self._busy and self._body is None
+        if first:
+            if not self._full and self._take_known(data):
+                return
             self._begun = True
-            self.deadline = self.loop.time() + self.limits.header_s
+            self._plain = None
+        self._silent_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -262,13 +281,35 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(_parse_failure(error))
             return
-        if self._begun and self._header_bytes > self.limits.header_bytes_max:
-            self._refuse(of_status(431, "the headers are too large", "headers_too_large", ""))
+        if self._silent_bytes > self.limits.header_bytes_max:  # a header, a trailer or a chunk's line without an end
+            self._refuse(response_of(_too_large(self._silent_bytes, self.limits)))
+        elif self._begun:
+            if first:
+                self.deadline = self.loop.time() + self.limits.header_s
+        elif self._body is not None:
+            self.deadline = self.loop.time() + self.limits.body_idle_s
+        elif first and self._plain is not None and self._plain_keep:
+            self.app.plain.remember(data, self._plain)
+
+    def _take_known(self, data: bytes) -> bool:
+        """Take a plain append whose head was seen before, as a whole: it need not be parsed again."""
+        end = data.find(b"\r\n\r\n") + 4
+        plain = self.app.plain
+        head = plain.find(data, end)
+        if head is None:
+            return False
+        self._busy = plain.take(self, head, data[end:])
+        if self._busy:
+            self._plain_keep = True
+            self._header_bytes = 0
+            self.deadline = NEVER
+        return self._busy
 
     # The parser
 
     def on_message_begin(self) -> None:
         self._begun = True
+        self._silent_bytes = self._header_bytes = 0
         self._url = b""
         self._headers = {}
         self._twice = False
@@ -277,7 +318,10 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        key = name.lower().decode("latin-1")
+        if not self._begun:
+            return  # a trailer: nobody who looked at the headers, such as a proxy, has seen it
+        self._header_bytes += len(name) + len(value)
+        key = _NAMES.get(name) or name.lower().decode("latin-1")
         headers = self._headers
         if key in headers:
             if key in _ONCE:
@@ -288,68 +332,110 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._begun = False
-        self._header_bytes = 0
+        self._silent_bytes = 0
+        self._check_head()
+        if len(self._waiting) > PIPELINED_REFUSED * self.limits.pipelined_max:
+            raise Unavailable("too many requests wait for their answers", code="overloaded")
         body = self._body = Body(self)
         expect = self._headers.get("expect")
         if expect is not None:
             body.expected = expect.lower() == "100-continue"
-        self.deadline = self.loop.time() + self.limits.body_idle_s
         length = self._headers.get("content-length")
         small = (length is None or int(length) <= BODY_BYTES_READY) and "transfer-encoding" not in self._headers
         if not small or body.expected:
             self._take(body)
 
+    def _check_head(self) -> None:
+        """Raise what is wrong with the headers as such. Where the request ends is in doubt then: no other is read."""
+        headers = self._headers
+        if self._header_bytes + len(self._url) > self.limits.header_bytes_max:
+            raise _too_large(self._header_bytes + len(self._url), self.limits)
+        if self._twice:
+            raise Invalid("a header came twice which may come only once", code="bad_request")
+        coding = headers.get("transfer-encoding")
+        if coding is None and "host" in headers:
+            return
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise Invalid(f"HTTP/{version} is not spoken here", hint="use HTTP/1.1", code="bad_request")
+        if version == "1.1" and "host" not in headers:
+            raise Invalid("the Host header is missing", code="bad_request")
+        if coding is not None and (coding.strip().lower() != "chunked" or version == "1.0"):
+            raise Invalid("the body is sent in a way that is not understood", hint="use chunked", code="bad_request")
+
     def on_body(self, piece: bytes) -> None:
+        self._silent_bytes = 0
         body = self._body
         if body is None:
             return
+        if body.dropped:
+            self.deadline = self.loop.time() + self.limits.body_idle_s
+            return
         body.put(piece)
-        self.deadline = self.loop.time() + self.limits.body_idle_s
         if body.size > BODY_BYTES_READY and self._reading:
             self._reading = False
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
+        self._silent_bytes = 0
         body, self._body = self._body, None
         if body is None or self._over:
             return
         body.whole = True
-        if body is self._answering or any(body is other for _, other in self._waiting):
+        if body.dropped:
+            if not self._busy:
+                self.deadline = self.loop.time() + self.limits.idle_s
+            return
+        if body.taken:
             body.end()
             return
-        if not self._busy and not self._waiting and self._parser.get_method() == b"POST" and not self._twice:
+        if not self._busy and not self._waiting and not self._full and self._parser.get_method() == b"POST":
             data = body.pieces[0] if len(body.pieces) == 1 else b"".join(body.pieces)
-            self._quick_keep = self._parser.should_keep_alive()
-            self._busy = True
-            if self.app.quick(self, self._url, self._headers, data):
+            self._plain_keep = self._parser.should_keep_alive()
+            plain = self._plain = self.app.plain.learn(self._url, self._headers)
+            if plain is not None and self.app.plain.take(self, plain, data):
+                self._busy = True
                 self.deadline = NEVER
                 return
-            self._busy = False
         self._take(body)
 
     # Answering
 
-    def answer_quickly(self, body: bytes, extra: bytes) -> None:
-        """Answer the append that `App.quick` took."""
+    @property
+    def plain_head(self) -> bytes:
+        """What the answer to a plain append begins with."""
+        return _PLAIN if self._plain_keep and not self.connections.stopping else _PLAIN_LAST
+
+    def way(self) -> Way | None:
+        """The socket for another thread to write to, as long as nothing waits to be written here; None with TLS."""
+        if self.client.secure or self._transport.get_write_buffer_size():
+            return None
+        if self._way is None:
+            self._way = Way(self._transport.get_extra_info("socket").fileno())
+        return self._way
+
+    def answer_plainly(self, rest: bytes) -> None:
+        """Write what is left of the answer to a plain append."""
         if self._transport.is_closing():
             return
-        close = b"" if self._quick_keep and not self.connections.stopping else b"connection: close\r\n"
-        self._transport.write(b"%s%b%bcontent-length: %d\r\n\r\n%b" % (_QUICK, extra, close, len(body), body))
-        self._quick_end()
+        if rest:
+            self._transport.write(rest)
+        self._plain_end()
 
-    def answer_quickly_with(self, response: Response) -> None:
+    def answer_at_once(self, response: Response) -> None:
         """The same, with any answer that is whole."""
         if self._transport.is_closing():
             return
         data = bytes_of(response)
         if self.connections.stopping:
-            self._quick_keep = False
-        self._transport.write(head(response, length=len(data), close=not self._quick_keep) + data)
-        self._quick_end()
+            self._plain_keep = False
+        self._transport.write(head(response, length=len(data), close=not self._plain_keep) + data)
+        self._plain_end()
 
-    def _quick_end(self) -> None:
+    def _plain_end(self) -> None:
         self._busy = False
-        if not self._quick_keep or self.connections.stopping:
+        self.plain_answer = None
+        if not self._plain_keep or self.connections.stopping:
             self._transport.close()
         elif self._waiting:
             self._next()
@@ -360,15 +446,12 @@ class Connection(asyncio.Protocol):
 
     def _take(self, body: Body) -> None:
         """The request of the message that is being parsed goes into the queue."""
+        body.taken = True
         parser = self._parser
         method = parser.get_method().decode("ascii")
         http10 = parser.get_http_version() == "1.0"
         path, query, failure = _target(self._url)
-        if self._twice:
-            failure = Invalid("a header came twice which may come only once", code="bad_request")
-        elif not http10 and "host" not in self._headers:
-            failure = Invalid("the Host header is missing", code="bad_request")
-        elif "expect" in self._headers and not body.expected:
+        if "expect" in self._headers and not body.expected:
             failure = Invalid("this cannot be expected", code="expectation_failed")
         request = Request(method, path, query, self._headers, body.receive, self.client)
         request.failure = failure
@@ -397,6 +480,7 @@ class Connection(asyncio.Protocol):
         self._task = self.loop.create_task(self._answer(request, body))
 
     async def _answer(self, request: Request, body: Body) -> None:
+        await self._wait_for_room()  # a client that asks and asks, and reads no answers, must not fill the memory
         response = await self.app.answer(request)
         self._status = response.status
         if self._transport.is_closing():
@@ -512,14 +596,14 @@ class Connection(asyncio.Protocol):
                 self._linger()
             return
         if not body.whole:  # the rest of it is thrown away as it comes
-            self._body = None
+            body.dropped = True
             body.pieces.clear()
-        if not self._reading:
-            self._reading = True
-            self._transport.resume_reading()
         self.deadline = self.loop.time() + self.limits.idle_s
         if self._waiting:
             self._next()
+        elif not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
 
     def _note(self) -> None:
         """Tell of the answer that has ended, once."""
@@ -554,7 +638,7 @@ class Connection(asyncio.Protocol):
     def expire(self) -> None:
         """Its time is over."""
         self.deadline = NEVER
-        if self._over or self._full:
+        if self._over or self._full or (self._body is not None and self._body.dropped):
             self.abort()
         elif self._begun:
             self._refuse(of_status(408, "the headers took too long", "timeout", ""))
@@ -571,7 +655,7 @@ class Connection(asyncio.Protocol):
             stream = self._stream
             self.end()
             stream.close()
-        elif not self._busy and not self._waiting and self._body is None:
+        elif not self._busy and not self._waiting and (self._body is None or self._body.dropped):
             self._transport.close()
 
     def abort(self) -> None:
@@ -593,7 +677,7 @@ class Connection(asyncio.Protocol):
         self._linger()
 
     def _stop_reading(self) -> None:
-        self._keep_alive = self._quick_keep = False
+        self._keep_alive = self._plain_keep = False
         self._over = True
 
 
@@ -618,6 +702,10 @@ def bytes_of(response: Response) -> bytes:
     return response.body
 
 
+# As clients write them, to save the work; others are made lower case one by one.
+_NAMES = {name.title().encode(): name for name in ("accept", "connection", "content-length", "content-type", "host")}
+_NAMES |= {name.encode(): name for name in (*_NAMES.values(), "authorization", "user-agent")}
+_NAMES |= {b"Authorization": "authorization", b"User-Agent": "user-agent"}
 _ONCE = frozenset(("authorization", "content-length", "content-type", "host", "transfer-encoding"))
 
 
@@ -628,8 +716,14 @@ def _target(url: bytes) -> tuple[tuple[str, ...], bytes, HeadwaterError | None]:
         return (), b"", error
 
 
+def _too_large(size: int, limits: ServerLimits) -> TooLarge:
+    most = limits.header_bytes_max
+    told = f"the headers have {size} bytes or more, and may have {most}"
+    return TooLarge(told, code="headers_too_large", limit="header_bytes_max", maximum=most)
+
+
 def _parse_failure(error: Exception) -> Response:
-    if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, TooLarge):
+    if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, HeadwaterError):
         return response_of(error.__context__)
     return of_status(400, "this is not HTTP", "bad_request", str(error)[:200])
 

@@ -2,11 +2,252 @@
 
 from __future__ import annotations
 
-from headwater.errors import Unsupported
-from headwater.server.http.message import Request, Response
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from headwater.errors import Invalid
+from headwater.event import At
+from headwater.format import frames
+from headwater.format.events import EventBatch
+from headwater.limits import PARTITIONS_MAX
+from headwater.server.http import batches, sse
+from headwater.server.http.message import Query, Request, Response
 from headwater.server.store import Store
+from headwater.server.wire import items, lines
+from headwater.server.wire.pieces import PIECE_BYTES, Cut
+
+Encode = Callable[[Iterable[EventBatch], Cut | None], Iterator[bytes]]
+_decode_match = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Format(NamedTuple):
+    """A form that events are answered in. `encode` is None for those that need more than batches."""
+
+    name: str
+    media: str
+    encode: Encode | None
+    names_partitions: bool = True  # whether an event says which partition it is of
+    can_wait: bool = True
+
+
+ITEMS = Format("items", "application/octet-stream", items.encode, names_partitions=False)
+SSE = Format("sse", "text/event-stream", None)
+LINES = Format("ndjson", "application/x-ndjson", lines.encode_all)
+ARRAY = Format("json", "application/json", lines.encode_array, can_wait=False)
+ARROW = Format("arrow", "application/vnd.apache.arrow.stream", None, can_wait=False)
+BATCHES = Format("batches", frames.MEDIA_TYPE, None)
+FORMATS = (ITEMS, SSE, LINES, ARRAY, ARROW, BATCHES)
+
+
+class Asked(NamedTuple):
+    """What the query asks for. `filters` are those of `Engine.read_batches`, with the partition."""
+
+    start: At
+    cut: Cut
+    wait: bool | None
+    filters: dict[str, Any]
 
 
 async def read(store: Store, request: Request) -> Response:
     """The events that the query asks for."""
-    raise Unsupported("reading is not there yet")
+    format = chosen(request, FORMATS)
+    if format is BATCHES:
+        return await _batches(store, request)
+    asked = _asked(request)
+    topic = request.name
+    if format is SSE:
+        return await _server_sent(store, request, asked)
+    if asked.wait and not format.can_wait:
+        raise Invalid(f"{format.name} cannot wait for more", hint="ask for ndjson, sse or items", code="bad_parameter")
+    await _check_partition(store, topic, asked, format)
+    headers = (("content-type", format.media),)
+    if asked.wait:
+        assert format.encode is not None
+        found = await store.feeds.follow(
+            topic, start=asked.start, stop=asked.cut.end, wait=True, bytes_max=PIECE_BYTES, **asked.filters
+        )
+        return Response(200, headers, _follow(store, found, format.encode, asked.cut))
+    pieces = await store.blocking(_pieces, store, request, format, asked)
+    first = await store.blocking(next, pieces, b"")  # which raises what is to be told before the answer begins
+    return Response(200, headers, _prepend(first, store.pump(pieces)))
+
+
+async def _batches(store: Store, request: Request) -> Response:
+    """The events as stored batches, for clients of ours."""
+    query = request.query
+    filters = filters_of(query) | {"partition": query.number("partition")}
+    start = _places(query, "from", "earliest")
+    if query.flag("wait_for_more"):
+        return await batches.follow(store, request.name, start, filters)
+    options = {"reverse": query.flag("reverse"), "by_time": query.choice("order", ("partition", "time")) == "time"}
+    return await batches.read(store, request.name, start, _places(query, "end_before", "latest"), options | filters)
+
+
+async def _server_sent(store: Store, request: Request, asked: Asked) -> Response:
+    """The events as server-sent events, live unless it is said otherwise. Without an end, many share one reader."""
+    await _check_partition(store, request.name, asked, SSE)
+    bounded = asked.cut if asked.cut.bounded else None
+    return await sse.respond(
+        store,
+        request,
+        request.name,
+        start=asked.start,
+        wait=asked.wait is not False,
+        stop=asked.cut.end,
+        end=bounded,
+        **asked.filters,
+    )
+
+
+def _pieces(store: Store, request: Request, format: Format, asked: Asked) -> Iterator[bytes]:
+    """The answer up to what is there now. In a worker thread."""
+    end: At = "latest" if asked.cut.end is None else asked.cut.end
+    found = store.engine.read_batches(request.name, start=asked.start, end=end, **asked.filters)
+    if format is ARROW:
+        raise NotImplementedError
+    assert format.encode is not None
+    return format.encode(found, asked.cut)
+
+
+async def _follow(
+    store: Store, found: AsyncIterator[list[EventBatch]], encode: Encode, cut: Cut
+) -> AsyncIterator[bytes]:
+    if cut.done:
+        return
+    async for some in found:
+        async for piece in store.pump(encode(some, cut)):
+            yield piece
+        if cut.done:
+            return
+
+
+async def _prepend(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield first
+        async for piece in rest:
+            yield piece
+
+
+async def _check_partition(store: Store, topic: str, asked: Asked, format: Format) -> None:
+    """Where there are several partitions, a number alone says too little."""
+    if asked.filters.get("partition") is not None or (format.names_partitions and asked.cut.end is None):
+        return
+    partitions = len((await store.blocking(store.engine.describe, topic)).partitions)
+    if partitions > 1:
+        raise Invalid(
+            f"topic {topic!r} has {partitions} partitions, and an id belongs to one of them",
+            hint="give partition=, or ask for application/x-ndjson",
+            code="partition_needed",
+        )
+
+
+def chosen(request: Request, formats: tuple[Format, ...]) -> Format:
+    """The format that a request asks for, in its query or by `Accept`; the first of them if it does not care."""
+    named = request.query.choice("format", [each.name for each in formats])
+    if named is not None:
+        return next(each for each in formats if each.name == named)
+    accept = request.headers.get("accept", "*/*")
+    wanted = sorted(_ranges(accept), key=lambda pair: -pair[1])
+    for media, quality in wanted:
+        for each in formats:
+            if quality > 0 and (media in (each.media, "*/*") or media == f"{each.media.partition('/')[0]}/*"):
+                return each
+    raise Invalid(
+        f"none of {accept!r} is offered",
+        hint=f"there are {', '.join(each.media for each in formats)}",
+        code="not_acceptable",
+    )
+
+
+def _ranges(accept: str) -> list[tuple[str, float]]:
+    """What an `Accept` header takes, and how gladly."""
+    found = []
+    for part in accept.split(",")[:50]:
+        media, *parameters = part.lower().split(";")
+        quality = 1.0
+        for parameter in parameters:
+            name, _, value = parameter.partition("=")
+            if name.strip() == "q":
+                try:
+                    quality = float(value)
+                except ValueError:
+                    quality = 0.0
+        found.append((media.strip(), quality))
+    return found
+
+
+def _asked(request: Request) -> Asked:
+    query = request.query
+    cut = Cut(query.number("end_before"), query.number("end_after"), query.number("max_items"))
+    wait = query.flag("wait_for_more") if "wait_for_more" in query else None
+    return Asked(_start(query), cut, wait, filters_of(query) | {"partition": query.number("partition")})
+
+
+def filters_of(query: Query) -> dict[str, Any]:
+    """The filters of a query, as the engine's verbs take them."""
+    match = query.data("match")
+    try:
+        decoded = None if match is None else _decode_match(match)
+    except msgspec.MsgspecError as error:
+        raise Invalid(f"the match is not a JSON object: {error}", hint="see docs/MATCH.md", code="bad_match") from error
+    return {"type": query.text("type"), "key": query.data("key"), "match": decoded}
+
+
+def _start(query: Query) -> At:
+    return _place(query, "from", "earliest")
+
+
+def _place(query: Query, name: str, default: Literal["earliest", "latest"]) -> At:
+    given = [each for each in (name, f"{name}_time", f"{name}_id") if each in query]
+    if len(given) > 1:
+        raise Invalid(f"{' and '.join(given)} are given", hint="give one of them", code="bad_parameter")
+    if f"{name}_time" in query:
+        return time_of(query.text(f"{name}_time") or "")
+    if f"{name}_id" in query:
+        return id_of(query.text(f"{name}_id") or "")
+    place = query.text(name, default)
+    if place == "earliest":
+        return "earliest"
+    return "latest" if place == "latest" else query.number(name, 0) or 0
+
+
+def _places(query: Query, name: str, default: Literal["earliest", "latest"]) -> At | list[int]:
+    """The same, or an offset for each partition, apart by commas."""
+    said = query.text(name) or ""
+    if "," not in said:
+        return _place(query, name, default)
+    numbers = said.split(",")
+    if len(numbers) > PARTITIONS_MAX or not all(
+        each.isdigit() and each.isascii() and len(each) < 19 for each in numbers
+    ):
+        raise Invalid(f"the parameter {name!r} is no list of offsets", code="bad_parameter")
+    return [int(each) for each in numbers]
+
+
+def time_of(text: str) -> datetime:
+    """A time: ISO 8601 with its zone, or milliseconds since 1970."""
+    try:
+        if text.lstrip("-").isdigit():
+            return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(text))
+        time = datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as error:
+        raise Invalid(
+            f"{text[:40]!r} is not a time",
+            hint="write 2026-01-31T12:00:00Z, or milliseconds since 1970",
+            code="bad_parameter",
+        ) from error
+    if time.tzinfo is None:
+        raise Invalid(f"the time {text} has no zone", hint=f"write {text}Z for UTC", code="bad_parameter")
+    return time
+
+
+def id_of(text: str) -> UUID:
+    """An event's id."""
+    try:
+        return UUID(text)
+    except ValueError as error:
+        raise Invalid(f"{text[:40]!r} is not an event's id", hint="it is a UUIDv6", code="bad_parameter") from error

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple
 
 from headwater.errors import Invalid, NotFound
-from headwater.server.http import appending, parameters, reading, system, topics
+from headwater.server.http import appending, bus, consumers, parameters, reading, system, topics, transactions
 from headwater.server.http.message import Request, Response
 from headwater.server.http.parameters import Parameter
 from headwater.server.scopes import Action
@@ -28,6 +28,7 @@ class Route(NamedTuple):
     action: Action | Literal["user"] | None
     handler: Handler
     parameters: tuple[Parameter, ...] = ()
+    on_bus: bool = False  # whether it is about the bus's topic
 
     def topic(self, path: tuple[str, ...]) -> str | None:
         """The topic in a path of this route."""
@@ -47,6 +48,14 @@ ROUTES = (
     Route("POST", "/topic/{name}/replay", "admin", topics.replay, parameters.REPLAY),
     Route("POST", "/topic/{name}/items", "append", appending.append, parameters.APPEND),
     Route("GET", "/topic/{name}/items", "read", reading.read, parameters.READ),
+    Route("POST", "/transaction", "user", transactions.commit),
+    Route("GET", "/consumers", "user", consumers.list_consumers, parameters.CONSUMERS),
+    Route("GET", "/consumer/{name}/{topic}/items", "read", consumers.join, parameters.CONSUME),
+    Route("POST", "/consumer/{name}/{topic}/acks", "read", consumers.settle),
+    Route("POST", "/consumer/{name}/{topic}/seek", "read", consumers.seek),
+    Route("DELETE", "/consumer/{name}/{topic}", "admin", consumers.forget),
+    Route("POST", "/api/events", "append", bus.publish, parameters.PUBLISH, on_bus=True),
+    Route("GET", "/api/events", "read", bus.follow, parameters.BUS, on_bus=True),
     Route("GET", "/health", None, system.health),
     Route("GET", "/version", None, system.version),
     Route("GET", "/metrics", "read", system.metrics),
@@ -80,7 +89,8 @@ class Router:
         methods = self.methods(path)
         found = methods.get("GET" if method == "HEAD" else method)
         if found is None:
-            raise Invalid(f"{method} does not go here", hint=f"use {allowed(methods)}", code="method_not_allowed")
+            may = allowed(methods)
+            raise Invalid(f"{method} does not go here", hint=f"use {may}", code="method_not_allowed", allow=may)
         return found
 
 

@@ -33,9 +33,10 @@ async def health(store: Store, _request: Request) -> Response:
     return json({"status": "ok"})
 
 
-async def version(_store: Store, _request: Request) -> Response:
-    """What runs here."""
-    return json({"version": headwater.__version__, "format": FORMAT, "python": platform.python_version()})
+async def version(store: Store, _request: Request) -> Response:
+    """What runs here, and which log it serves."""
+    told = {"version": headwater.__version__, "format": FORMAT, "python": platform.python_version()}
+    return json(told | {"uuid": store.engine.uuid})
 
 
 async def metrics(store: Store, _request: Request) -> Response:

@@ -1,22 +1,43 @@
-"""What a read finds, batch by batch: a range or a selection of the events of one stored batch."""
+"""What a read finds, batch by batch: a range or a selection of the events of one stored batch, as objects or Arrow.
+
+Bytes only: what a batch is of, and where its huge data is, its `Source` knows, a log of a directory or of a server.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 import numpy as np
 
-from headwater.event import Event, id_of
+from headwater.event import Blob, Event, id_of
 from headwater.format import arrow
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch
 from headwater.format.column import I64, Column
-from headwater.storage.log import LocalLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class Source(Protocol):
+    """The log that a batch is of."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def node(self) -> int: ...
+    @property
+    def blob_bytes_in_memory(self) -> int:
+        """Up to this size, the data of a huge event is loaded with it."""
+        ...
+
+    def blob(self, batch: Batch) -> Blob:
+        """The data of a huge event."""
+        ...
 
 
 class EventBatch:
@@ -24,7 +45,7 @@ class EventBatch:
 
     __slots__ = ("_batch", "_hi", "_lo", "log", "rows")
 
-    def __init__(self, log: LocalLog, batch: Batch, lo: int, hi: int, rows: I64 | None) -> None:
+    def __init__(self, log: Source, batch: Batch, lo: int, hi: int, rows: I64 | None) -> None:
         """`rows` picks some of the events `lo` to `hi`; None takes all of them."""
         self.log = log
         self._batch = batch
@@ -48,7 +69,7 @@ class EventBatch:
     @property
     def partition(self) -> int:
         """The partition that the batch is of."""
-        return self.log.place.partition
+        return self.log.partition
 
     @property
     def size(self) -> int:
@@ -81,9 +102,13 @@ class EventBatch:
         ticks = self._batch.ticks()
         return ticks[self._lo : self._hi] if self.rows is None else ticks[self.rows]
 
+    def values(self, column: Column) -> list[bytes | None]:
+        """The values that a column of the stored batch has for each event."""
+        return column.values(self._lo, self._hi) if self.rows is None else column.take(self.rows)
+
     def events(self) -> list[Event]:
         """The events as objects. The data of those above the limit for memory is None: stream it."""
-        batch, place = self._batch, self.log.place
+        batch, log = self._batch, self.log
         count = len(self)
         if batch.count == 1:
             return [self._only()] if count else []
@@ -91,15 +116,15 @@ class EventBatch:
         return list(
             map(
                 Event,
-                repeat(place.topic, count),
-                repeat(place.partition),
+                repeat(log.topic, count),
+                repeat(log.partition),
                 self.offsets().tolist(),
                 self.ticks().tolist(),
                 repeat("") if types is None else self._types(types),
                 self._values(KEY),
                 self._values(DATA),
                 repeat(batch.content),
-                repeat(self.log.node),
+                repeat(log.node),
                 self._values(META),
             )
         )
@@ -118,14 +143,13 @@ class EventBatch:
         column = self._batch.column(kind)
         if column is None:
             return repeat(None)
-        return column.values(self._lo, self._hi) if self.rows is None else column.take(self.rows)
+        return self.values(column)
 
     def _types(self, column: Column) -> Iterator[str] | list[str]:
         if column.offsets is None:
             return repeat(bytes(column.data).decode())
         if column.codes is None:
-            values = column.values(self._lo, self._hi) if self.rows is None else column.take(self.rows)
-            return [(value or b"").decode() for value in values]
+            return [(value or b"").decode() for value in self.values(column)]
         size = len(column.offsets) - 1
         names = [(value or b"").decode() for value in Column(size, column.data, column.offsets).values(0, size)]
         codes = column.codes[self._lo : self._hi] if self.rows is None else column.codes[self.rows]
@@ -133,31 +157,31 @@ class EventBatch:
 
     def _only(self) -> Event:
         """The event of a batch of one, without the detour over arrays. Alone, it may be a huge one."""
-        batch, place = self._batch, self.log.place
+        batch, log = self._batch, self.log
         type, key, data, meta = (batch.only(kind) for kind in (TYPE, KEY, DATA, META))
         blob = None
         if batch.flags & BLOB:
-            blob = self.log.blob(batch)
-            data = data_in_memory(self.log, batch)
+            blob = log.blob(batch)
+            data = data_in_memory(log, batch)
         return Event(
-            place.topic,
-            place.partition,
+            log.topic,
+            log.partition,
             batch.base_offset,
             batch.base_ticks,
             "" if type is None else type.decode(),
             key,
             data,
             batch.content,
-            self.log.node,
+            log.node,
             meta,
             blob,
         )
 
 
-def data_in_memory(log: LocalLog, batch: Batch) -> bytes | None:
+def data_in_memory(log: Source, batch: Batch) -> bytes | None:
     """The data of a huge event; None if it is above the limit for memory."""
     blob = log.blob(batch)
-    return b"".join(blob.chunks()) if blob.size <= log.place.limits.blob_bytes_in_memory else None
+    return b"".join(blob.chunks()) if blob.size <= log.blob_bytes_in_memory else None
 
 
 def _whole(chunks: list[Any]) -> Any:
@@ -192,12 +216,12 @@ def _runs(batches: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
 def _chunks(run: list[EventBatch], schema: pa.Schema) -> list[list[Any]]:
     """The chunks of each column over a run of batches."""
     first = run[0]
-    log, place = first.log, first.log.place
+    log = first.log
     if not first.picked:
-        return arrow.chunks([batch.piece for batch in run], schema, place.topic, place.partition, log.node)
+        return arrow.chunks([batch.piece for batch in run], schema, log.topic, log.partition, log.node)
     whole = [arrow.Piece(first.piece.batch, 0, first.piece.batch.count)]
     rows = arrow.pyarrow().array(first.rows)
     return [
         [chunk.take(rows) for chunk in chunks]
-        for chunks in arrow.chunks(whole, schema, place.topic, place.partition, log.node)
+        for chunks in arrow.chunks(whole, schema, log.topic, log.partition, log.node)
     ]

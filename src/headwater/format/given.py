@@ -1,4 +1,7 @@
-"""From what users give to what a log takes: content, limits, columns and the choice of a partition."""
+"""From what users give to what a batch holds: the bytes of data, keys, types and meta, checked against the limits.
+
+Bytes only; safe from any thread. A directory and a server are given the same, and refuse the same.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from headwater.format.column import Column
 from headwater.format.names import utf8
 from headwater.format.producers import Producer
 from headwater.limits import BLOB_CHUNK_BYTES, TYPE_BYTES_MAX, Limits
-from headwater.storage.rows import NO_VERSION
 
 Data = bytes | bytearray | memoryview | str | dict[str, Any] | list[Any]
 Meta = Mapping[str, str]
 Version = int | Literal["none"]
 """The offset of a key's last event, or that it has none."""
+
+NO_VERSION = -1  # expected of a key that must have no events
 
 _PRODUCER = tuple[str, int, int]
 msgspec.convert(("", 0, 0), _PRODUCER)  # msgspec learns a type at its first use, which threads must not do at once

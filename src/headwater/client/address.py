@@ -1,0 +1,92 @@
+"""Where a server is, and who asks: the address, the credentials and what TLS needs. Immutable values without I/O."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from os import PathLike
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from headwater.errors import Invalid
+
+PORT = 7450
+
+Path = str | PathLike[str]
+
+
+class Address(msgspec.Struct, frozen=True):
+    """The address of a server. `prefix` is where it is mounted, without a slash at its end."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Raises Invalid. A message never repeats a password."""
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError as error:
+            raise Invalid(f"the address of a server is wrong: {error}", hint="write http://host:7450") from None
+        if parts.username is not None or parts.password is not None:
+            raise Invalid(
+                f"the address of {parts.hostname} holds a user or a password, and addresses end up in logs",
+                hint="give token= or user=(name, password); on the command line HEADWATER_TOKEN, or --token-file",
+                code="credentials_in_address",
+            )
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise Invalid(f"{text!r} is not the address of a server", hint="write http://host:7450")
+        default = PORT if parts.scheme == "http" else 443
+        prefix = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+        return cls(parts.scheme, parts.hostname, default if port is None else port, prefix)
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as the `Host` header has them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.prefix}"
+
+
+def credentials(token: str | None, user: tuple[str, str] | None) -> str | None:
+    """The `Authorization` header; None if nothing was given. Raises Invalid."""
+    if token is not None and user is not None:
+        raise Invalid("a token and a user were given", hint="give one of them")
+    if token is not None:
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            raise Invalid("the token is not one", hint="'headwater auth add' prints it, one word in ASCII")
+        return f"Bearer {token}"
+    if user is not None:
+        name, password = user
+        if ":" in name:
+            raise Invalid("the name of a user holds a colon")
+        return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
+    return None
+
+
+def tls_context(address: Address, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """What https needs: who is trusted (the system's authorities, or those of `ca`), and the client's certificate.
+
+    None for http. Raises Invalid for files that cannot be used, or that http has no use for.
+    """
+    if address.scheme == "http":
+        if ca is not None or cert is not None or key is not None:
+            raise Invalid(f"{address} is not encrypted, and certificates were given", hint="write https://")
+        return None
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+        elif key is not None:
+            raise Invalid("a key was given without its certificate", hint="give tls_cert= too")
+    except OSError as error:  # ssl.SSLError is one
+        named = ", ".join(str(each) for each in (ca, cert, key) if each is not None)
+        raise Invalid(f"TLS cannot use {named}: {error}", hint="give files in PEM format") from error
+    context.set_alpn_protocols(["http/1.1"])
+    return context

@@ -1,0 +1,200 @@
+"""Appends as requests, and their answers as references.
+
+Every append has a producer, the user's or one of `Producers`, so that it can be sent again after its answer was lost.
+A topic that is not there is made, as a directory does it. Safe from any thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import IO, Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from headwater.client.producers import Producers
+from headwater.client.transport import Answer, Transport
+from headwater.errors import HeadwaterError, Invalid, NotFound
+from headwater.event import Content, Durability, Ref, Refs, Run, ticks_and_node
+from headwater.format import batch, frames, given
+from headwater.format.batch import DATA, KEY, META, TYPE
+from headwater.format.column import Column
+from headwater.format.producers import Producer
+from headwater.limits import Limits
+
+OCTETS = "application/octet-stream"
+META_HEADER_BYTES_MAX = 4 * 1024  # above, it goes in a batch: a server, or what stands before it, bounds its headers
+
+Who = Producer | tuple[str, int, int] | None
+T = TypeVar("T")
+
+
+class ToldRun(msgspec.Struct, frozen=True):
+    """Events that one request appended to one partition, as the server tells it."""
+
+    partition: int
+    offset: int
+    count: int
+    id: str
+    rows: list[int] | None = None
+
+
+class ToldRuns(msgspec.Struct, frozen=True):
+    """The answer to an append of many events."""
+
+    count: int
+    durability: Durability
+    runs: list[ToldRun]
+
+
+_decode_runs = msgspec.json.Decoder(ToldRuns).decode
+
+
+class Upload:
+    """A stream as the body of a request. What can be sought in can be sent again, anything else only once."""
+
+    def __init__(self, data: IO[bytes] | Iterator[bytes]) -> None:
+        self._data = data
+        self._begun = False
+        self._start: int | None = None
+        seekable = getattr(data, "seekable", None)
+        if seekable is not None and seekable():
+            self._start = data.tell()  # type: ignore[union-attr]  # what can be sought in can tell
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it can be sent, or sent again."""
+        return not self._begun or self._start is not None
+
+    def __call__(self) -> Iterator[bytes]:
+        """The pieces, from the beginning."""
+        if self._begun:
+            self._data.seek(self._start)  # type: ignore[union-attr,arg-type]  # it is repeatable
+        for piece in given.pieces(self._data):
+            self._begun = True
+            yield piece
+
+
+class Appends:
+    """The appends of one opened log."""
+
+    def __init__(self, transport: Transport, limits: Limits) -> None:
+        self._transport = transport
+        self._limits = limits
+        self._producers = Producers()
+
+    def one(
+        self, topic: str, body: bytes | Upload, content: Content, meta: bytes | None, query: dict[str, Any], who: Who
+    ) -> Ref:
+        """Append one event."""
+        if meta is not None and len(meta) > META_HEADER_BYTES_MAX and isinstance(body, bytes):
+            columns = {
+                kind: None if value is None else Column(1, value)
+                for kind, value in (
+                    (TYPE, (query.pop("type") or "").encode() or None),
+                    (KEY, query.pop("key")),
+                    (DATA, body),
+                    (META, meta),
+                )
+            }
+            ref: Ref = self.many(topic, content, columns, 1, query, who)[0]
+            return ref
+        headers = {"Content-Type": OCTETS}
+        if meta is not None:
+            headers["Headwater-Meta"] = json.dumps(msgspec.json.decode(meta))  # in ASCII, as a header is
+        if content != "bytes":
+            query["content"] = content
+        answer = self._append(topic, body, query, headers, who)
+        told = answer.headers
+        ticks, node = ticks_and_node(UUID(told["headwater-id"]))
+        reached: Any = told["headwater-durability"]
+        return Ref(topic, int(told["headwater-partition"]), int(answer.body), ticks, node, reached)
+
+    def many(
+        self,
+        topic: str,
+        content: Content,
+        columns: dict[int, Column | None],
+        count: int,
+        query: dict[str, Any],
+        who: Who,
+    ) -> Refs:
+        """Append many events, as one batch that the server spreads over partitions."""
+        stored = batch.encode(0, 0, count, content, columns)
+        body = frames.encode(0, stored, 0, count)
+        told = _decode_runs(self._append(topic, body, query, {"Content-Type": frames.MEDIA_TYPE}, who).body)
+        runs = []
+        for run in told.runs:
+            ticks, node = ticks_and_node(UUID(run.id))
+            runs.append(Run(run.partition, node, run.offset, ticks, run.count))
+        rows = [run.rows for run in told.runs if run.rows is not None]
+        return Refs(topic, told.durability, runs, rows if len(runs) > 1 else None)
+
+    def produced(self, who: Who, ask: Callable[[Producer], T]) -> T:
+        """Ask under the user's producer, or one that has no request under way.
+
+        One whose answer was lost is not used again: the error tells it, and the user may ask with it once more.
+        """
+        said = given.check_producer(who, self._limits)
+        if said is not None:
+            return ask(said)
+        slot, said = self._producers.take()
+        try:
+            found = ask(said)
+        except HeadwaterError as error:
+            if error.code != "answer_lost":
+                self._producers.give_back(slot)
+            raise
+        self._producers.give_back(slot)
+        return found
+
+    def make(self, topic: str) -> None:
+        """Make sure that a topic is there."""
+        try:
+            self._transport.call("PUT", ("topic", topic), repeat=True)
+        except Invalid as error:
+            if error.code != "partitions_differ":
+                raise
+
+    def after_fork(self) -> None:
+        self._producers.after_fork()
+
+    def _append(
+        self, topic: str, body: bytes | Upload, query: dict[str, Any], headers: dict[str, str], who: Who
+    ) -> Answer:
+        def ask(producer: Producer) -> Answer:
+            headers["Headwater-Producer"] = header_of(producer.id)
+            headers["Headwater-Epoch"] = str(producer.epoch)
+            headers["Headwater-Seq"] = str(producer.seq)
+            return self._post(topic, body, query, headers, (producer.id, producer.epoch, producer.seq))
+
+        return self.produced(who, ask)
+
+    def _post(
+        self,
+        topic: str,
+        body: bytes | Upload,
+        query: dict[str, Any],
+        headers: dict[str, str],
+        producer: tuple[str, int, int],
+    ) -> Answer:
+        streamed = isinstance(body, Upload)
+        if streamed:
+            self.make(topic)  # a stream may be gone by the time that it turns out not to be there
+        repeat: Any = (lambda: body.repeatable) if isinstance(body, Upload) else True
+        path, sent, facts = ("topic", topic, "items"), body, {"producer": producer}
+        try:
+            return self._transport.call("POST", path, query, body=sent, headers=headers, repeat=repeat, facts=facts)
+        except NotFound as error:
+            if error.code not in ("topic_not_found", "topic_deleted") or streamed:
+                raise
+        self.make(topic)
+        return self._transport.call("POST", path, query, body=sent, headers=headers, repeat=repeat, facts=facts)
+
+
+def header_of(id: str) -> str:
+    """A producer's id in a header; raises Invalid for what a header cannot hold."""
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in id) or id != id.strip():
+        raise Invalid(f"the producer's id {id!r} cannot be sent", hint="no control characters, and no spaces around it")
+    return id.encode().decode("latin-1")  # headers are bytes, and these are UTF-8

@@ -1,0 +1,257 @@
+"""Reading from a server: stored batches as they come, on through broken connections without a gap or a double.
+
+A read notes how far it has come in each partition. When the connection breaks, it asks again from there, to the end
+that it had at first. Each object belongs to one thread; only `Follow.stop` may be called from others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, Self
+from uuid import UUID
+
+from headwater.client import failures
+from headwater.client.blob import RemoteBlob
+from headwater.client.connection import Broken
+from headwater.client.transport import Stream, Transport
+from headwater.errors import HeadwaterError, NotFound
+from headwater.event import At, Blob, Event, ticks_of
+from headwater.format.batch import Batch
+from headwater.format.events import EventBatch
+from headwater.format.frames import MEDIA_TYPE, Decoder
+from headwater.format.names import log_uuid, node_of
+
+PLACES = ("from", "from_time", "from_id", "end_before", "end_before_time", "end_before_id")
+_by_time = attrgetter("ticks", "partition")
+
+
+class RemoteLog:
+    """One partition on a server: what its batches need to know of it."""
+
+    def __init__(self, transport: Transport, topic: str, uuid: UUID, partition: int, blob_bytes_in_memory: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.node = node_of(log_uuid(uuid, partition))
+        self.blob_bytes_in_memory = blob_bytes_in_memory
+        self._transport = transport
+
+    def blob(self, batch: Batch) -> Blob:
+        """The data of a huge event."""
+        reference = batch.blob_reference()
+        return RemoteBlob(self._transport, self.topic, self.partition, batch.base_offset, reference)
+
+
+class Batches(Iterator[EventBatch]):
+    """The batches of one read. It asks when it is made, and so raises then what is wrong with the question."""
+
+    def __init__(
+        self, transport: Transport, topic: str, query: dict[str, Any], partition: int | None, blob_bytes_in_memory: int
+    ) -> None:
+        self._transport = transport
+        self._topic = topic
+        self._query = {**query, "partition": partition}
+        self._partition = partition
+        self._in_memory = blob_bytes_in_memory
+        self._reverse = bool(query.get("reverse"))
+        self._uuid: UUID | None = None
+        self._found: deque[EventBatch] = deque()
+        self._tries = 0
+        self._failed_s = 0.0
+        self._open()
+
+    @property
+    def several(self) -> bool:
+        """Whether they are of several partitions."""
+        return len(self._next) > 1
+
+    def __next__(self) -> EventBatch:
+        while not self._found:
+            if not self.more(None):
+                raise StopIteration
+        return self._found.popleft()
+
+    def more(self, wait_s: float | None) -> bool:
+        """Take what comes within so many seconds, in any case before the next batch; False when that is all."""
+        try:
+            pieces = self._stream.more(wait_s)
+            if pieces is not None:
+                for piece in pieces:
+                    self._take(piece)
+                return True
+            self._stream.close()
+            self._decoder.finish()
+        except Broken as error:
+            self._stream.close()
+            self._begin_again(error)
+            return True
+        return False
+
+    def found(self) -> EventBatch | None:
+        """The next batch, if it is there."""
+        return self._found.popleft() if self._found else None
+
+    def cut(self) -> None:
+        """End what it waits for, from any thread."""
+        self._stream.cut()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it may not have come so far as to have one
+            self._stream.close()
+
+    def _open(self) -> None:
+        stream = self._transport.stream(("topic", self._topic, "items"), self._query, accept=MEDIA_TYPE)
+        try:
+            self._begun(stream.headers)
+        except BaseException:
+            stream.close()
+            raise
+        self._stream: Stream = stream
+        self._decoder = Decoder()
+
+    def _begun(self, headers: dict[str, str]) -> None:
+        """Note which topic it is, and from where to where the answer goes in each partition."""
+        try:
+            uuid = UUID(headers["headwater-topic"])
+            self._next = _offsets(headers["headwater-from"])
+            self._ends = _offsets(headers.get("headwater-to", ""))
+        except (KeyError, ValueError) as error:
+            raise failures.not_headwater(self._transport.address) from error
+        if self._uuid is not None and uuid != self._uuid:
+            raise NotFound(
+                f"topic {self._topic!r} was deleted, and another one has its name",
+                code="topic_deleted",
+                topic=self._topic,
+            )
+        self._uuid = uuid
+        numbers = range(len(self._next)) if self._partition is None else (self._partition,)
+        self._logs = {n: RemoteLog(self._transport, self._topic, uuid, n, self._in_memory) for n in numbers}
+
+    def _take(self, piece: bytes) -> None:
+        for frame in self._decoder.feed(piece):
+            log = self._logs[frame.partition]
+            batch = EventBatch(log, frame.batch, frame.lo, frame.hi, frame.rows)
+            at = 0 if self._partition is not None else frame.partition
+            if self._reverse:
+                self._ends[at] = int(batch.offsets()[0])
+            else:
+                self._next[at] = int(batch.offsets()[-1]) + 1
+            self._found.append(batch)
+            self._tries = 0
+
+    def _begin_again(self, error: Broken) -> None:
+        """Ask for the rest. Raises Unavailable when that has been tried for too long without anything coming."""
+        if self._tries == 0:
+            self._failed_s = time.monotonic()
+        if not self._transport.pause(self._tries, self._failed_s):
+            raise failures.cut_short(self._transport.address, str(error)) from error
+        self._tries += 1
+        for name in PLACES:
+            self._query.pop(name, None)
+        self._query["from"] = ",".join(map(str, self._next))
+        if self._ends:
+            self._query["end_before"] = ",".join(map(str, self._ends))
+        self._open()
+
+
+class Follow(Iterator[Event]):
+    """An endless read. Belongs to one thread; only `stop` may be called from others.
+
+    Ends when `timeout` seconds pass without a wanted event, when it is stopped, or the log is closed; raises NotFound
+    when the topic is deleted. It goes on after a broken connection, and raises Unavailable when that takes too long.
+    Events of one partition come in order; those of several as they are found.
+    """
+
+    def __init__(self, batches: Batches, timeout: float | None, transport: Transport) -> None:
+        self._batches = batches
+        self._timeout = timeout
+        self._transport = transport
+        self._stopped = False
+        self._events: Iterator[Event] = iter(())
+
+    def __next__(self) -> Event:
+        for event in self._events:
+            return event
+        deadline_s = None if self._timeout is None else time.monotonic() + self._timeout
+        while not self._over:
+            batch = self._batches.found()
+            if batch is not None:
+                self._events = iter(batch.events())
+                return next(self._events)
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                break
+            try:
+                self._batches.more(left_s)
+            except HeadwaterError:
+                if not self._over:
+                    raise
+        self._batches.close()
+        raise StopIteration
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+        self._batches.close()
+
+    def stop(self) -> None:
+        """End the iteration, from any thread; events that were not handed out are not lost."""
+        self._stopped = True
+        self._batches.cut()
+
+    @property
+    def _over(self) -> bool:
+        return self._stopped or self._transport.closed
+
+
+def events_of(batches: Batches, *, reverse: bool) -> Iterator[Event]:
+    """The events of batches, in the order of their times over all partitions.
+
+    Batches of several partitions come by the time of their first event (in reverse, of their last): what is earlier
+    than the newest batch begins is complete, and the rest waits.
+    """
+    if not batches.several:
+        for batch in batches:
+            yield from batch.reversed() if reverse else batch.events()
+        return
+    waiting: list[Event] = []
+    for batch in batches:
+        more = batch.reversed() if reverse else batch.events()
+        first = _by_time(more[0])
+        ready = 0
+        while ready < len(waiting) and (_by_time(waiting[ready]) > first) == reverse:
+            ready += 1
+        yield from waiting[:ready]
+        waiting = sorted((*waiting[ready:], *more), key=_by_time, reverse=reverse)
+    yield from waiting
+
+
+def place_query(start: At, end: At) -> dict[str, Any]:
+    """Where a read begins and ends, as parameters. What is no place at all, the server refuses."""
+    query = _place("from", start)
+    if end != "latest":
+        query |= {f"end_before{name.removeprefix('from')}": value for name, value in _place("from", end).items()}
+    return query
+
+
+def _place(name: str, at: At) -> dict[str, Any]:
+    if isinstance(at, datetime):
+        ticks_of(at)
+        return {f"{name}_time": at.isoformat()}
+    return {f"{name}_id": at} if isinstance(at, UUID) else {name: at}
+
+
+def _offsets(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")] if text else []

@@ -1,0 +1,533 @@
+"""The verbs on a server. `Remote` is what `headwater.open("http://…")` returns; safe from any thread.
+
+The same verbs as those of a directory, with the same meaning (docs/CLIENT.md has the few that a server does not have).
+It connects when it is first asked for something.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack
+from weakref import WeakSet
+
+import msgspec
+
+from headwater.client.address import Address
+from headwater.client.appending import Appends, Upload, Who
+from headwater.client.consumer import RemoteConsumer, told_place
+from headwater.client.reading import Batches, Follow, events_of, place_query
+from headwater.client.transaction import Transaction
+from headwater.client.transport import Transport
+from headwater.errors import Invalid, NotFound, Unsupported
+from headwater.event import At, Content, Durability, Event, Ref, Refs, Run, ticks_of
+from headwater.format import arrow, events, given
+from headwater.format.events import EventBatch
+from headwater.format.given import Data, Meta, Version
+from headwater.format.settings import Retention
+from headwater.info import ConsumerInfo, Deleted, TopicInfo
+from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, Limits
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_remotes: WeakSet[Remote] = WeakSet()  # which take other producers in a forked child
+
+_decode_topic = msgspec.json.Decoder(TopicInfo).decode
+_decode_consumers = msgspec.json.Decoder(list[ConsumerInfo]).decode
+_decode_deleted = msgspec.json.Decoder(list[Deleted]).decode
+
+
+class Remote:
+    """An open server. Close it, or use it in a `with` statement."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        transfer: Callable[[Remote], Any],
+        *,
+        durability: Durability = "fsync",
+        limits: Limits = DEFAULTS,
+    ) -> None:
+        """`transfer` makes what exports and imports: it works with any log, and lives in a layer above this one."""
+        self._transport = transport
+        self._make_transfer = transfer
+        # How large data may be, its topic says, which the server knows.
+        self._limits = msgspec.structs.replace(limits, data_bytes_max=DATA_BYTES_CEILING)
+        self._durability = _checked(durability)
+        self._appends = Appends(transport, self._limits)
+        self._members: WeakSet[RemoteConsumer] = WeakSet()  # which end with this object
+        _remotes.add(self)
+
+    @property
+    def address(self) -> Address:
+        """Where the server is."""
+        return self._transport.address
+
+    @property
+    def uuid(self) -> str:
+        """What identifies the log that is served, wherever it is moved."""
+        told: str = self._transport.json("GET", ("version",), repeat=True)["uuid"]
+        return told
+
+    @property
+    def limits(self) -> Limits:
+        """What it accepts; the server may accept less."""
+        return self._limits
+
+    # Topics
+
+    def create(
+        self,
+        topic: str,
+        *,
+        partitions: int = 1,
+        segment_bytes: int = 0,
+        segment_age_ms: int = 0,
+        data_bytes_max: int = 0,
+        compression: Literal["none", "zstd"] = "none",
+        **retention: Unpack[Retention],
+    ) -> bool:
+        """Make a topic, durably. True if it is new, False if it is there; Invalid if it has other partitions.
+
+        Settings that are 0 follow the server. What each partition keeps: see `retain`.
+        """
+        asked = {
+            "partitions": partitions,
+            "segment_bytes": segment_bytes or None,
+            "segment_age_ms": segment_age_ms or None,
+            "data_bytes_max": data_bytes_max or None,
+            "compression": None if compression == "none" else compression,
+            **retention,
+        }
+        made: bool = self._transport.json("PUT", ("topic", topic), asked, repeat=True)
+        return made
+
+    def topics(self) -> list[str]:
+        """The names of all topics that one may read, sorted; empty if there are none."""
+        names: list[str] = self._transport.json("GET", ("topics",), repeat=True)
+        return names
+
+    def describe(self, topic: str) -> TopicInfo:
+        """What a topic is and holds; raises NotFound."""
+        return _decode_topic(self._transport.call("GET", ("topic", topic), repeat=True).body)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic and all its events, for everybody; raises NotFound. Made again, it starts afresh."""
+        self._gone("DELETE", ("topic", topic))
+
+    # Appending
+
+    def append(
+        self,
+        topic: str,
+        data: Data | IO[bytes] | Iterator[bytes],
+        *,
+        type: str = "",
+        key: bytes | str | None = None,
+        meta: Meta | None = None,
+        content: Content | None = None,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Who = None,
+    ) -> Ref:
+        """Append one event; returns where it is once it is durable. Makes the topic if it is not there.
+
+        As that of a directory. It is sent again when its answer was lost, and is there once for all that. If there is
+        none for too long: Unavailable with the code `answer_lost`, whose `producer` says under which it may be there.
+        """
+        given.check_content(content)
+        given.encode_type(type)
+        encoded_key = given.encode_key(key, self._limits)
+        given.check_version(expected_version, encoded_key)
+        query = {
+            "type": type or None,
+            "key": encoded_key,
+            "partition": partition,
+            "expected_version": expected_version,
+            "durability": self._waits_for(durability),
+        }
+        encoded_meta = given.encode_meta(meta, self._limits)
+        body: bytes | Upload
+        if given.is_stream(data):
+            body, content = Upload(data), content or "bytes"  # type: ignore[arg-type]  # it is a stream
+        else:
+            body, content = given.encode_data(data, content)  # type: ignore[arg-type]  # it is none
+        return self._appends.one(topic, body, content, encoded_meta, query, producer)
+
+    def append_many(
+        self,
+        topic: str,
+        data: Sequence[Data],
+        *,
+        types: Sequence[str] | str = "",
+        keys: Sequence[bytes | str | None] | None = None,
+        metas: Sequence[Meta | None] | None = None,
+        content: Content | None = None,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Who = None,
+    ) -> Refs:
+        """Append many events: all or nothing in each partition. Above a limit: TooLarge, and nothing is appended.
+
+        As that of a directory, and sent again as a single one is.
+        """
+        given.check_content(content)
+        durability = self._waits_for(durability)
+        if not len(data):
+            return Refs(topic, durability, ())
+        content, columns, encoded_keys = given.encode_many(data, content, types, keys, metas, self._limits)
+        if expected_version is not None:
+            given.check_version(expected_version, next(iter(encoded_keys or ()), None))
+        query = {"partition": partition, "expected_version": expected_version, "durability": durability}
+        return self._appends.many(topic, content, columns, len(data), query, producer)
+
+    def append_arrow(
+        self,
+        topic: str,
+        table: pa.Table | pa.RecordBatch,
+        *,
+        content: Content | None = None,
+        durability: Durability | None = None,
+        partition: int | None = None,
+    ) -> Refs:
+        """Append the rows of an Arrow table with the columns `data` and, if there are, `key`, `type`, `meta`.
+
+        It is split into batches as needed: what was appended before an error stays. References are grouped by batch.
+        """
+        given.check_content(content)
+        durability = self._waits_for(durability)
+        parts = arrow.split(table, self._limits.pack_events)
+        reached: Durability = durability if len(parts) == 1 else "os"
+        runs: list[Run] = []
+        for part in parts:
+            batch_content, columns = arrow.columns_of(part, content)
+            given.check_columns(columns, self._limits)
+            query = {"partition": partition, "durability": reached}
+            runs += self._appends.many(topic, batch_content, columns, part.num_rows, query, None).runs
+        if durability != reached:
+            self.sync(topic)
+        return Refs(topic, durability, runs)
+
+    def transaction(self, *, durability: Durability | None = None, producer: Who = None) -> Transaction:
+        """Appends to any topics, and acks, all or nothing: `with hw.transaction() as tx: tx.append(…)`.
+
+        Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
+        """
+        self._transport.check_open()
+        waits_for = self._waits_for(durability)
+        return Transaction(self, self._transport, self._appends, waits_for, producer, self._limits)
+
+    def sync(self, topic: str) -> None:
+        """Make all events of a topic durable that were appended with durability `os`."""
+        self._transport.call("POST", ("topic", topic, "sync"), repeat=True)
+
+    # Reading
+
+    def read(
+        self,
+        topic: str,
+        *,
+        start: At = "earliest",
+        end: At = "latest",
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Event]:
+        """The events from `start` to before `end`, up to what is there now; with several partitions, in order of time.
+
+        As that of a directory: they come as they are asked for, and after a broken connection it goes on where it was.
+        """
+        places = place_query(start, end) | {"order": "time", "reverse": reverse or None}
+        return events_of(self._batches(topic, places, partition, type, key, match), reverse=reverse)
+
+    def read_batches(
+        self,
+        topic: str,
+        *,
+        start: At = "earliest",
+        end: At = "latest",
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+        reverse: bool = False,
+    ) -> Iterator[EventBatch]:
+        """Like `read`, batch by batch, partition after partition. In reverse, the last batch comes first."""
+        places = place_query(start, end) | {"reverse": reverse or None}
+        return self._batches(topic, places, partition, type, key, match)
+
+    def read_arrow(
+        self,
+        topic: str,
+        *,
+        columns: Sequence[str] | None = None,
+        start: At = "earliest",
+        end: At = "latest",
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+    ) -> pa.Table:
+        """Like `read_batches`, as one Arrow table; empty if there is nothing."""
+        found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key, match=match)
+        return events.table(found, columns)
+
+    def follow(
+        self,
+        topic: str,
+        *,
+        start: At = "latest",
+        timeout: float | None = None,
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+    ) -> Follow:
+        """The events from `start` on, then those that come, from anybody, until `timeout` seconds bring none."""
+        places = place_query(start, "latest") | {"wait_for_more": True}
+        return Follow(self._batches(topic, places, partition, type, key, match), timeout, self._transport)
+
+    def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
+        """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""
+        encoded = given.encode_key(key, self._limits)
+        if encoded is None:
+            raise Invalid("events without a key have no version", hint="give a key; the empty one is one too")
+        query = {"key": encoded, "partition": partition}
+        found: int | None = self._transport.json("GET", ("topic", topic, "version"), query, repeat=True)
+        return found
+
+    # Consumers
+
+    def consumer(
+        self,
+        name: str,
+        topic: str,
+        *,
+        start: At = "earliest",
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        lease_ms: int | None = None,
+        failures_max: int | None = None,
+    ) -> RemoteConsumer:
+        """Join a named consumer of a topic, whose cursors are durable and shared by all members, wherever they run.
+
+        As that of a directory. `lease_ms` is how long this process may be silent before others take over.
+        """
+        member = RemoteConsumer(
+            self._transport,
+            name,
+            topic,
+            self._limits,
+            start=start,
+            type=type,
+            key=key,
+            match=match,
+            timeout=timeout,
+            lease_ms=lease_ms,
+            failures_max=failures_max,
+        )
+        self._members.add(member)
+        return member
+
+    def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
+        """Where each consumer of a topic, or of all, is in each partition, and who reads there; empty if none."""
+        return _decode_consumers(self._transport.call("GET", ("consumers",), {"topic": topic}, repeat=True).body)
+
+    def seek(self, consumer: str, topic: str, at: At, *, partition: int | None = None) -> dict[int, int]:
+        """Move a consumer to another place, durably, in one partition or all; returns its new cursors.
+
+        Members that hold these partitions lose them: late acks raise Fenced, and they go on at the new place.
+        """
+        asked = {"at": told_place(at), "partition": partition}
+        told = self._transport.json("POST", ("consumer", consumer, topic, "seek"), value=asked, repeat=True)
+        return {int(number): cursor for number, cursor in told.items()}
+
+    def forget(self, consumer: str, topic: str) -> None:
+        """Delete a consumer of a topic, durably; raises NotFound. Its members stop; joined again, it is new."""
+        self._gone("DELETE", ("consumer", consumer, topic))
+
+    def replay(self, topic: str, *, consumer: str | None = None) -> int:
+        """Append what was set aside in `<topic>.dead` to the topic again, each event once; returns how many.
+
+        With `consumer`, only what that one could not handle; the rest is then passed over.
+        """
+        done: int = self._transport.json("POST", ("topic", topic, "replay"), {"consumer": consumer}, repeat=False)
+        return done
+
+    def holder(self, event: Event) -> RemoteConsumer:
+        """The consumer, opened here, that handed out an event."""
+        found = [member for member in list(self._members) if member.holds(event)]
+        if len(found) != 1:
+            told = "several consumers hold" if found else "no consumer that was opened here holds"
+            raise Invalid(
+                f"{told} offset {event.offset} of topic {event.topic!r}, partition {event.partition}",
+                hint="say which one: tx.ack(event, consumer=…)" if found else "was it taken over meanwhile?",
+                code="no_holder",
+            )
+        return found[0]
+
+    # Importing and exporting, as docs/TRANSFER.md tells
+
+    def export(
+        self,
+        topic: str | Sequence[str],
+        target: str | os.PathLike[str] | IO[bytes],
+        *,
+        format: str | None = None,
+        progress: Callable[[int, int | None], None] | None = None,
+        **filters: Any,
+    ) -> int:
+        """Write the events of a topic to a file here, or to an open binary one; returns how many.
+
+        As that of a directory.
+        """
+        done: int = self._make_transfer(self).export(topic, target, format, progress, filters)
+        return done
+
+    def import_(
+        self,
+        topic: str | None,
+        source: str | os.PathLike[str] | IO[bytes],
+        *,
+        format: str | None = None,
+        only: str | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+        skip: int = 0,
+        keep_times: bool = False,
+        data_column: str | None = None,
+        key_column: str | None = None,
+        type_column: str | None = None,
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> int:
+        """Append the events of a file here to a topic, or with None each to the topic that it names; returns how many.
+
+        As that of a directory.
+        """
+        done: int = self._make_transfer(self).import_(
+            topic,
+            source,
+            format,
+            only=only,
+            content=content,
+            partition=partition,
+            skip=skip,
+            keep_times=keep_times,
+            columns=(data_column, key_column, type_column),
+            progress=progress,
+        )
+        return done
+
+    # Keeping
+
+    def retain(
+        self,
+        topic: str,
+        *,
+        before: int | datetime | None = None,
+        partition: int | None = None,
+        dry_run: bool = False,
+        **changes: Unpack[Retention],
+    ) -> list[Deleted]:
+        """Delete the oldest segments that need not be kept; returns them. `dry_run` only tells which.
+
+        As that of a directory.
+        """
+        if isinstance(before, datetime):
+            ticks_of(before)  # which refuses one without a zone
+        asked = {"before": before, "partition": partition, "dry_run": dry_run, "changes": changes}
+        body = msgspec.json.encode(asked)
+        return _decode_deleted(self._transport.call("POST", ("topic", topic, "retain"), body=body, repeat=dry_run).body)
+
+    def seal(self, topic: str) -> int:
+        """Not over HTTP: the server seals by itself."""
+        raise _where_it_is("seal", topic)
+
+    def reindex(self, topic: str | None = None, progress: object = None) -> int:  # noqa: ARG002  # as a directory's
+        """Not over HTTP: it needs the files."""
+        raise _where_it_is("reindex", topic)
+
+    def check(self, topic: str | None = None, progress: object = None) -> Any:  # noqa: ARG002  # as a directory's
+        """Not over HTTP: it needs the files."""
+        raise _where_it_is("check", topic)
+
+    def repair(self, topic: str | None = None, *, apply: bool = False) -> Any:  # noqa: ARG002  # as a directory's
+        """Not over HTTP: it needs the files."""
+        raise _where_it_is("repair", topic)
+
+    def after_fork(self) -> None:
+        """In a forked child, where it is called by itself: appends are another's."""
+        self._appends.after_fork()
+
+    def close(self) -> None:
+        """Have consumers leave, end what is under way, and let go of all connections. May be called twice."""
+        try:
+            for member in list(self._members):
+                member.close()
+        finally:
+            self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _batches(
+        self,
+        topic: str,
+        query: dict[str, Any],
+        partition: int | None,
+        type: str | None,
+        key: bytes | str | None,
+        match: Mapping[str, Any] | None,
+    ) -> Batches:
+        filters = {
+            "type": type,
+            "key": given.encode_key(key, self._limits),
+            "match": None if match is None else given.encode_json(match),
+        }
+        return Batches(self._transport, topic, query | filters, partition, self._limits.blob_bytes_in_memory)
+
+    def _waits_for(self, said: Durability | None) -> Durability:
+        return self._durability if said is None else _checked(said)
+
+    def _gone(self, method: str, path: tuple[str, ...]) -> None:
+        """Delete something. When that was asked for twice, because the answer was lost, it may be gone already."""
+        try:
+            self._transport.call(method, path, repeat=True)
+        except NotFound as error:
+            if not error.facts.get("again"):
+                raise
+
+
+def _checked(durability: Durability) -> Durability:
+    if durability not in ("fsync", "os"):
+        raise Invalid(f"durability {durability!r} is unknown", hint="it is 'fsync' or 'os'")
+    return durability
+
+
+def _where_it_is(verb: str, topic: str | None) -> Unsupported:
+    words = " ".join(filter(None, ("headwater", verb, "DIRECTORY", topic)))
+    return Unsupported(
+        f"a server does not {verb}", hint=f"run '{words}' where the directory is", code="needs_directory"
+    )
+
+
+def _after_fork() -> None:
+    for remote in list(_remotes):
+        remote.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,234 @@
+"""Transactions on a server: gathered here, sent and done as one request (docs/HTTP.md, "Transactions").
+
+It carries a producer, so that it is done once, also when its answer was lost and it is sent again: by itself for a
+while, and then when `commit` is called again.
+"""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
+
+import msgspec
+
+from headwater.client.appending import Appends, Who
+from headwater.client.consumer import RemoteConsumer
+from headwater.client.membership import Membership
+from headwater.client.transport import JSON, Transport
+from headwater.errors import Closed, HeadwaterError, TooLarge, Unavailable
+from headwater.event import Content, Durability, Event, Ref, ticks_and_node
+from headwater.format import given
+from headwater.format.given import Data, Meta, Version
+from headwater.format.producers import Producer
+from headwater.limits import Limits
+
+if TYPE_CHECKING:
+    from headwater.client.remote import Remote
+
+
+class ToldRef(msgspec.Struct, frozen=True, gc=False):
+    """Where an event is, as the server tells it."""
+
+    topic: str
+    partition: int
+    offset: int
+    id: str
+
+
+class ToldRefs(msgspec.Struct, frozen=True):
+    """The answer to a transaction."""
+
+    refs: list[ToldRef]
+    durability: Durability
+
+
+_decode = msgspec.json.Decoder(ToldRefs).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Transaction:
+    """What is to be done at once. Nothing is sent of it before `commit`; for one thread."""
+
+    def __init__(
+        self, remote: Remote, transport: Transport, appends: Appends, durability: Durability, who: Who, limits: Limits
+    ) -> None:
+        self._remote = remote
+        self._transport = transport
+        self._appender = appends
+        self._durability = durability
+        self._who = who
+        self._limits = limits
+        self._appends: list[dict[str, Any]] = []
+        self._acks: dict[RemoteConsumer, list[Event]] = {}
+        self._members: list[tuple[Membership, list[Event]]] | None = None  # who acks, once it was sent
+        self._size = 0
+        self._over = False
+        self.refs: list[Ref] = []  # where the events are, in the order of the appends, once it is committed
+
+    def append(
+        self,
+        topic: str,
+        data: Data,
+        *,
+        type: str = "",
+        key: bytes | str | None = None,
+        meta: Meta | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+    ) -> None:
+        """Append one event with the rest. `expected_version` is the key's before the transaction.
+
+        Raises TooLarge when the transaction outgrows its limit; of data that is too large, `commit` tells.
+        """
+        self._check()
+        given.check_content(content)
+        given.encode_type(type)
+        encoded, content = given.encode_data(data, content)
+        encoded_key = given.encode_key(key, self._limits)
+        given.check_version(expected_version, encoded_key)
+        encoded_meta = given.encode_meta(meta, self._limits)
+        self._size += len(encoded) + len(encoded_key or b"") + len(encoded_meta or b"")
+        for unit, size, limit in (
+            ("bytes", self._size, "transaction_bytes_max"),
+            ("events", len(self._appends) + 1, "transaction_events_max"),
+        ):
+            maximum: int = getattr(self._limits, limit)
+            if size > maximum:
+                raise TooLarge(
+                    f"a transaction may have {maximum} {unit}",
+                    hint="make several of it",
+                    limit=limit,
+                    maximum=maximum,
+                )
+        append = {
+            "topic": topic,
+            "type": type,
+            "content": content,
+            "data_base64": _base64(encoded),
+            "meta": dict(meta or {}),
+            "expected_version": expected_version,
+        }
+        if encoded_key is not None:
+            append["key_base64"] = _base64(encoded_key)
+        if partition is not None:
+            append["partition"] = partition
+        self._appends.append(append)
+
+    def append_many(
+        self,
+        topic: str,
+        data: Sequence[Data],
+        *,
+        types: Sequence[str] | str = "",
+        keys: Sequence[bytes | str | None] | None = None,
+        metas: Sequence[Meta | None] | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Append many events of a topic with the rest, in their order."""
+        self._check()
+        given.check_content(content)
+        if not len(data):
+            return
+        given.encode_many(data, content, types, keys, metas, self._limits)
+        for n, each in enumerate(data):
+            self.append(
+                topic,
+                each,
+                type=types if isinstance(types, str) else types[n],
+                key=None if keys is None else keys[n],
+                meta=None if metas is None else metas[n],
+                content=content,
+                partition=partition,
+            )
+
+    def ack(self, *events: Event, consumer: RemoteConsumer | None = None) -> None:
+        """Take events as handled with the rest; `consumer` is who handed them out, if that is not clear.
+
+        Raises Invalid if no consumer that was opened here holds one. `commit` raises Fenced if it was taken over.
+        """
+        self._check()
+        for event in events:
+            self._acks.setdefault(consumer or self._remote.holder(event), []).append(event)
+
+    def commit(self) -> list[Ref]:
+        """Do it all; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done.
+
+        Unavailable with the code `transaction_in_doubt` tells that it may be done: called again, it finds out, and does
+        it if it is not. So does another transaction with the same appends and acks under the error's `producer`.
+        """
+        self._check()
+        if self._members is None:  # else it was sent before, and must be the same
+            self._members = [(consumer.sending(events), events) for consumer, events in self._acks.items()]
+        self._over = True
+        if not self._appends and not self._acks:
+            return self.refs
+        acks = [
+            {"member": member.token, "partition": event.partition, "offset": event.offset}
+            for member, events in self._members
+            for event in events
+        ]
+        asked = {"appends": self._appends, "acks": acks, "durability": self._durability}
+        try:
+            told = self._appender.produced(self._who, lambda producer: self._ask(asked, producer))
+        except HeadwaterError as error:
+            if error.code != "answer_lost":
+                raise
+            self._over, self._who = False, error.facts["producer"]
+            raise _in_doubt(error) from error
+        for member, events in self._members:
+            member.moved(events)
+        self.refs = [_ref(ref, told.durability) for ref in told.refs]
+        return self.refs
+
+    def discard(self) -> None:
+        """Do nothing of it."""
+        self._over = True
+        self._appends, self._acks = [], {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.discard()
+        elif not self._over:
+            self.commit()
+
+    def _ask(self, asked: dict[str, Any], producer: Producer) -> ToldRefs:
+        said = producer.id, producer.epoch, producer.seq
+        body, headers = _encode(asked | {"producer": said}), {"Content-Type": JSON}
+        return _decode(
+            self._transport.call(
+                "POST", ("transaction",), body=body, headers=headers, repeat=True, facts={"producer": said}
+            ).body
+        )
+
+    def _check(self) -> None:
+        if self._over:
+            raise Closed("the transaction is over", hint="begin another: hw.transaction()")
+        self._transport.check_open()
+
+
+def _in_doubt(error: HeadwaterError) -> Unavailable:
+    return Unavailable(
+        f"whether the transaction is committed is not known: {error.message}",
+        hint="call commit() again when the server can be reached: it is done once",
+        code="transaction_in_doubt",
+        **error.facts,
+    )
+
+
+def _ref(told: ToldRef, durability: Durability) -> Ref:
+    ticks, node = ticks_and_node(UUID(told.id))
+    return Ref(told.topic, told.partition, told.offset, ticks, node, durability)
+
+
+def _base64(data: bytes) -> str:
+    return b2a_base64(data, newline=False).decode("ascii")

@@ -1,0 +1,341 @@
+"""Requests to one server: connections that are kept and shared by threads, credentials, retries, errors.
+
+A request is sent again only where that is harmless: it reads, it changes nothing the second time, or it carries a
+producer (docs/TRANSACTIONS.md). Safe from any thread; a forked child begins with connections of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol, Self, TypeVar
+from urllib.parse import quote
+from weakref import WeakSet
+
+import msgspec
+
+from headwater.client import failures
+from headwater.client.address import Address
+from headwater.client.connection import Broken, Connection, Refused
+from headwater.errors import Closed, HeadwaterError
+
+JSON = "application/json"
+IDLE_MAX = 32  # connections that are kept for the next request
+BACKOFF_S, BACKOFF_MAX_S = 0.05, 2.0
+CONNECT_S = 10.0
+# Answers after which the same request may succeed soon: of a server that is busy, or ends and begins anew, or of
+# what stands before it. Others of these statuses need a person, or tell that something was done.
+AGAIN = (502, 503, 504)
+BUSY = ("bad_answer", "closed", "overloaded", "stopping")
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+_transports: WeakSet[Transport] = WeakSet()  # which begin anew in a forked child
+_encode = msgspec.json.Encoder().encode
+
+Query = Mapping[str, object]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+Repeat = bool | Callable[[], bool]
+"""Whether a request may be sent again: always, never, or as it turns out."""
+
+Body = bytes | Callable[[], Iterable[bytes]]
+"""Bytes, or what gives the pieces of a body, each time it is sent."""
+
+
+class Read(Protocol[T_co]):
+    """Makes of a connection whose answer has begun what the caller wants; `again`: it may have been asked before."""
+
+    def __call__(self, connection: Connection, *, again: bool) -> T_co: ...
+
+
+class _Busy(Exception):
+    """An answer that asks to try again later."""
+
+    def __init__(self, told: HeadwaterError) -> None:
+        super().__init__(str(told))
+        self.told = told
+
+
+class Answer:
+    """A whole answer. `again` tells that the request was sent more than once, and may have been done before."""
+
+    __slots__ = ("again", "body", "headers", "status")
+
+    def __init__(self, status: int, headers: dict[str, str], body: bytes, again: bool) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.again = again
+
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+
+class Stream:
+    """An answer that is read as it comes. Close it; only `cut` may be called from other threads."""
+
+    def __init__(self, transport: Transport, connection: Connection) -> None:
+        self._transport = transport
+        self._connection = connection
+        self.closed = False
+        self.headers = connection.headers
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body. Raises Broken when the connection fails."""
+        self._connection.timeout(None)
+        return self._connection.pieces()
+
+    def more(self, wait_s: float | None) -> list[bytes] | None:
+        """What comes within so many seconds; empty if nothing did, None at the end. Raises Broken."""
+        return self._connection.more(wait_s)
+
+    def cut(self) -> None:
+        """End it, from any thread: whoever waits for more finds it Broken."""
+        self._transport.cut(self, self._connection)
+
+    def close(self) -> None:
+        """Let go of the connection: it is kept if all was read. May be called twice."""
+        if not self.closed:
+            self.closed = True
+            self._transport.release(self._connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Transport:
+    """The way to one server. `timeout_s` is for each answer to begin, `retry_s` for trying again after failures."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        authorization: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 60.0,
+        retry_s: float = 15.0,
+    ) -> None:
+        self.address = address
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._retry_s = retry_s
+        self._head = f" HTTP/1.1\r\nHost: {address.authority}\r\nUser-Agent: headwater"
+        if authorization is not None:
+            self._head += f"\r\nAuthorization: {authorization}"
+        self._met = False  # whether it ever answered: one that never did is told of at once
+        self._random = random.Random()  # noqa: S311  # spreads retries, keeps no secret
+        self._begin()
+        _transports.add(self)
+
+    def call(
+        self,
+        method: str,
+        path: Iterable[str],
+        query: Query = NOTHING,
+        *,
+        body: Body = b"",
+        headers: Mapping[str, str] = NOTHING,
+        repeat: Repeat,
+        facts: Mapping[str, Any] = NOTHING,
+    ) -> Answer:
+        """Send a request and read the answer. Raises what the server raised.
+
+        `repeat`: it may be sent again; an error that came then has the fact `again`. Raises Unavailable when the server
+        cannot be reached, or, with the code `answer_lost` and the `facts`, when the request may have been done.
+        """
+        return self._ask(self._whole, method, path, query, body, headers, repeat=repeat, facts=facts)
+
+    def json(self, method: str, path: Iterable[str], query: Query = NOTHING, *, value: Any = None, repeat: bool) -> Any:
+        """The same, with JSON both ways."""
+        if value is None:
+            return self.call(method, path, query, repeat=repeat).json()
+        return self.call(method, path, query, body=_encode(value), headers={"Content-Type": JSON}, repeat=repeat).json()
+
+    def stream(self, path: Iterable[str], query: Query = NOTHING, *, accept: str) -> Stream:
+        """Ask for an answer that is read as it comes."""
+        return self._ask(self._begun, "GET", path, query, b"", {"Accept": accept}, repeat=True, facts=NOTHING)
+
+    def pause(self, tries: int, began_s: float) -> bool:
+        """Sleep before the next try; False when it has been tried for long enough, or it was closed.
+
+        The first comes at once: a connection that was kept may have been closed meanwhile, and another one does.
+        """
+        pause_s = min(BACKOFF_MAX_S, BACKOFF_S * 2 ** min(tries, 10)) * self._random.uniform(0.5, 1.0) if tries else 0.0
+        if time.monotonic() + pause_s - began_s > self._retry_s:
+            return False
+        return not self._closing.wait(pause_s)
+
+    @property
+    def met(self) -> bool:
+        """Whether the server ever answered."""
+        return self._met
+
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
+
+    def check_open(self) -> None:
+        """Raise Closed if it was closed."""
+        if self.closed:
+            raise Closed(f"{self.address} was closed")
+
+    def release(self, connection: Connection) -> None:
+        """Keep a connection whose answer was read for the next request; close any other."""
+        with self._mutex:
+            self._busy.discard(connection)
+            if connection.ended and connection.keep and len(self._idle) < IDLE_MAX and not self.closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def cut(self, stream: Stream, connection: Connection) -> None:
+        """End what a stream waits for; nothing if it has let go of the connection, which may be another's now."""
+        with self._mutex:
+            if not stream.closed:
+                connection.cut()
+
+    def close(self) -> None:
+        """Cut all that is under way, and let go of all connections. May be called twice."""
+        self._closing.set()
+        with self._mutex:
+            idle = list(self._idle)
+            self._idle.clear()
+            for connection in self._busy:
+                connection.cut()
+        for connection in idle:
+            connection.close()
+
+    def after_fork(self) -> None:
+        """In a forked child, where it is called by itself: the connections belong to the parent."""
+        closed = self.closed
+        for connection in (*self._idle, *self._busy):
+            connection.close()  # this copy of the descriptor; the parent's stays open
+        self._begin()
+        if closed:
+            self._closing.set()
+
+    def _begin(self) -> None:
+        self._mutex = threading.Lock()  # protects `_idle` and `_busy`
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._closing = threading.Event()
+
+    def _ask(
+        self,
+        read: Read[T],
+        method: str,
+        path: Iterable[str],
+        query: Query,
+        body: Body,
+        headers: Mapping[str, str],
+        *,
+        repeat: Repeat,
+        facts: Mapping[str, Any],
+    ) -> T:
+        lines = (f"{method} {self._target(path, query)}{self._head}", *(f"{n}: {v}" for n, v in headers.items()))
+        head = "\r\n".join(lines).encode("latin-1")
+        tries, began_s, in_doubt = 0, 0.0, False
+        while True:
+            try:
+                return self._try(head, body, partial(read, again=in_doubt))
+            except Broken as error:
+                reason: Exception = error
+                in_doubt = in_doubt or error.sent
+                # A server that never answered is not one that begins anew: the address may be wrong.
+                again = _may(repeat) or (not error.sent and isinstance(body, bytes))
+                again = again and (self._met or not isinstance(error, Refused))
+            except _Busy as error:
+                reason, again = error.told, _may(repeat)
+            except HeadwaterError as error:
+                if in_doubt:
+                    error.facts["again"] = True
+                raise
+            if tries == 0:
+                began_s = time.monotonic()
+            if not again or not self.pause(tries, began_s):
+                raise self._given_up(reason, in_doubt=in_doubt and method != "GET", facts=facts) from reason
+            tries += 1
+
+    def _given_up(self, reason: Exception, *, in_doubt: bool, facts: Mapping[str, Any]) -> HeadwaterError:
+        if in_doubt:
+            return failures.lost(self.address, str(reason), **facts)
+        if isinstance(reason, HeadwaterError):
+            return reason
+        return Closed(f"{self.address} was closed") if self.closed else failures.unreachable(self.address, str(reason))
+
+    def _try(self, head: bytes, body: Body, read: Callable[[Connection], T]) -> T:
+        connection = self._connection()
+        try:
+            connection.timeout(self._timeout_s)
+            connection.send(head, body if isinstance(body, bytes) else body())
+            connection.receive()
+            self._met = True
+            if connection.status < 300:
+                return read(connection)
+            answer = self._whole(connection)
+        except BaseException:
+            connection.close()
+            self.release(connection)
+            raise
+        error = failures.error_of(answer.status, answer.body, self.address)
+        raise _Busy(error) if answer.status in AGAIN and error.code in BUSY else error
+
+    def _whole(self, connection: Connection, *, again: bool = False) -> Answer:
+        answer = Answer(connection.status, connection.headers, connection.body(), again)
+        self.release(connection)
+        return answer
+
+    def _begun(self, connection: Connection, *, again: bool) -> Stream:  # noqa: ARG002  # a read changes nothing
+        return Stream(self, connection)
+
+    def _connection(self) -> Connection:
+        self.check_open()
+        while True:
+            with self._mutex:
+                connection = self._idle.pop() if self._idle else None
+                if connection is not None:
+                    self._busy.add(connection)
+            if connection is None:
+                break
+            if connection.usable:
+                return connection
+            connection.close()
+            self.release(connection)
+        connection = Connection(self.address, self._tls, min(CONNECT_S, self._timeout_s))
+        with self._mutex:
+            self._busy.add(connection)
+        return connection
+
+    def _target(self, path: Iterable[str], query: Query) -> str:
+        target = self.address.prefix + "".join(f"/{quote(part, safe='')}" for part in path)
+        pairs = "&".join(f"{name}={_value(value)}" for name, value in query.items() if value is not None)
+        return f"{target}?{pairs}" if pairs else target
+
+
+def _may(repeat: Repeat) -> bool:
+    return repeat if isinstance(repeat, bool) else repeat()
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return quote(value if isinstance(value, bytes) else str(value), safe="")
+
+
+def _after_fork() -> None:
+    for transport in list(_transports):
+        transport.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

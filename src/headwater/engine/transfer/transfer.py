@@ -1,0 +1,71 @@
+"""Importing and exporting as verbs (docs/TRANSFER.md): of a directory, and of a server, which has the same others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from headwater.engine.transfer import exporting, importing
+from headwater.engine.transfer.chunks import Wanted
+from headwater.engine.transfer.exporting import Progress
+from headwater.engine.transfer.files import Target
+from headwater.event import Content
+from headwater.format import given
+from headwater.format.events import EventBatch
+from headwater.info import TopicInfo
+from headwater.limits import Limits
+from headwater.storage.disk import Disk
+
+
+class Log(Protocol):
+    """The verbs that a transfer needs, whoever has them."""
+
+    def describe(self, topic: str) -> TopicInfo: ...
+    def sync(self, topic: str) -> None: ...
+    @property
+    def read_batches(self) -> Callable[..., Iterator[EventBatch]]: ...
+    @property
+    def append(self) -> Callable[..., object]: ...
+    @property
+    def append_many(self) -> Callable[..., object]: ...
+    @property
+    def append_arrow(self) -> Callable[..., object]: ...
+
+
+class Transfer:
+    """The transfers between a log and files. Safe from any thread."""
+
+    def __init__(self, log: Log, limits: Limits, disk: Disk | None = None) -> None:
+        self._log = log
+        self._limits = limits
+        self._disk = disk or Disk()
+
+    def export(
+        self,
+        topic: str | Sequence[str],
+        target: Target,
+        format: str | None,
+        progress: Progress | None,
+        filters: dict[str, Any],
+    ) -> int:
+        topics = [topic] if isinstance(topic, str) else list(topic)
+        return exporting.export(self._log, self._disk, topics, target, format, progress, filters)
+
+    def import_(
+        self,
+        topic: str | None,
+        source: Target,
+        format: str | None,
+        *,
+        only: str | None,
+        content: Content | None,
+        partition: int | None,
+        skip: int,
+        keep_times: bool,
+        columns: tuple[str | None, str | None, str | None],
+        progress: Progress | None,
+    ) -> int:
+        given.check_content(content)
+        wanted = Wanted(content, keep_times, topic is None or only is not None, *columns)
+        sink = importing.Sink(self._log, self._limits, topic, only, partition, skip)
+        return importing.import_file(self._disk, self._limits, source, format, wanted, sink, progress)

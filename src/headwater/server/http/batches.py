@@ -1,0 +1,67 @@
+"""Stored batches over HTTP, as `headwater.open("http://…")` reads and sends them (docs/HTTP.md, "Batches")."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from headwater.engine.waiting import Waiting
+from headwater.event import At
+from headwater.format.frames import MEDIA_TYPE
+from headwater.server.http.message import Headers, Request, Response
+from headwater.server.store import Store
+from headwater.server.wire import batches
+from headwater.server.wire.pieces import PIECE_BYTES
+
+Places = At | Sequence[int]
+
+
+async def read(store: Store, topic: str, start: Places, end: Places, options: dict[str, Any]) -> Response:
+    """What is there now; `options` are those of `Engine.span`. The headers tell where it begins and ends."""
+
+    def begin() -> tuple[Any, Any, bytes]:
+        span = store.engine.span(topic, start=start, end=end, **options)
+        pieces = batches.encode_all(span.batches)
+        return span, pieces, next(pieces, b"")  # which raises what is to be told before the answer begins
+
+    span, pieces, first = await store.blocking(begin)
+
+    async def body() -> AsyncIterator[bytes]:
+        if first:
+            yield first
+            async for piece in store.pump(pieces):
+                yield piece
+
+    return Response(200, (*_headers(span.uuid, span.starts), ("headwater-to", _told(span.ends))), body())
+
+
+async def follow(store: Store, topic: str, start: Places, filters: dict[str, Any]) -> Response:
+    """What is there, and what comes. The headers tell where it begins."""
+    cursor = await store.blocking(store.engine.cursor, topic, start=start, **filters)
+    found = await store.feeds.follow(topic, start=cursor.offsets, wait=True, bytes_max=PIECE_BYTES, **filters)
+
+    async def body() -> AsyncIterator[bytes]:
+        async for some in found:
+            async for piece in store.pump(batches.encode_all(some)):
+                yield piece
+
+    return Response(200, _headers(cursor.uuid, cursor.offsets), body())
+
+
+async def prepare(store: Store, request: Request, options: dict[str, Any]) -> list[Waiting]:
+    """The appends of a request with batches, of which there is one: all of it or nothing, in each partition."""
+    body = await request.body(store.limits.body_bytes_max)
+
+    def decode() -> list[Waiting]:
+        parsed = batches.parse(body, store.engine.limits)
+        return store.engine.prepare_many(request.name, parsed.content, parsed.columns, parsed.count, **options)
+
+    return await store.blocking(decode)
+
+
+def _headers(uuid: str, offsets: Sequence[int]) -> Headers:
+    return (("content-type", MEDIA_TYPE), ("headwater-topic", uuid), ("headwater-from", _told(offsets)))
+
+
+def _told(offsets: Sequence[int]) -> str:
+    return ",".join(map(str, offsets))

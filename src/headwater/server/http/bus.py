@@ -1,0 +1,66 @@
+"""The event bus at `/api/events`: publish an event with a type, and follow all events live, as server-sent events.
+
+It is one topic, made when it is first used, which keeps its newest segments. One that is there is used as it is.
+"""
+
+from __future__ import annotations
+
+from headwater.engine.waiting import Waiting
+from headwater.errors import Invalid, NotFound
+from headwater.event import Ref
+from headwater.server.http import sse
+from headwater.server.http.message import Request, Response, json
+from headwater.server.store import Store
+
+_LINE_ENDS = frozenset("\r\n\0")  # what the name of a server-sent event cannot hold
+
+
+async def publish(store: Store, request: Request) -> Response:
+    """Append an event; answered with its id when it is durable."""
+    type = request.query.text("type")
+    if not type:
+        raise Invalid("the parameter 'type' is missing", hint="say what happened: ?type=placed", code="bad_parameter")
+    if not _LINE_ENDS.isdisjoint(type):
+        raise Invalid("a type on the bus is one line", code="bad_parameter")
+    data = await request.body(store.engine.limits.data_bytes_max)
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise Invalid(
+            f"the body is not UTF-8: {error.reason} at byte {error.start}",
+            hint="the bus carries text; encode other bytes, for example as base64",
+            code="not_utf8",
+        ) from error
+    try:
+        ref = await _append(store, type, data)
+    except NotFound:
+        await _make(store)
+        ref = await _append(store, type, data)
+    return json({"id": str(ref.id)})
+
+
+async def follow(store: Store, request: Request) -> Response:
+    """The events after the last that the client had, or from the oldest on, then those that come."""
+    query = request.query
+    last, pattern = query.text("lastEventId"), query.text("typeMatcher")
+    try:
+        return await sse.respond(store, request, store.settings.bus.topic, last=last, type=pattern, bus=True)
+    except NotFound:
+        await _make(store)
+        return await sse.respond(store, request, store.settings.bus.topic, last=last, type=pattern, bus=True)
+
+
+async def _append(store: Store, type: str, data: bytes) -> Ref:
+    topic = store.settings.bus.topic
+    if len(data) > store.engine.limits.blob_bytes_min:  # too large to wait in memory for a commit with others
+        return await store.blocking(store.engine.append, topic, data, type=type, content="text")
+    waiting: Waiting = store.engine.prepare(topic, data, type=type, content="text")
+    await store.commits.commit([waiting])
+    return waiting.ref()
+
+
+async def _make(store: Store) -> None:
+    bus = store.settings.bus
+    await store.blocking(
+        store.engine.create, bus.topic, segment_bytes=bus.segment_bytes, retention_segments=bus.segments
+    )

@@ -1,0 +1,220 @@
+"""Consumers over HTTP: join one and read as its member, ack, seek, list, forget (docs/HTTP.md, "Consumers")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Annotated, TypeVar
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+from headwater.errors import HeadwaterError, Invalid
+from headwater.event import At, Event
+from headwater.format import jsonl
+from headwater.server.http.errors import response_of
+from headwater.server.http.message import Query, Request, Response, json
+from headwater.server.members import Formats, Settlement, State
+from headwater.server.store import Store
+
+NDJSON = "application/x-ndjson"
+SMALL_BODY = 64 * 1024
+
+Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
+T = TypeVar("T")
+
+
+class Seek(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a consumer is to go on."""
+
+    at: int | str
+    partition: Number | None = None
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """[partition, offset], or [partition, first, end] for all that was handed out from `first` to before `end`."""
+
+    partition: Number
+    offset: Offset
+    end: Offset | None = None
+
+
+class Acks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client says of the events that its member was handed; that it lives; and with `leave`, that it goes."""
+
+    member: str
+    acks: list[Ack] = []
+    to: list[tuple[Number, Offset]] = []
+    fails: list[tuple[Number, Offset, str]] = []
+    flush: bool = False
+    seek: Seek | None = None
+    look: bool = False
+    leave: bool = False
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """The answer: of each failure whether the event was set aside; new cursors; what the member has done and holds."""
+
+    aside: list[bool]
+    state: State
+    cursors: dict[int, int] = {}
+
+
+_decode_acks = msgspec.json.Decoder(Acks).decode
+_decode_seek = msgspec.json.Decoder(Seek).decode
+_decode_match = msgspec.json.Decoder(dict[str, object]).decode
+
+
+async def list_consumers(store: Store, request: Request) -> Response:
+    """Where each consumer is, of the topics that the user may read."""
+    topic = request.query.text("topic")
+    found = await store.blocking(store.engine.consumers, topic)
+    return json([msgspec.to_builtins(each) for each in found if request.user.may("read", each.topic)])
+
+
+async def join(store: Store, request: Request) -> Response:
+    """Join a consumer, and stream what its member is handed until the connection ends."""
+    query = request.query
+    formats = _formats(request)
+    timeout = _seconds(query, "timeout")
+    options = {
+        "start": _start(query),
+        "type": query.text("type"),
+        "key": query.data("key"),
+        "match": _match(query),
+        "lease_ms": query.number("lease_ms"),
+        "failures_max": query.number("failures_max"),
+    }
+    if request.method == "HEAD":  # asks what a GET would say, and must not take anything from others
+        await store.blocking(store.engine.describe, request.path[2])
+        return Response(200, (("content-type", formats.media_type),))
+    joining = store.blocking(
+        store.members.join,
+        request.user.name,
+        request.name,
+        request.path[2],
+        formats,
+        instead=query.text("instead"),
+        timeout=timeout,
+        **options,
+    )
+    member = await joining
+    headers = (
+        ("content-type", formats.media_type),
+        ("headwater-member", member.token),
+        ("headwater-owner", member.consumer.id),
+        ("headwater-lease", str(round(member.lease_s * 1000))),
+    )
+    return Response(200, headers, member)
+
+
+async def settle(store: Store, request: Request) -> Response:
+    """Take acks and failures; whatever it says, the member is known to live."""
+    said = _decoded(_decode_acks, await request.body(store.limits.acks_bytes_max))
+    member = store.members.get(said.member, request.user.name, request.name, request.path[2])
+    acks = [(each.partition, each.offset, each.offset + 1 if each.end is None else each.end) for each in said.acks]
+    settlement = Settlement(acks, said.to, said.fails, said.flush or said.leave)
+    if acks or said.to or said.fails or settlement.flush:
+        aside = await store.blocking(member.settle, settlement)
+    else:
+        aside = []
+        member.heard()
+    if said.leave:
+        member.leave()
+        await store.blocking(member.join)
+        return json(Settled(aside, member.state))
+    if said.seek is not None:
+        cursors, state = await member.seek(place_of(said.seek.at), said.seek.partition)
+        return json(Settled(aside, state, cursors))
+    return json(Settled(aside, await member.look() if said.look else member.state))
+
+
+async def seek(store: Store, request: Request) -> Response:
+    """Move a consumer to another place, durably."""
+    said = _decoded(_decode_seek, await request.body(SMALL_BODY))
+    place = place_of(said.at)
+    topic = request.path[2]
+    cursors = await store.blocking(store.engine.seek, request.name, topic, place, partition=said.partition)
+    return json(cursors)
+
+
+async def forget(store: Store, request: Request) -> Response:
+    """Delete a consumer; its members end."""
+    await store.blocking(store.engine.forget, request.name, request.path[2])
+    return json(True)
+
+
+def place_of(said: int | str) -> At:
+    """A place in a log: an offset, `earliest`, `latest`, an event's UUIDv6, or a time in ISO 8601 with its zone."""
+    if isinstance(said, str):
+        if said in ("earliest", "latest"):
+            return said  # type: ignore[return-value]  # one of the two literals
+        if said.isascii() and said.isdigit() and len(said) < 19:
+            return int(said)
+        for read in (UUID, datetime.fromisoformat):
+            try:
+                return read(said)
+            except ValueError:
+                continue
+    elif 0 <= said < 1 << 63:
+        return said
+    raise Invalid(
+        f"{str(said)[:40]!r} is not a place",
+        hint="give an offset, earliest, latest, a time with its zone, or an event's id",
+        code="bad_place",
+    )
+
+
+def _start(query: Query) -> At:
+    said = query.text("start")
+    return "earliest" if said is None else place_of(said)
+
+
+def _match(query: Query) -> dict[str, object] | None:
+    said = query.data("match")
+    return None if said is None else _decoded(_decode_match, said)
+
+
+def _seconds(query: Query, name: str) -> float | None:
+    said = query.text(name)
+    if said is None:
+        return None
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise Invalid(f"the parameter {name!r} is no number of seconds", code="bad_parameter")
+    return seconds
+
+
+def _decoded(decode: Callable[[bytes], T], said: bytes) -> T:
+    try:
+        return decode(said)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(f"the JSON cannot be used: {error}", code="bad_body") from error
+
+
+def _formats(request: Request) -> Formats:
+    wanted = [each.partition(";")[0].strip() for each in request.headers.get("accept", "*/*").split(",")]
+    if {NDJSON, "*/*", "application/*"}.isdisjoint(wanted):
+        raise Invalid("a member's events come as lines", hint=f"accept {NDJSON}", code="not_acceptable")
+    return LINES
+
+
+def _lines(events: Sequence[Event]) -> bytes:
+    if all(event.data is not None for event in events):
+        return jsonl.encode_exactly(list(events))
+    # A huge event is told with its size; whoever handles it reads the data from the topic.
+    return b"".join(jsonl.encode(event) + b"\n" if event.data is None else _lines([event]) for event in events)
+
+
+def _error_line(error: HeadwaterError) -> bytes:
+    body = response_of(error).body
+    assert isinstance(body, bytes)
+    return b'{"error":' + body + b"}\n"
+
+
+LINES = Formats(NDJSON, _lines, b"\n", _error_line)

@@ -1,0 +1,220 @@
+"""Plain appends: one small item to a topic, as most requests are, answered without a task of their own.
+
+A client sends the same head again and again, while only the body changes. So what the bytes of a head mean is
+remembered, and a request that begins with them is not parsed any more. Who may do it is asked each time. Belongs to the
+loop's thread.
+"""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from headwater.engine.waiting import Waiting
+from headwater.errors import HeadwaterError
+from headwater.event import Content, id_text
+from headwater.server.commits import Group
+from headwater.server.http.appending import CONTENT_BY_MEDIA
+from headwater.server.http.message import Query
+from headwater.server.http.target import parts_of
+
+if TYPE_CHECKING:
+    from headwater.server.http.app import App
+    from headwater.server.http.protocol import Connection
+
+PATTERN = "/topic/{name}/items"
+PARAMETERS = ("type", "key", "partition", "durability")
+HEADS_MAX = 4096  # heads that are remembered: one for each client and length of body
+HEAD_BYTES_MAX = 1024  # so that they take 4 MiB at most
+SLOW_HEADERS = frozenset(
+    (
+        "origin",
+        "headwater-producer",
+        "headwater-epoch",
+        "headwater-seq",
+        "headwater-meta",
+        "ce-specversion",
+        "content-encoding",
+        "expect",
+    )
+)
+_PLACE = (
+    b"headwater-durability: %b\r\nheadwater-partition: %d\r\nheadwater-id: %b%%03x%b\r\ncontent-length: %%d\r\n\r\n%%b"
+)
+
+
+class Head:
+    """What the head of a plain append means. `length` is that of the body."""
+
+    __slots__ = ("content", "headers", "length", "options", "topic", "url")
+
+    def __init__(
+        self, url: bytes, headers: dict[str, str], topic: str, content: Content, options: dict[str, Any]
+    ) -> None:
+        self.url = url
+        self.headers = headers
+        self.topic = topic
+        self.content = content
+        self.options = options
+        self.length = 0
+
+
+class PlainAppends:
+    """The plain appends of one server."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._engine = app.store.engine
+        self._access = app.store.access
+        self._commits = app.store.commits
+        self._metrics = app.store.metrics
+        self._answered = app.store.metrics.route("POST", PATTERN).answered
+        self._heads: dict[bytes, Head] = {}
+        app.store.commits.write_answers(self.write)
+
+    def find(self, data: bytes, end: int) -> Head | None:
+        """What a head means that ends at `end`, if the data is a whole request with a head that was seen before."""
+        head = self._heads.get(data[:end])
+        return head if head is not None and len(data) - end == head.length else None
+
+    def remember(self, data: bytes, head: Head) -> None:
+        """Remember the head that a request began with. The data is what came of it at once: not always all of it."""
+        end = data.find(b"\r\n\r\n") + 4
+        if "key" in head.options:
+            return  # it will be another one next time
+        if end <= HEAD_BYTES_MAX and head.headers.get("content-length") == str(len(data) - end):
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            head.length = len(data) - end
+            self._heads[data[:end]] = head
+
+    def learn(self, url: bytes, headers: dict[str, str]) -> Head | None:
+        """What the head of a POST means; None if it is not that of a plain append."""
+        content = CONTENT_BY_MEDIA.get(headers.get("content-type", ""))
+        if content is None or not SLOW_HEADERS.isdisjoint(headers) or "host" not in headers:
+            return None
+        try:
+            path, raw_query = parts_of(url)
+            if len(path) != 3 or path[0] != "topic" or path[2] != "items" or not path[1]:
+                return None
+            query = Query(raw_query).only(*PARAMETERS)
+            options = {
+                "type": query.text("type"),
+                "key": query.data("key"),
+                "partition": query.number("partition"),
+                "durability": query.choice("durability", ("fsync", "os")),
+            }
+        except HeadwaterError:
+            return None
+        given = {name: value for name, value in options.items() if value is not None}
+        return Head(url, headers, path[1], content, given)
+
+    def take(self, connection: Connection, head: Head, data: bytes) -> bool:
+        """Append an item, and answer it with its group. False if it must be answered in full: that tells why."""
+        client = connection.client
+        user = self._access.known(head.headers, client)
+        if user is None:
+            return False
+        if user is not connection.granted_user or head is not connection.granted_head:
+            if not user.may("append", head.topic) or not self._app.host_is_fine(head.headers, client):
+                return False
+            connection.granted_user, connection.granted_head = user, head
+        try:
+            waiting = self._engine.prepare(head.topic, data, content=head.content, **head.options)
+            answer = Answer(self, connection, head, user.name, waiting)
+            self._commits.submit(waiting, answer)
+        except HeadwaterError:
+            return False
+        connection.plain_answer = answer
+        return True
+
+    def write(self, group: Group) -> None:
+        """Write the answers of a group that was committed. Called in the thread that did it.
+
+        The system takes as long to send an answer as we do for all the rest; meanwhile the loop can read what comes.
+        First all answers are made, then all are written: clients that are awake need not be woken for each.
+        """
+        form, kind, ready = b"", None, []
+        for waiting, answer in group:
+            rows = waiting.rows
+            if answer.__class__ is not Answer or rows.error is not None:
+                continue
+            ticks = rows.ticks
+            if (ticks >> 12, rows.sync) != kind:
+                form, kind = _form(waiting), (ticks >> 12, rows.sync)
+            number = b"%d" % rows.offset
+            answer.data = answer.connection.plain_head + form % (ticks & 0x0FFF, len(number), number)
+            if answer.way is not None:
+                ready.append((answer, answer.way))
+        for answer, way in ready:
+            try:
+                answer.sent = os.write(way.number, answer.data)
+            except OSError:
+                continue  # there is no room, or nobody any more: the loop sees to it
+
+    def finish(self, answer: Answer) -> None:
+        """Do what is left when an answer was written, or could not be."""
+        answer.finished = True
+        rows, status, connection = answer.waiting.rows, 200, answer.connection
+        if rows.error is None:
+            connection.answer_plainly(answer.data[answer.sent :])
+        else:
+            response = self._app.failure(rows.error)
+            connection.answer_at_once(response)
+            status = response.status
+        seconds = perf_counter() - answer.begun
+        self._answered(status, seconds)
+        access_log = self._metrics.access_log
+        if access_log is not None:
+            asked = connection.client.address, answer.user, "POST", answer.head.url.decode("latin-1"), PATTERN
+            access_log.note(*asked, status, rows.size, 0, seconds)
+
+
+class Way:
+    """A descriptor of a connection's socket for the thread that commits; closed when nobody uses it any more.
+
+    The loop may close its own at any time, and the next connection may get its number: no answer must go there.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = os.dup(number)
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+class Answer:
+    """The answer to one plain append. Called on the loop when the append has its place or its error."""
+
+    __slots__ = ("begun", "connection", "data", "finished", "head", "plain", "sent", "user", "waiting", "way")
+
+    def __init__(self, plain: PlainAppends, connection: Connection, head: Head, user: str, waiting: Waiting) -> None:
+        self.plain = plain
+        self.waiting = waiting
+        self.connection = connection
+        self.head = head
+        self.user = user
+        self.begun = perf_counter()
+        self.way = connection.way()  # None if only the loop may write
+        self.data = b""
+        self.sent = 0  # bytes that were written
+        self.finished = False
+
+    def __call__(self, _: Waiting) -> None:
+        if not self.finished:
+            self.plain.finish(self)
+
+    @property
+    def written(self) -> bool:
+        """Whether all of it was."""
+        return self.sent > 0 and self.sent == len(self.data)
+
+
+def _form(waiting: Waiting) -> bytes:
+    """An answer with gaps. The ids of a group differ in their last digits of time only."""
+    log, rows = waiting.log, waiting.rows
+    id = id_text(rows.ticks, log.node).encode()
+    return _PLACE % (b"fsync" if rows.sync else b"os", log.place.partition, id[:15], id[18:])

@@ -1,0 +1,195 @@
+"""Server-sent events of a topic: live, resumed after `Last-Event-ID`, and told of what was deleted meanwhile.
+
+The `id:` of an event is its UUIDv6. Over several partitions, where that is no place to go on from, it is a cursor over
+all of them. `respond` is for `GET /topic/{name}/items` and for the bus; the bytes are made in `wire/sse.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Hashable, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+from headwater.engine.cursor import Gap, Offsets, TopicCursor
+from headwater.errors import HeadwaterError, Invalid
+from headwater.event import At, ticks_and_node
+from headwater.format.events import EventBatch
+from headwater.server.http.message import Headers, Request, Response
+from headwater.server.store import Store
+from headwater.server.wire import sse
+
+MEDIA_TYPE = "text/event-stream"
+HEADERS: Headers = (("content-type", MEDIA_TYPE), ("x-accel-buffering", "no"))  # which nginx would else hold back
+RETRY_MS = 2000  # when a client comes back that lost its connection: many may have lost theirs at once
+PARTITIONS_MAX = 256  # each takes a few bytes of every id
+
+
+class Events:
+    """The form of events whose id is a UUIDv6. See `channels.Form`."""
+
+    opening = sse.retry(RETRY_MS)
+    heartbeat = sse.HEARTBEAT
+
+    def __init__(self, *, bus: bool) -> None:
+        self.bus = bus
+        self.key: Hashable = ("sse", bus)
+
+    def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
+        """The events, each with its id."""
+        del before
+        return b"".join([sse.encode(batch, bus=self.bus) for batch in batches])
+
+    def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
+        """An event `headwater.gap`."""
+        del before
+        return _gap(last_id, gap.oldest_id, gap)
+
+    def failure(self, error: HeadwaterError) -> bytes:
+        """An event `headwater.error`, the last one."""
+        return sse.told("headwater.error", {"code": error.code, "message": error.message})
+
+
+class Cursored(Events):
+    """The same over several partitions: an id is a cursor over all of them."""
+
+    def __init__(self, uuid: str, *, bus: bool) -> None:
+        super().__init__(bus=bus)
+        self.uuid = UUID(uuid)
+        self.key = ("sse", bus, uuid)
+
+    def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
+        """The events, each with a cursor that is after it."""
+        pieces = []
+        for batch in batches:
+            ids = sse.cursor_texts(before, self.uuid, batch.partition, batch.offsets() + 1)
+            pieces.append(sse.encode(batch, ids, bus=self.bus))
+            before = _after(before, (batch,))
+        return b"".join(pieces)
+
+    def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
+        """The same, told in cursors."""
+        del last_id
+        after = [*before[: gap.partition], gap.oldest, *before[gap.partition + 1 :]]
+        return _gap(sse.cursor_encode(before, self.uuid), sse.cursor_encode(after, self.uuid), gap)
+
+
+TOPIC, BUS = Events(bus=False), Events(bus=True)
+
+
+class End(Protocol):
+    """Where an answer ends."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing that comes can be part of the answer."""
+        ...
+
+    def take(self, batch: EventBatch) -> EventBatch | None:
+        """What of a batch is part of the answer; None if nothing is."""
+        ...
+
+
+async def respond(
+    store: Store,
+    request: Request,
+    topic: str,
+    *,
+    start: At = "earliest",
+    last: str | None = None,
+    wait: bool = True,
+    stop: int | None = None,
+    end: End | None = None,
+    bus: bool = False,
+    **selection: Any,
+) -> Response:
+    """The events of a topic from `start` on, or after the `Last-Event-ID`; live, unless it should not `wait`.
+
+    `last` is the `Last-Event-ID` of a client that cannot set the header. `stop` is an offset before which the answer
+    ends, and `end` tells how much of what is before that is part of it. On the bus, data is never base64 without need.
+    `selection` is as for `Feeds.subscribe`. Raises NotFound for a missing topic and an offset that was deleted, Invalid
+    for a bad place, pattern or match.
+    """
+    last = request.headers.get("last-event-id") or last
+    cursor = await store.blocking(store.engine.cursor, topic, start="latest", **selection)
+    form, place = _resume(cursor, start, last, bus)
+    if wait and stop is None and end is None:
+        return Response(200, HEADERS, await store.feeds.subscribe(topic, form, **place, **selection))
+    after, opening = place.pop("after", None), form.opening + place.pop("opening", b"")
+    cursor = await store.blocking(store.engine.cursor, topic, **place, **selection)
+    if after is not None and (gap := await store.blocking(cursor.go_after, after)) is not None:
+        opening += form.gap(gap, cursor.offsets, after)
+    offsets, bytes_max = cursor.offsets, store.limits.feed_chunk_bytes
+    follow = await store.feeds.follow(topic, start=offsets, stop=stop, wait=wait, bytes_max=bytes_max, **selection)
+    return Response(200, HEADERS, _pieces(store, follow, form, opening, offsets, end))
+
+
+def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tuple[Events, dict[str, Any]]:
+    """The form of a topic's events, and where to begin, as `Feeds.subscribe` takes it."""
+    partitions = len(cursor.partitions)
+    if partitions == 1:
+        return BUS if bus else TOPIC, {"after": _id(last)} if last else {"start": start}
+    if partitions > PARTITIONS_MAX:
+        raise Invalid(
+            f"the topic has {partitions} partitions, and {PARTITIONS_MAX} can be read at once in this form",
+            hint="name one: ?partition=0",
+            code="partition_needed",
+        )
+    form = Cursored(cursor.uuid, bus=bus)
+    if not last:
+        return form, {"start": start}
+    try:
+        return form, {"start": tuple(sse.cursor_decode(last, form.uuid))}
+    except Invalid as error:
+        if error.code != "cursor_of_another":
+            raise
+        return form, {"start": "earliest", "opening": _gap(last, None, None)}
+
+
+def _id(text: str) -> UUID:
+    try:
+        id = UUID(text)
+        ticks_and_node(id)
+    except (ValueError, HeadwaterError) as error:
+        raise _bad_id(text) from error
+    return id
+
+
+def _bad_id(text: str) -> Invalid:
+    return Invalid(
+        f"{text[:80]!r} is not the id of an event here",
+        hint="give the id of the last event that you had, or none to begin at the oldest",
+        code="bad_event_id",
+    )
+
+
+async def _pieces(
+    store: Store,
+    follow: AsyncIterator[list[EventBatch]],
+    form: Events,
+    opening: bytes,
+    offsets: Offsets,
+    end: End | None,
+) -> AsyncIterator[bytes]:
+    yield opening
+    async for found in follow:
+        batches = found if end is None else [part for batch in found if (part := end.take(batch)) is not None]
+        if batches:
+            yield await store.blocking(form.encode, batches, offsets)
+            offsets = _after(offsets, batches)
+        if end is not None and end.done:
+            return
+
+
+def _after(offsets: Offsets, batches: Sequence[EventBatch]) -> Offsets:
+    """Where a reader of all partitions is after these."""
+    if len(offsets) == 1:
+        return (batches[-1].end_offset,)
+    moved = list(offsets)
+    for batch in batches:
+        moved[batch.partition] = batch.end_offset
+    return tuple(moved)
+
+
+def _gap(after: UUID | str | None, oldest: UUID | str | None, gap: Gap | None) -> bytes:
+    missed = None if gap is None or gap.offset is None else gap.oldest - gap.offset
+    return sse.told("headwater.gap", {"after": after, "oldest": oldest, "missed": missed})

@@ -1,0 +1,107 @@
+"""`POST /transaction`: appends to any topics, and acks of members, all or nothing (docs/HTTP.md, "Transactions").
+
+A request with a producer may be sent again when its answer was lost: it is done once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from headwater.engine.engine import Engine
+from headwater.errors import Invalid
+from headwater.event import Durability, Ref
+from headwater.format import jsonl
+from headwater.format.jsonl import Line
+from headwater.server.access import require
+from headwater.server.http.message import Request, Response, json
+from headwater.server.members import RemoteMember, member_gone
+from headwater.server.store import Store
+
+Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class Append(Line, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One event, as a line of GET has it, with its topic."""
+
+    expected_version: Offset | Literal["none"] | None = None
+
+
+class Ack(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One event that a member was handed."""
+
+    member: str
+    partition: Number
+    offset: Offset
+
+
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole transaction. `producer` is (id, epoch, seq)."""
+
+    appends: list[Append] = []
+    acks: list[Ack] = []
+    durability: Durability | None = None
+    producer: tuple[str, int, int] | None = None
+
+
+class ToldRef(msgspec.Struct, frozen=True, gc=False):
+    """Where an event of it is."""
+
+    topic: str
+    partition: int
+    offset: int
+    id: str
+
+
+_decode = msgspec.json.Decoder(Asked).decode
+
+
+async def commit(store: Store, request: Request) -> Response:
+    """Do it all, or nothing."""
+    try:
+        asked = _decode(await request.body(store.limits.body_bytes_max))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(f"the transaction cannot be used: {error}", code="bad_body") from error
+    for topic in {append.topic for append in asked.appends}:
+        if not isinstance(topic, str):
+            raise Invalid("an append has no topic", code="bad_body")
+        require(request.user, "append", topic)
+    members = {ack.member: store.members.find(ack.member, request.user.name) for ack in asked.acks}
+    refs = await store.blocking(_commit, store.engine, asked, members)
+    told = [ToldRef(ref.topic, ref.partition, ref.offset, str(ref.id)) for ref in refs]
+    return json({"refs": told, "durability": refs[0].durability if refs else "fsync"})
+
+
+def _commit(engine: Engine, asked: Asked, members: dict[str, RemoteMember | None]) -> list[Ref]:
+    """In a worker's thread: what it does is a handful of syncs."""
+    transaction = engine.transaction(durability=asked.durability, producer=asked.producer)
+    for append in asked.appends:
+        data, content = jsonl.data_of(append, None)
+        transaction.append(
+            str(append.topic),
+            data,
+            content=content,
+            type=append.type,
+            key=jsonl.key_of(append),
+            meta=append.meta,
+            partition=None if append.partition is UNSET else append.partition,
+            expected_version=append.expected_version,
+        )
+    for ack in asked.acks:
+        member = members[ack.member]
+        if member is None:  # if it was done before, the member has been free to leave
+            refs = transaction.recall()
+            if refs is None:
+                raise member_gone()
+            return refs
+        transaction.ack(member.handed_out(ack.partition, ack.offset), consumer=member.consumer)
+    refs = transaction.commit()
+    for ack in asked.acks:
+        member = members[ack.member]
+        if member is not None:
+            member.heard()
+            member.done(ack.partition, ack.offset, ack.offset + 1)
+    return refs

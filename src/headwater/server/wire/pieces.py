@@ -1,0 +1,136 @@
+"""From batches to pieces of a good size: where an answer ends, how large batches are parted and small ones joined.
+
+    Cut(end_before=None, end_after=None, max_items=None)    .take(batch) -> EventBatch | None    .done
+    cut_off(batches, cut) -> Iterator[EventBatch]           the batches up to the end
+    parted(batch) -> Iterator[EventBatch]                   a large one in parts of about PIECE_BYTES
+    joined(pieces) -> Iterator[bytes]                       small pieces together, up to PIECE_BYTES
+
+Bytes only. A `Cut` belongs to one answer, and so to one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from headwater.format.batch import BLOB, DATA, META
+from headwater.format.column import I64
+from headwater.format.events import EventBatch
+
+PIECE_BYTES = 256 * 1024  # enough for a system call to be worth it, and little for a slow client to hold back
+WHOLE_BYTES = 1024 * 1024  # a batch as sealing packs it, of 512 KiB of data, is encoded as a whole: a call costs too
+
+
+class Cut:
+    """Where an answer ends: before an offset, after one, or after so many events; whichever is first.
+
+    Offsets are compared by their order, so an end that no event has is an end too. For batches of one partition that
+    come forwards.
+    """
+
+    __slots__ = ("_end", "_left", "_passed")
+
+    def __init__(
+        self, end_before: int | None = None, end_after: int | None = None, max_items: int | None = None
+    ) -> None:
+        ends = [end for end in (end_before, None if end_after is None else end_after + 1) if end is not None]
+        self._end = min(ends, default=None)
+        self._left = max_items
+        self._passed = self._end == 0
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing that comes can be part of the answer."""
+        return self._passed or self._left == 0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it ends anything at all."""
+        return self._end is not None or self._left is not None
+
+    @property
+    def end(self) -> int | None:
+        """The offset before which the answer ends; None if no offset ends it."""
+        return self._end
+
+    def reach(self, offset: int) -> None:
+        """Note that nothing below this offset will come, as when events were left out by a filter."""
+        if self._end is not None and offset >= self._end:
+            self._passed = True
+
+    def take(self, batch: EventBatch) -> EventBatch | None:
+        """What of a batch is part of the answer; None if nothing is."""
+        if self.done:
+            return None
+        count = len(batch)
+        if self._end is not None:
+            stored, lo, hi = batch.piece
+            inside = self._end - stored.base_offset
+            count = min(count, inside - lo) if batch.rows is None else int(np.searchsorted(batch.rows, inside))
+            self.reach(stored.base_offset + hi)
+        if self._left is not None:
+            count = min(count, self._left)
+            self._left -= max(count, 0)
+        if count <= 0:
+            return None
+        return batch if count == len(batch) else batch.part(0, count)
+
+
+def cut_off(batches: Iterable[EventBatch], cut: Cut | None) -> Iterator[EventBatch]:
+    """The batches up to the end of the answer. None is asked for after that."""
+    if cut is None:
+        yield from batches
+        return
+    each = iter(batches)
+    while not cut.done and (batch := next(each, None)) is not None:
+        taken = cut.take(batch)
+        if taken is not None:
+            yield taken
+
+
+def parted(batch: EventBatch) -> Iterator[EventBatch]:
+    """The batch, as a whole up to `WHOLE_BYTES`, else in parts of about `PIECE_BYTES`."""
+    if len(batch) == 1 or batch.piece.batch.flags & BLOB:
+        yield batch
+        return
+    sizes = np.cumsum(_sizes(batch))
+    total = int(sizes[-1])
+    if total <= WHOLE_BYTES:
+        yield batch
+        return
+    ends = np.searchsorted(sizes, np.arange(PIECE_BYTES, total, PIECE_BYTES)) + 1
+    lo = 0
+    for hi in [*np.unique(ends).tolist(), len(batch)]:
+        if hi > lo:
+            yield batch.part(lo, hi)
+            lo = hi
+
+
+def joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Neighbours together, so that each piece but the last has `PIECE_BYTES` or more. None is given for none."""
+    pending: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        pending.append(piece)
+        size += len(piece)
+        if size >= PIECE_BYTES:
+            yield pending[0] if len(pending) == 1 else b"".join(pending)
+            pending, size = [], 0
+    if size:
+        yield b"".join(pending)
+
+
+def _sizes(batch: EventBatch) -> I64:
+    """About how many bytes each event takes on the wire."""
+    stored, lo, hi = batch.piece
+    sizes = np.full(len(batch), 64, np.int64)
+    for kind in (DATA, META):
+        column = stored.column(kind)
+        if column is not None:
+            if column.offsets is None:
+                sizes += len(column.data)
+            else:
+                lengths = np.diff(column.offsets)
+                sizes += lengths[lo:hi] if batch.rows is None else lengths[batch.rows]
+    return sizes

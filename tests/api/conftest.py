@@ -1,0 +1,42 @@
+"""A log to try the verbs on: once a directory, once a server of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import headwater
+from tests.server.serving import Server, serving
+
+if TYPE_CHECKING:
+    from headwater.api import Log
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all tests of a module, which use topics of their own."""
+    with serving(tmp_path_factory.mktemp("server") / "data") as running:
+        yield running
+
+
+@pytest.fixture(params=["directory", "http"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "directory":
+        return str(tmp_path / "data")
+    url: str = request.getfixturevalue("server").url
+    return url
+
+
+@pytest.fixture
+def hw(address: str) -> Iterator[Log]:
+    with headwater.open(address) as log:
+        yield log
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses."""
+    return f"topic of {request.node.name}"

@@ -1,0 +1,245 @@
+"""Connections that break, servers that are killed: nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import headwater
+from headwater.client.remote import Remote
+from headwater.errors import NotFound, Unavailable
+from tests.api.proxy import Proxy, proxied
+from tests.server.serving import Server, serving
+
+THREADS = 6
+
+
+def open_remote(url: str, retry: float = 15.0) -> Remote:
+    opened = headwater.open(url, durability="os", retry=retry)
+    assert isinstance(opened, Remote)
+    return opened
+
+
+def in_threads(work: Callable[[int], object]) -> None:
+    """Run it in several threads; raises what one of them raised."""
+    failures: list[BaseException] = []
+
+    def run(n: int) -> None:
+        try:
+            work(n)
+        except BaseException as error:  # noqa: BLE001  # for the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.fixture
+def broken(server: Server) -> Iterator[Proxy]:
+    with proxied(server, "random") as proxy:
+        yield proxy
+
+
+def stored(server: Server, topic: str) -> Counter[bytes | None]:
+    with open_remote(server.url) as hw:
+        return Counter(event.data for event in hw.read(topic))
+
+
+def test_appends_whose_answers_get_lost_are_there_once(server: Server, broken: Proxy) -> None:
+    with open_remote(server.url) as hw:
+        hw.create("singles", partitions=3)
+    with open_remote(broken.url) as hw:
+        hw.topics()
+
+        def work(n: int) -> None:
+            for i in range(40):
+                hw.append("singles", b"%d-%d" % (n, i), key=f"k{i % 5}" if i % 2 else None)
+                if i % 8 == 0:
+                    hw.append_many(
+                        "singles", [b"%d-%d-%d" % (n, i, j) for j in range(5)], keys=[f"{j}" for j in range(5)]
+                    )
+
+        in_threads(work)
+    expected = [b"%d-%d" % (n, i) for n in range(THREADS) for i in range(40)]
+    expected += [b"%d-%d-%d" % (n, i, j) for n in range(THREADS) for i in range(0, 40, 8) for j in range(5)]
+    assert stored(server, "singles") == Counter(expected)
+    assert broken.lost >= 5
+
+
+def test_transactions_whose_answers_get_lost_are_done_once(server: Server, broken: Proxy) -> None:
+    with open_remote(server.url) as hw:
+        hw.create("left", partitions=2)
+    with open_remote(broken.url) as hw:
+        hw.topics()
+
+        def work(n: int) -> None:
+            for i in range(15):
+                with hw.transaction() as tx:
+                    tx.append("left", b"%d-%d" % (n, i))
+                    tx.append("right", b"%d-%d" % (n, i))
+
+        in_threads(work)
+    expected = Counter(b"%d-%d" % (n, i) for n in range(THREADS) for i in range(15))
+    assert stored(server, "left") == stored(server, "right") == expected
+    assert broken.lost >= 3
+
+
+def test_files_whose_upload_breaks_are_sent_again(server: Server, broken: Proxy) -> None:
+    film = bytes(range(256)) * 8192
+    with open_remote(broken.url) as hw:
+        hw.create("films")
+        while broken.cuts < 3:
+            hw.append("films", io.BytesIO(b"skipped" + film[:0] + film))
+    with open_remote(server.url) as hw:
+        assert {event.size for event in hw.read("films")} == {len(film) + 7}
+
+
+def test_a_lost_answer_is_told_and_its_producer_makes_sure(server: Server) -> None:
+    with proxied(server, "pass") as proxy, open_remote(proxy.url, retry=0.3) as hw:
+        hw.append("doubt", b"first")
+        proxy.mode = "drop answers"
+        with pytest.raises(Unavailable) as failed:
+            hw.append("doubt", b"second")
+        assert failed.value.code == "answer_lost"
+        proxy.mode = "pass"
+        for n in range(10):
+            hw.append("doubt", b"%d" % n)
+        ref = hw.append("doubt", b"second", producer=failed.value.producer)
+        assert ref.offset == 1
+    assert stored(server, "doubt")[b"second"] == 1
+
+
+def test_what_is_not_safe_to_repeat_is_not_repeated(server: Server) -> None:
+    with proxied(server, "pass") as proxy, open_remote(proxy.url) as hw:
+        hw.append("unsafe", b"x")
+        proxy.mode, proxy.cuts = "drop answers", 0
+        with pytest.raises(Unavailable) as failed:
+            hw.retain("unsafe", before=0)
+        assert (failed.value.code, proxy.cuts) == ("answer_lost", 1)
+
+
+def test_deleting_is_done_once_though_its_answer_got_lost(server: Server) -> None:
+    with proxied(server, "pass") as proxy, open_remote(proxy.url) as hw:
+        hw.append("deleted", b"x")
+        proxy.mode = "drop answers"
+        timer = threading.Timer(0.2, lambda: setattr(proxy, "mode", "pass"))
+        timer.start()
+        hw.delete("deleted")
+        timer.join()
+        with pytest.raises(NotFound):
+            hw.delete("deleted")
+
+
+def test_reading_goes_on_where_a_connection_broke(server: Server, broken: Proxy) -> None:
+    with open_remote(server.url) as hw:
+        hw.create("long", partitions=2)
+        for n in range(40):
+            hw.append_many("long", [b"%05d" % (n * 100 + i) * 20 for i in range(100)], partition=n * 7 % 2)
+        everything = [event.id for event in hw.read("long")]
+    with open_remote(broken.url) as hw:
+        hw.topics()
+        assert [event.id for event in hw.read("long")] == everything
+        assert [event.id for event in hw.read("long", reverse=True)] == everything[::-1]
+        assert hw.read_arrow("long", columns=["offset"]).num_rows == 4000
+        assert [event.offset for event in hw.read("long", partition=1, start=7, end=1_900)] == list(range(7, 1_900))
+    assert broken.cuts >= 4
+
+
+def test_a_read_ends_where_it_was_to_end_also_after_a_break(server: Server) -> None:
+    with proxied(server, "pass") as proxy, open_remote(proxy.url) as hw:
+        for n in range(400):
+            hw.append("ending", b"%d" % n + b"x" * 20_000)
+        events = hw.read("ending")
+        assert next(events).offset == 0
+        proxy.cut_all()
+        hw.append("ending", b"later")
+        assert [event.offset for event in events] == list(range(1, 400))
+
+
+def test_followers_get_every_event_once_through_breaks(server: Server, broken: Proxy) -> None:
+    with open_remote(server.url) as hw, open_remote(broken.url) as other:
+        hw.create("followed", partitions=2)
+        other.topics()
+        follower = other.follow("followed", start="earliest", timeout=30)
+
+        def write() -> None:
+            for n in range(300):
+                hw.append("followed", b"%d" % n, partition=n % 2)
+                if n % 20 == 0:
+                    broken.cut_all()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        found = [next(follower) for _ in range(300)]
+        writer.join()
+        hw.append("followed", b"last", partition=0)
+        assert next(follower).data == b"last"
+        follower.stop()
+    for partition in (0, 1):
+        offsets = [event.offset for event in found if event.partition == partition]
+        assert offsets == list(range(150))
+
+
+def test_a_server_that_is_killed_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path / "data") as first,
+        proxied(first, "pass") as proxy,
+        open_remote(proxy.url, retry=30.0) as hw,
+    ):
+        hw.topics()
+        over = threading.Event()
+
+        def restart() -> None:
+            with serving(tmp_path / "data") as second:
+                proxy.target = second.host, second.port
+                over.wait(60)
+
+        restarting = threading.Thread(target=restart)
+
+        def work(n: int) -> None:
+            for i in range(60):
+                hw.append("killed", b"%d-%d" % (n, i), durability="fsync")
+                if (n, i) == (0, 20):
+                    first.process.kill()
+                    restarting.start()
+
+        in_threads(work)
+        found = Counter(event.data for event in hw.read("killed"))
+        over.set()
+        restarting.join()
+    assert found == Counter(b"%d-%d" % (n, i) for n in range(THREADS) for i in range(60))
+
+
+def test_a_server_that_never_answered_is_told_of_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as gone:
+        pass
+    began = time.monotonic()
+    with open_remote(gone.url, retry=30.0) as hw:
+        for ask in (hw.topics, lambda: hw.append("t", b"x"), lambda: hw.follow("t")):
+            with pytest.raises(Unavailable) as failed:
+                ask()
+            assert failed.value.code == "unreachable"
+            assert "headwater serve" in failed.value.hint
+    assert time.monotonic() - began < 10
+
+
+def test_one_connection_serves_many_requests(server: Server) -> None:
+    with proxied(server, "pass") as proxy, open_remote(proxy.url) as hw:
+        for _ in range(20):
+            hw.append("kept", b"x")
+            hw.describe("kept")
+            list(hw.read("kept"))
+            with pytest.raises(NotFound):
+                hw.describe("nothing of the kind")
+        assert proxy.made == 1

@@ -1,0 +1,164 @@
+"""Appends that wait, and are committed together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headwater
+from headwater.engine import waiting as waits
+from headwater.engine.engine import Engine
+from headwater.errors import Closed, Conflict, Invalid, NotFound, TooLarge
+from headwater.format.batch import DATA, KEY
+from headwater.format.column import Column
+from headwater.limits import Limits
+
+
+@pytest.fixture
+def hw(tmp_path: Path) -> Iterator[Engine]:
+    with headwater.open(tmp_path / "data") as hw:
+        hw.create("orders")
+        hw.create("spread", partitions=3)
+        yield hw
+
+
+def many(hw: Engine, topic: str, data: list[bytes], keys: list[bytes] | None = None, **options: Any) -> Any:
+    columns: dict[int, Column | None] = {DATA: Column.of(data), KEY: None if keys is None else Column.of(keys)}
+    return hw.prepare_many(topic, "bytes", columns, len(data), **options)
+
+
+def test_many_requests_become_one_batch_with_their_offsets_in_order(hw: Engine) -> None:
+    group = [hw.prepare("orders", b"%d" % number, type="placed") for number in range(5)]
+    hw.commit(group)
+    assert [each.ref().offset for each in group] == [0, 1, 2, 3, 4]
+    (batch,) = hw.read_batches("orders")
+    assert [event.data for event in batch.events()] == [b"0", b"1", b"2", b"3", b"4"]
+    assert [event.id for event in batch.events()] == [each.ref().id for each in group]
+
+
+def test_one_request_that_fails_does_not_fail_the_others(hw: Engine) -> None:
+    hw.append("orders", b"first", key="o-1")
+    group = [
+        hw.prepare("orders", b"a", key=b"o-1", expected_version="none"),
+        hw.prepare("orders", b"b", key=b"o-1", expected_version=0),
+        hw.prepare("orders", b"c"),
+    ]
+    hw.commit(group)
+    with pytest.raises(Conflict):
+        group[0].ref()
+    assert sorted(each.ref().offset for each in group[1:]) == [1, 2]
+
+
+def test_a_request_that_is_sent_again_gets_its_first_answer(hw: Engine) -> None:
+    first = hw.prepare("orders", b"a", producer=("p", 0, 1))
+    hw.commit([first])
+    again = hw.prepare("orders", b"a", producer=("p", 0, 1))
+    hw.commit([again, hw.prepare("orders", b"b")])
+    assert again.ref().offset == first.ref().offset == 0
+    assert [event.data for event in hw.read("orders")] == [b"a", b"b"]
+
+
+def test_many_events_go_to_the_partitions_of_their_keys(hw: Engine) -> None:
+    data, keys = [b"%d" % number for number in range(30)], [b"k-%d" % (number % 7) for number in range(30)]
+    group = many(hw, "spread", data, keys)
+    hw.commit(group)
+    refs = waits.refs("spread", group)
+    expected = hw.append_many("spread", data, keys=keys)
+    assert [ref.partition for ref in refs] == [ref.partition for ref in expected]
+    for ref, value in zip(refs, data, strict=True):
+        (event,) = hw.read("spread", partition=ref.partition, start=ref.offset, end=ref.offset + 1)
+        assert event.data == value
+
+
+def test_groups_of_several_logs_are_committed_apart(hw: Engine) -> None:
+    group = [
+        hw.prepare("orders", b"a"),
+        hw.prepare("spread", b"b", partition=2),
+        hw.prepare("orders", b"c"),
+    ]
+    hw.commit(group)
+    assert [(each.ref().topic, each.ref().partition, each.ref().offset) for each in group] == [
+        ("orders", 0, 0),
+        ("spread", 2, 0),
+        ("orders", 0, 1),
+    ]
+
+
+def test_what_waits_for_a_topic_that_is_deleted_is_told_so(hw: Engine) -> None:
+    waiting = hw.prepare("orders", b"a")
+    hw.delete("orders")
+    hw.commit([waiting])
+    with pytest.raises(NotFound):
+        waiting.ref()
+    assert "orders" not in hw.topics()
+
+
+def test_what_waits_for_a_topic_that_is_made_again_goes_to_the_new_one(hw: Engine, tmp_path: Path) -> None:
+    waiting = [hw.prepare("orders", b"a"), hw.prepare("orders", b"b")]
+    with headwater.open(tmp_path / "data") as other:
+        other.append("orders", b"old")
+        other.delete("orders")
+        other.create("orders")
+    hw.commit(waiting)
+    assert [each.ref().offset for each in waiting] == [0, 1]
+    assert [event.data for event in hw.read("orders")] == [b"a", b"b"]
+
+
+def test_a_missing_topic_is_not_made(hw: Engine) -> None:
+    with pytest.raises(NotFound):
+        hw.prepare("none", b"a")
+    with pytest.raises(NotFound):
+        many(hw, "none", [b"a"])
+    with pytest.raises(NotFound):
+        hw.upload("none")
+    assert "none" not in hw.topics()
+
+
+def test_what_is_too_large_to_wait_is_refused(tmp_path: Path) -> None:
+    limits = Limits(blob_bytes_min=100, data_bytes_max=1000, batch_bytes_max=500)
+    with headwater.open(tmp_path / "data", limits=limits) as hw:
+        hw.create("orders")
+        for size in (101, 1001):
+            with pytest.raises(TooLarge):
+                hw.prepare("orders", b"x" * size)
+        with pytest.raises(TooLarge):
+            many(hw, "orders", [b"x" * 300, b"y" * 300])
+        with pytest.raises(Invalid):
+            hw.prepare("orders", b"a", expected_version=3)
+
+
+def test_nothing_waits_for_a_log_that_was_closed(tmp_path: Path) -> None:
+    hw = headwater.open(tmp_path / "data")
+    hw.create("orders")
+    waiting = hw.prepare("orders", b"a")
+    hw.close()
+    with pytest.raises(Closed):
+        hw.commit([waiting])
+
+
+def test_an_upload_is_one_event_whatever_its_size(hw: Engine) -> None:
+    hw.create("huge", data_bytes_max=20_000_000)
+    for sizes in ([], [5], [600_000, 600_000], [3_000_000, 10]):
+        pieces = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
+        upload, log = hw.upload("huge", type="up", key=b"k")
+        for piece in pieces:
+            upload.write(piece)
+        offset = upload.commit().offset
+        upload.discard()
+        assert log.end() == offset + 1
+        (event,) = hw.read("huge", start=offset)
+        assert b"".join(event.chunks()) == b"".join(pieces)
+        assert (event.type, event.key) == ("up", b"k")
+
+
+def test_an_upload_that_is_discarded_leaves_nothing(hw: Engine) -> None:
+    hw.create("huge", data_bytes_max=20_000_000)
+    upload, log = hw.upload("huge")
+    upload.write(b"x" * 3_000_000)
+    assert list(log.place.spool.iterdir())
+    upload.discard()
+    assert not list(log.place.spool.iterdir())
+    assert log.end() == 0

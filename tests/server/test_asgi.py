@@ -1,0 +1,110 @@
+"""The server inside somebody else's application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+import headwater
+from tests.log.conformance import wait_for
+
+
+@contextlib.contextmanager
+def run(app: Any) -> Iterator[str]:
+    """Uvicorn with an application, in a thread; gives its address."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="auto", timeout_graceful_shutdown=5))
+        thread = threading.Thread(target=asyncio.run, args=(server.serve([listening]),))
+        thread.start()
+        try:
+            wait_for(lambda: server.started)
+            yield url
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[str]:
+    """Starlette with a page of its own and a log below /log."""
+    log = headwater.asgi(tmp_path / "data")
+
+    async def hello(_: Any) -> PlainTextResponse:
+        return PlainTextResponse("hello")
+
+    app = Starlette(routes=[Route("/", hello), Mount("/log", log)], lifespan=log.lifespan)
+    with run(app) as url:
+        yield url
+
+
+def test_it_lives_beside_other_pages(mounted: str) -> None:
+    assert httpx.get(mounted).text == "hello"
+    assert httpx.put(f"{mounted}/log/topic/a%2Fb").json() is True
+    assert httpx.post(f"{mounted}/log/topic/a%2Fb/items", content=b"one").json() == 0
+    assert httpx.get(f"{mounted}/log/topics").json() == ["a/b"]
+    assert httpx.get(f"{mounted}/log/topic/a%2Fb/items").content == bytes(11) + b"\x03one"
+    assert httpx.get(f"{mounted}/log/nothing").status_code == 404
+    assert httpx.get(f"{mounted}/log/topics").headers["x-content-type-options"] == "nosniff"
+
+
+def test_huge_items_are_streamed_through_it(mounted: str) -> None:
+    httpx.put(f"{mounted}/log/topic/big")
+    data = bytes(range(256)) * 20_000
+    assert httpx.post(f"{mounted}/log/topic/big/items", content=iter([data[:3_000_000], data[3_000_000:]])).json() == 0
+    assert httpx.get(f"{mounted}/log/topic/big/items").content[12:] == data
+
+
+def test_live_streams_go_through_it_and_end_with_the_client(mounted: str) -> None:
+    with httpx.stream("GET", f"{mounted}/log/api/events", timeout=10) as stream:
+        lines = stream.iter_lines()
+        httpx.post(f"{mounted}/log/api/events?type=greeting", content="hello\nthere")
+        found = [next(lines) for _ in range(7)]
+    assert found[0].startswith("retry: ")
+    assert found[2].startswith("id: ")
+    assert found[3:6] == ["event: greeting", "data: hello", "data: there"]
+    wait_for(lambda: "headwater_subscribers 0.0" in httpx.get(f"{mounted}/log/metrics").text)
+
+
+def test_it_is_opened_and_closed_by_the_lifespan(tmp_path: Path) -> None:
+    app = headwater.asgi(tmp_path / "data")
+    with run(app) as url:
+        assert (tmp_path / "data" / "headwater.json").exists()  # before the first request
+        httpx.put(f"{url}/topic/a")
+        httpx.post(f"{url}/topic/a/items", content=b"x")
+    with headwater.open(tmp_path / "data") as hw:
+        assert [event.data for event in hw.read("a")] == [b"x"]
+
+
+def test_a_directory_that_is_none_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    app = headwater.asgi(tmp_path / "file")
+
+    async def start() -> str:
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, str]:
+            return {"type": "lifespan.startup"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app({"type": "lifespan"}, receive, send)
+        await app.close()
+        return str(sent[0]["type"])
+
+    assert asyncio.run(start()) == "lifespan.startup.failed"

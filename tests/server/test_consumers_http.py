@@ -1,0 +1,772 @@
+"""Consumers on a real server: its raw answers, and the client's verbs, which are those of a directory."""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import headwater
+from headwater.client.consumer import RemoteConsumer
+from headwater.client.remote import Remote
+from headwater.engine.engine import Engine
+from headwater.errors import Closed, Fenced, Invalid, NotFound, TooLarge, Unavailable
+from headwater.event import Event
+from tests.log.unsynced import open_unsynced
+from tests.server.serving import Server, serving
+
+PATIENCE_S = 20.0
+WINDOW = 60
+LIMITS = {"member_events_max": WINDOW, "member_bytes_max": 4_000_000, "members_max": 8}
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("served") / "data", limits=LIMITS) as running:
+        yield running
+
+
+@pytest.fixture
+def hw(server: Server) -> Iterator[Remote]:
+    with opened(server) as remote:
+        yield remote
+
+
+@pytest.fixture(scope="module")
+def log(server: Server) -> Iterator[Engine]:
+    """The same log without the server: what is not of consumers is nothing to test here."""
+    with open_unsynced(server.path) as engine:
+        yield engine
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"topic-{next(_numbers)}"
+
+
+def opened(server: Server, **options: Any) -> Remote:
+    remote = headwater.open(server.url, **options)
+    assert isinstance(remote, Remote)
+    return remote
+
+
+def fill(log: Engine, topic: str, events: int, partitions: int = 1) -> None:
+    """So many numbers in each partition."""
+    log.create(topic, partitions=partitions)
+    for partition in range(partitions):
+        log.append_many(topic, [b"%d" % number for number in range(events)], partition=partition)
+
+
+def numbers(events: Any) -> list[int]:
+    return [int(event.data) for event in events]
+
+
+def cursor(hw: Remote, topic: str, partition: int = 0, name: str = "c") -> int:
+    [found] = [info for info in hw.consumers(topic) if (info.name, info.partition) == (name, partition)]
+    return found.cursor
+
+
+def owners(hw: Remote, topic: str) -> list[str | None]:
+    return [info.owner for info in hw.consumers(topic)]
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.005)
+
+
+def now(hw: Remote, topic: str, **options: Any) -> RemoteConsumer:
+    """A member that ends when there is nothing more."""
+    return hw.consumer("c", topic, timeout=0, **options)
+
+
+class Raw:
+    """A member without any help: one connection for its events, others for what it says."""
+
+    def __init__(self, server: Server, topic: str, query: str = "", name: str = "c") -> None:
+        self._server = server
+        self._path = f"/consumer/{quote(name)}/{quote(topic)}"
+        self._connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
+        self._connection.request("GET", f"{self._path}/items?{query}")
+        self.response = self._connection.getresponse()
+        self.member = self.response.headers.get("Headwater-Member", "")
+
+    def line(self) -> bytes:
+        return self.response.readline()
+
+    def events(self, number: int) -> list[int]:
+        """The offsets of the next events; signs of life are passed over."""
+        found: list[int] = []
+        while len(found) < number:
+            line = self.line()
+            assert line, "the stream ended"
+            if line != b"\n":
+                found.append(json.loads(line)["offset"])
+        return found
+
+    def say(self, **said: Any) -> tuple[int, Any]:
+        return post(self._server, f"{self._path}/acks", {"member": self.member, **said})
+
+    def close(self) -> None:
+        self.response.close()
+        self._connection.close()
+
+    def leave(self) -> None:
+        self.say(leave=True)
+        self.close()
+
+    def refusal(self) -> tuple[int, Any]:
+        """The answer of somebody who could not join."""
+        told = self.response.status, json.loads(self.response.read())
+        self.close()
+        return told
+
+
+def post(server: Server, path: str, body: Any) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
+    connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body))
+    answer = connection.getresponse()
+    told = answer.status, json.loads(answer.read())
+    connection.close()
+    return told
+
+
+# What the server answers
+
+
+def test_a_member_is_sent_lines_as_they_come(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 2, partitions=2)
+    raw = Raw(server, topic)
+    assert raw.response.status == 200
+    assert raw.response.headers["Content-Type"] == "application/x-ndjson"
+    found = [json.loads(raw.line()) for _ in range(4)]
+    assert sorted((line["partition"], line["offset"]) for line in found) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert owners(hw, topic) == [raw.response.headers["Headwater-Owner"]] * 2
+    assert raw.member not in owners(hw, topic), "who can list consumers could ack for them"
+    log.append(topic, {"new": 1}, key=b"\xff", type="t", meta={"m": "1"}, partition=1)
+    line = json.loads(raw.line())
+    assert (line["offset"], line["data"], line["key_base64"], line["type"]) == (2, {"new": 1}, "/w==", "t")
+    status, told = raw.say(acks=[[0, 0], [1, 0, 3]], flush=True)
+    assert status == 200
+    assert (cursor(hw, topic, 0), cursor(hw, topic, 1)) == (1, 3)
+    assert told["state"]["sent"] == 5
+    status, told = raw.say(to=[[0, 1]], fails=[[0, 1, "no"]], look=True, flush=True)
+    assert (status, told["aside"], told["state"]["held"]["0"]["next"]) == (200, [False], 2)  # it was acked
+    assert raw.say(leave=True)[0] == 200
+    assert owners(hw, topic) == [None, None]
+    assert raw.line() == b""
+    assert raw.say()[0] == 409
+    raw.close()
+
+
+def test_the_member_leaves_when_the_connection_ends(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 3)
+    raw = Raw(server, topic, "lease_ms=600000")
+    assert raw.events(3) == [0, 1, 2]
+    raw.say(acks=[[0, 0]])
+    raw.close()
+    wait_until(lambda: owners(hw, topic) == [None])
+    assert cursor(hw, topic) == 1
+    status, told = raw.say(acks=[[0, 1]])
+    assert (status, told["kind"], told["code"]) == (409, "Fenced", "member_gone")
+
+
+def test_a_client_that_dies_with_an_event_has_failed_at_it(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 1)
+    for _ in range(2):
+        raw = Raw(server, topic, "failures_max=3")
+        assert raw.events(1) == [0]
+        raw.close()
+        wait_until(lambda: owners(hw, topic) == [None])
+    with now(hw, topic, failures_max=3) as consumer:
+        assert consumer.fail(next(consumer), "again")
+    [dead] = log.read(f"{topic}.dead")
+    assert dead.meta["dead_failures"] == "3"
+
+
+def test_an_idle_stream_shows_signs_of_life_and_a_silent_client_is_dropped(
+    server: Server, hw: Remote, log: Engine, topic: str
+) -> None:
+    fill(log, topic, 1)
+    raw = Raw(server, topic, "lease_ms=600")
+    assert raw.events(1) == [0]
+    began, beats = time.monotonic(), 0
+    while time.monotonic() < began + 1.0:  # longer than the lease
+        assert raw.line() == b"\n"
+        beats += 1
+        assert raw.say()[0] == 200
+    assert beats >= 3
+    assert owners(hw, topic) == [raw.response.headers["Headwater-Owner"]]
+    silent_s = time.monotonic()
+    lines = list(iter(raw.line, b""))
+    assert 0.5 < time.monotonic() - silent_s < 5
+    assert json.loads(lines[-1])["error"]["code"] == "member_gone"
+    assert owners(hw, topic) == [None]
+    assert raw.say(acks=[[0, 0]])[1]["code"] == "member_gone"
+    assert cursor(hw, topic) == 0
+    raw.close()
+
+
+def test_no_more_is_sent_than_the_window_takes(server: Server, log: Engine, topic: str) -> None:
+    fill(log, topic, 500)
+    raw = Raw(server, topic, "lease_ms=600000")
+    assert raw.events(WINDOW) == list(range(WINDOW))
+    state = raw.say(look=True)[1]["state"]
+    assert (state["sent"], state["full"], state["idle"], state["held"]["0"]["next"]) == (WINDOW, True, False, WINDOW)
+    raw.say(acks=[[0, 5], [0, 7, 10]])
+    assert raw.events(4) == [WINDOW, WINDOW + 1, WINDOW + 2, WINDOW + 3]
+    assert raw.say(look=True)[1]["state"]["sent"] == WINDOW + 4
+    raw.leave()
+
+
+def test_bytes_fill_the_window_too(server: Server, log: Engine, topic: str) -> None:
+    log.append_many(topic, [b"x" * 500_000] * 12)
+    raw = Raw(server, topic, "lease_ms=600000")
+    assert raw.events(8) == list(range(8))
+    state = raw.say(look=True)[1]["state"]
+    assert (state["sent"], state["full"]) == (8, True)
+    raw.say(to=[[0, 3]])
+    assert raw.events(4) == [8, 9, 10, 11]
+    raw.leave()
+
+
+def test_a_partition_that_is_lost_makes_room(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 500)
+    raw = Raw(server, topic, "lease_ms=600000")
+    raw.events(WINDOW)
+    hw.seek("c", topic, 400)
+    assert raw.events(WINDOW) == list(range(400, 400 + WINDOW))
+    assert raw.say(acks=[[0, 0]])[0] == 409
+    assert raw.say(acks=[[0, 3], [0, 400]], flush=True)[0] == 409
+    assert raw.say(flush=True)[0] == 200
+    assert cursor(hw, topic) == 401  # what could be taken was
+    raw.leave()
+
+
+def test_a_stream_may_end_when_nothing_comes(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 2)
+    raw = Raw(server, topic, "timeout=0.05")
+    assert [json.loads(line)["offset"] for line in iter(raw.line, b"")] == [0, 1]
+    wait_until(lambda: owners(hw, topic) == [None])
+    raw.close()
+
+
+def test_a_member_belongs_to_its_consumer(server: Server, log: Engine, topic: str) -> None:
+    fill(log, topic, 1)
+    raw = Raw(server, topic)
+    for path in (f"/consumer/d/{topic}/acks", "/consumer/c/other/acks"):
+        status, told = post(server, path, {"member": raw.member})
+        assert (status, told["code"]) == (409, "member_gone")
+    assert len(raw.member) >= 32
+    raw.leave()
+
+
+def test_asking_what_a_get_would_say_takes_nothing(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 1)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
+    connection.request("HEAD", f"/consumer/c/{topic}/items")
+    with connection.getresponse() as answer:
+        assert answer.status == 200
+    connection.close()
+    assert hw.consumers(topic) == []
+
+
+def test_there_are_only_so_many_members(server: Server, log: Engine, topic: str) -> None:
+    fill(log, topic, 1)
+    joined = [Raw(server, topic, name=f"c{number}") for number in range(8)]
+    assert {each.response.status for each in joined} == {200}
+    status, told = Raw(server, topic).refusal()
+    assert (status, told["code"]) == (503, "too_many_members")
+    joined[0].leave()
+    again = Raw(server, topic)
+    assert again.response.status == 200
+    for each in (*joined[1:], again):
+        each.leave()
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("lease_ms=1", 400),
+        ("lease_ms=x", 400),
+        ("failures_max=0", 400),
+        ("start=yesterday", 400),
+        ("start=99", 400),
+        ("start=2020-01-01", 400),
+        ("type=(", 400),
+        ("match=[]", 400),
+        ("match={", 400),
+        ("timeout=-1", 400),
+        ("timeout=nan", 400),
+        ("wrong=1", 400),
+    ],
+)
+def test_a_member_that_cannot_be_is_refused(
+    server: Server, hw: Remote, log: Engine, topic: str, query: str, status: int
+) -> None:
+    fill(log, topic, 1)
+    found, told = Raw(server, topic, query).refusal()
+    assert (found, told["kind"]) == (status, "Invalid")
+    assert all(owner is None for owner in owners(hw, topic))
+
+
+def test_joining_what_is_not_there_is_404_and_what_is_not_served_406(server: Server, log: Engine, topic: str) -> None:
+    assert Raw(server, topic).refusal()[0] == 404
+    fill(log, topic, 1)
+    assert Raw(server, topic, name="x" * 65).refusal()[0] == 413
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
+    connection.request("GET", f"/consumer/c/{topic}/items", headers={"Accept": "image/png"})
+    with connection.getresponse() as answer:
+        assert answer.status == 406
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"member": 1}',
+        b'{"member": "x", "acks": [[0]]}',
+        b'{"member": "x", "acks": [[0, -1]]}',
+        b'{"member": "x", "acks": [[0, 9223372036854775808]]}',
+        b'{"member": "x", "acks": [[0, 1, 2, 3]]}',
+        b'{"member": "x", "to": [["0", 1]]}',
+        b'{"member": "x", "fails": [[0, 1]]}',
+        b'{"member": "x", "look": 1}',
+        b'{"member": "x", "other": 1}',
+        b"[" * 50_000,
+    ],
+)
+def test_acks_that_make_no_sense_are_refused(server: Server, topic: str, body: bytes) -> None:
+    assert post(server, f"/consumer/c/{topic}/acks", body)[0] == 400
+    assert post(server, f"/consumer/c/{topic}/seek", body)[0] == 400
+
+
+def test_a_request_that_acks_is_bounded(server: Server, topic: str) -> None:
+    assert post(server, f"/consumer/c/{topic}/acks", b" " * (2 << 20))[0] == 413
+
+
+def test_ranges_that_were_not_handed_out_are_refused_at_once(server: Server, log: Engine, topic: str) -> None:
+    fill(log, topic, 1)
+    raw = Raw(server, topic)
+    raw.events(1)
+    for acks in ([[0, 0, 1 << 61]], [[0, 1]], [[5, 0]], [[0, 0, 0]]):
+        began = time.monotonic()
+        assert raw.say(acks=acks)[0] == 409
+        assert time.monotonic() - began < 5
+    assert raw.say(acks=[[0, 0]])[0] == 200
+    raw.leave()
+
+
+def test_seek_and_forget_over_http(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 2, partitions=2)
+    for number in range(3):
+        log.append(topic, b"%d" % number, partition=0)
+        log.append(topic, b"%d" % number, partition=1)
+    with now(hw, topic):
+        pass
+    path = f"/consumer/c/{topic}"
+    assert post(server, f"{path}/seek", {"at": 3, "partition": 1}) == (200, {"1": 3})
+    assert post(server, f"{path}/seek", {"at": "latest"}) == (200, {"0": 5, "1": 5})
+    [event, *_] = log.read(topic, start=2, partition=0)
+    assert post(server, f"{path}/seek", {"at": event.time.isoformat()})[1]["0"] == 2
+    assert post(server, f"{path}/seek", {"at": str(event.id), "partition": 0}) == (200, {"0": 2})
+    assert post(server, f"{path}/seek", {"at": 3})[0] == 400  # of which partition?
+    assert post(server, f"{path}/seek", {"at": "never"})[1]["code"] == "bad_place"
+    assert post(server, f"/consumer/nobody/{topic}/seek", {"at": 0})[0] == 404
+    hw.forget("c", topic)
+    assert hw.consumers(topic) == []
+    with pytest.raises(NotFound):
+        hw.forget("c", topic)
+
+
+# The verbs of the client
+
+
+def test_a_consumer_goes_on_where_its_acks_ended(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 10)
+    with now(hw, topic) as consumer:
+        for event in islice(consumer, 4):
+            consumer.ack(event)
+    assert cursor(hw, topic) == 4
+    with now(hw, topic) as consumer:
+        assert numbers(consumer) == [4, 5, 6, 7, 8, 9]
+        log.append(topic, b"10")
+        assert numbers(consumer) == [10]  # it looks, also when it found nothing just before
+    assert [info.failures for info in hw.consumers(topic)] == [0], "leaving is no failure"
+
+
+def test_events_are_the_same_as_those_that_were_appended(hw: Remote, log: Engine, topic: str) -> None:
+    log.append(topic, b"\x00\xff bytes", key=b"\xfe", type="a", meta={"n": "1"})
+    log.append(topic, "text\nof two lines", key="é")
+    log.append(topic, {"total": 12.50, "big": 2**70})
+    log.append(topic, b'{\n "spaced" : 1 }\n', content="json")
+    log.append(topic, b"not json", content="json")
+    log.append(topic, b"", content="text")
+    with now(hw, topic) as consumer:
+        assert list(consumer) == list(log.read(topic))
+
+
+def test_a_huge_event_is_read_when_it_is_wanted(hw: Remote, log: Engine, topic: str) -> None:
+    data = os.urandom(1 << 20) * 11
+    log.create(topic, data_bytes_max=len(data))
+    log.append(topic, iter([data]))
+    with now(hw, topic) as consumer:
+        [event] = consumer
+        assert (event.data, event.size) == (None, len(data))
+        assert b"".join(event.chunks()) == data
+        consumer.ack(event)
+    assert cursor(hw, topic) == 1
+
+
+def test_acks_out_of_order_and_to_an_event(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 8)
+    with now(hw, topic) as consumer:
+        events = list(consumer)
+        consumer.ack(events[1], events[2])
+        consumer.ack(events[5:7])
+        consumer.flush()
+        assert cursor(hw, topic) == 0
+        consumer.ack(events[0])
+        consumer.ack(events[0])  # once is as good as twice
+        consumer.flush()
+        assert cursor(hw, topic) == 3
+        assert consumer.lag() == {0: 5}
+        consumer.ack_to(events[4])
+        consumer.flush()
+        assert cursor(hw, topic) == 7
+        with pytest.raises(Fenced):
+            consumer.ack_to((0, 8))
+        with pytest.raises(Fenced):
+            consumer.ack_to((1, 0))
+    with now(hw, topic) as consumer:
+        assert numbers(consumer) == [7]
+
+
+def test_acks_are_sent_soon_without_being_asked_for(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 3)
+    with hw.consumer("c", topic) as consumer:
+        consumer.ack(next(consumer))
+        wait_until(lambda: cursor(hw, topic) == 1)
+
+
+@pytest.mark.parametrize(("start", "expected"), [("earliest", [0, 1, 2]), ("latest", []), (2, [2])])
+def test_a_new_consumer_begins_at_its_start(
+    hw: Remote, log: Engine, topic: str, start: Any, expected: list[int]
+) -> None:
+    fill(log, topic, 3)
+    with now(hw, topic, start=start) as consumer:
+        assert numbers(consumer) == expected
+    with now(hw, topic, start="earliest") as consumer:
+        assert numbers(consumer) == expected
+
+
+def test_what_is_not_wanted_is_passed_over(hw: Remote, log: Engine, topic: str) -> None:
+    for number in range(6):
+        log.append(topic, {"n": number}, type="ab"[number % 2], key=b"\xff" if number > 2 else None)
+    with now(hw, topic, type="a", key=b"\xff", match={"n": {"$gt": 1}}) as consumer:
+        assert [event.offset for event in consumer] == [4]
+        consumer.ack_to((0, 4))
+        wait_until(lambda: cursor(hw, topic) == 6)
+
+
+def test_events_come_as_they_are_appended(hw: Remote, log: Engine, topic: str) -> None:
+    log.create(topic, partitions=3)
+    with hw.consumer("c", topic, timeout=PATIENCE_S) as consumer:
+        feeder = threading.Thread(target=lambda: [log.append(topic, b"%d" % n, partition=n % 3) for n in range(30)])
+        feeder.start()
+        seen: list[Event] = []
+        for event in islice(consumer, 30):
+            seen.append(event)
+            consumer.ack(event)
+        feeder.join()
+        assert sorted(numbers(seen)) == list(range(30))
+        assert consumer.lag() == {0: 0, 1: 0, 2: 0}
+
+
+def test_a_failed_event_comes_again_before_the_others_and_is_set_aside_in_the_end(
+    hw: Remote, log: Engine, topic: str
+) -> None:
+    fill(log, topic, 4)
+    with hw.consumer("c", topic, timeout=1, failures_max=3) as consumer:
+        seen, aside = [], []
+        for event in consumer:
+            seen.append(int(event.data or b""))
+            if event.offset == 1:
+                aside.append(consumer.fail(event, ValueError("no such customer")))
+            else:
+                assert consumer.failures(event) == 0
+                consumer.ack(event)
+            if event.offset == 3:
+                break
+    assert [number for number in seen if number == 1] == [1, 1, 1]
+    assert aside == [False, False, True]
+    [dead] = log.read(f"{topic}.dead")
+    assert (dead.data, dead.meta["dead_error"], dead.meta["dead_consumer"]) == (
+        b"1",
+        "ValueError: no such customer",
+        "c",
+    )
+    assert cursor(hw, topic) == 4
+    assert log.replay(topic) == 1
+
+
+def test_an_exception_in_the_block_is_a_failure_of_the_event_in_hand(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 2)
+
+    def handle(error: BaseException) -> None:
+        with hw.consumer("c", topic) as consumer:
+            next(consumer)
+            raise error
+
+    for error in (ZeroDivisionError(), Unavailable("a full disk"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            handle(error)
+    assert owners(hw, topic) == [None]
+    assert hw.consumers(topic)[0].failures == 1
+
+
+def test_drain_ends_at_what_was_there_and_tries_again_what_failed(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 30, partitions=2)
+    failed: set[tuple[int, int]] = set()
+
+    def handle(event: Event) -> None:
+        place = event.partition, event.offset
+        if event.offset == 7 and place not in failed:
+            failed.add(place)
+            raise ValueError("not yet")
+        log.append(topic, b"more", partition=event.partition)
+
+    with hw.consumer("c", topic) as consumer:
+        assert consumer.drain(handle) >= 60
+        assert len(failed) == 2
+        before = consumer.lag()
+        assert sum(before.values()) > 0
+        assert consumer.drain(lambda _: None) == sum(before.values())
+        assert consumer.lag() == {0: 0, 1: 0}
+        assert list(consumer.drain()) == []
+
+
+def test_drain_waits_for_partitions_of_others(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 1, partitions=2)
+    with hw.consumer("c", topic) as one:
+        first = [next(one), next(one)]
+        with hw.consumer("c", topic) as two:
+            done: list[int] = []
+            thread = threading.Thread(target=lambda: done.append(two.drain(lambda _: None)))
+            thread.start()
+            one.ack(first[0])
+            wait_until(lambda: len(two.partitions) == 1)
+            assert thread.is_alive()
+            one.ack(first[1])
+            one.flush()
+            thread.join(PATIENCE_S)
+            assert done == [0]
+
+
+def test_seek_goes_back_and_forth_and_drops_what_came_before(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 20)
+    with now(hw, topic) as consumer:
+        events = list(islice(consumer, 5))  # the others wait in this process
+        fence = consumer.fences[0]
+        assert consumer.seek(15) == {0: 15}
+        assert consumer.fences[0] > fence
+        with pytest.raises(Fenced):
+            consumer.ack(events[4])
+        assert numbers(consumer) == [15, 16, 17, 18, 19]
+        consumer.seek(events[0].time)
+        assert numbers(consumer) == list(range(20))
+        consumer.seek(events[2].id, partition=0)
+        assert numbers(consumer)[0] == 2
+        with pytest.raises(Invalid, match="behind the end"):
+            consumer.seek(21)
+        with pytest.raises(Fenced):
+            consumer.seek(0, partition=7)
+
+
+def test_a_seek_by_somebody_else_refuses_late_acks(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 6)
+    with hw.consumer("c", topic, timeout=PATIENCE_S) as consumer:
+        events = list(islice(consumer, 6))
+        assert hw.seek("c", topic, 4) == {0: 4}
+        assert next(consumer).offset == 4
+        consumer.ack(events[0])  # taken, and too late
+        with pytest.raises(Fenced):
+            consumer.flush()
+        consumer.flush()
+    assert cursor(hw, topic) == 4
+
+
+def test_what_came_twice_is_handed_out_once_when_it_is_acked(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 4)
+    with hw.consumer("c", topic, timeout=0) as consumer:
+        first, second = islice(consumer, 2)
+        hw.seek("c", topic, 0)  # the same member takes it again, and all of it is sent once more
+        wait_until(lambda: consumer._member.received == 8)
+        consumer.ack(first)
+        with hw.transaction() as tx:
+            tx.append(f"{topic}-out", b"x")
+            tx.ack(second)
+        assert numbers(consumer) == [2, 3]
+        consumer.ack_to((0, 3))
+    assert cursor(hw, topic) == 4
+
+
+def test_members_share_the_partitions_and_take_over_what_is_left(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 3, partitions=4)
+    with hw.consumer("c", topic, timeout=PATIENCE_S) as one, hw.consumer("c", topic, timeout=PATIENCE_S) as two:
+        assert one.id != two.id
+        seen: list[tuple[int, int]] = []
+
+        def work(consumer: RemoteConsumer) -> None:
+            for event in consumer:
+                seen.append((event.partition, event.offset))
+                consumer.ack(event)
+
+        threads = [threading.Thread(target=work, args=(each,)) for each in (one, two)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(one.partitions) == len(two.partitions) == 2)
+        assert not set(one.partitions) & set(two.partitions)
+        wait_until(lambda: one.lag() == dict.fromkeys(range(4), 0))
+        assert sorted(set(seen)) == [(partition, offset) for partition in range(4) for offset in range(3)]
+        two.stop()
+        threads[1].join(PATIENCE_S)
+        two.close()
+        wait_until(lambda: len(one.partitions) == 4)
+        one.stop()
+        threads[0].join(PATIENCE_S)
+
+
+def test_what_is_taken_away_is_not_handed_out_from_the_buffer(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 20)
+    with hw.consumer("c", topic, timeout=PATIENCE_S, lease_ms=600) as consumer:
+        [first, *_] = islice(consumer, 2)
+        hw.forget("c", topic)
+        with pytest.raises(NotFound):
+            list(consumer)
+        with pytest.raises(Fenced):
+            consumer.ack(first)
+
+
+def test_too_many_events_without_an_ack_are_told(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, WINDOW + 10)
+    with hw.consumer("c", topic) as consumer, pytest.raises(Unavailable):
+        list(consumer.drain())
+    with now(hw, topic) as consumer:
+        with pytest.raises(Unavailable) as caught:
+            list(consumer)
+        assert caught.value.code == "too_many_unacked"
+        consumer.ack_to((0, 19))
+        assert numbers(consumer) == list(range(WINDOW, WINDOW + 10))
+
+
+def test_a_window_makes_the_program_wait_for_its_own_acks(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 3 * WINDOW)
+    with hw.consumer("c", topic) as consumer:
+        kept: list[Event] = []
+        timers: list[threading.Timer] = []
+        for seen, event in enumerate(consumer, 1):
+            kept.append(event)
+            if len(kept) == WINDOW:
+                timers.append(threading.Timer(0.05, consumer.ack, (list(kept),)))
+                timers[-1].start()
+                kept.clear()
+            if seen == 3 * WINDOW:
+                break
+        for timer in timers:
+            timer.join()
+    assert cursor(hw, topic) == 3 * WINDOW
+
+
+def test_closing_ends_iterations_and_refuses_acks(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 3)
+    consumer = hw.consumer("c", topic)
+    event = next(consumer)
+    consumer.close()
+    consumer.close()
+    assert list(consumer) == []
+    with pytest.raises(Fenced):
+        consumer.ack(event)
+    with pytest.raises(Closed):
+        consumer.flush()
+    assert owners(hw, topic) == [None]
+
+
+def test_closing_the_log_closes_its_consumers(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 3)
+    with opened(server) as other:
+        consumer = other.consumer("c", topic)
+        consumer.ack(next(consumer))
+    assert (owners(hw, topic), cursor(hw, topic)) == ([None], 1)
+
+
+def test_stop_ends_an_iteration_that_waits(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 1)
+    with hw.consumer("c", topic) as consumer:
+        event = next(consumer)
+        stopping = threading.Timer(0.05, consumer.stop)
+        stopping.start()
+        assert list(consumer) == []
+        consumer.ack(event)
+    assert cursor(hw, topic) == 1
+
+
+def test_a_consumer_that_is_dropped_leaves(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 1)
+    consumer = hw.consumer("dropped", topic, lease_ms=600_000)
+    next(consumer)
+    del consumer
+    gc.collect()
+    wait_until(lambda: owners(hw, topic) == [None])
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("headwater-dropped")])
+
+
+def test_a_forked_child_is_no_member(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 3)
+    with now(hw, topic) as consumer:
+        event = next(consumer)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                assert list(consumer) == []
+                consumer.ack(event)
+            except Fenced:
+                consumer.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        consumer.ack(event)
+    assert cursor(hw, topic) == 1
+
+
+def test_bad_options_are_refused(hw: Remote, log: Engine, topic: str) -> None:
+    with pytest.raises(NotFound):
+        hw.consumer("c", topic)
+    fill(log, topic, 1)
+    bad: list[dict[str, Any]] = [{"lease_ms": 1}, {"failures_max": 0}, {"start": 17}, {"type": "("}]
+    for options in bad:
+        with pytest.raises(Invalid):
+            hw.consumer("c", topic, **options)
+    with pytest.raises(TooLarge):
+        hw.consumer("x" * 65, topic)
+    other = Event("another", 0, 0, 0, "", None, b"", "bytes", 0)
+    with now(hw, topic) as consumer, pytest.raises(Invalid):
+        consumer.ack(other)

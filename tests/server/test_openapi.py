@@ -1,0 +1,181 @@
+"""The OpenAPI document tells what is served: no more, no less, and the server keeps to it whatever it is asked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+import urllib3
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from headwater.server.http import openapi, parameters
+from headwater.server.http.openapi import OPERATIONS
+from headwater.server.http.routes import ROUTES
+from tests.server.serving import Server, serving
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+DOCS = Path(__file__).parent.parent.parent / "docs"
+MEANINGFUL = {
+    "match": ["{}", '{"total": 1}', '{"total": {"$gt": 1}}', '{"$or": [{"a": "x"}, {"b": {"$in": [1, null]}}]}'],
+    "from_time": ["2026-01-01T00:00:00Z", "0", "1767225600000", "2026-01-01T00:00:00+14:00"],
+    "from": ["0", "1", "earliest", "latest", "9223372036854775807"],
+    "columns": ["data", "offset,data", "data,data", "nothing"],
+    "typeMatcher": [".*", "a|b", "("],
+    "start": ["earliest", "latest", "0", "2026-01-01T00:00:00Z"],
+}
+ACCEPTED = ["*/*", "text/event-stream", "application/x-ndjson", "application/json", "text/html", "application/*;q=0.5"]
+ACCEPTED += ["application/vnd.apache.arrow.stream", "application/vnd.headwater.batches", "a/b;q=x, */*;q=0"]
+ENDLESS_S = 0.05  # how long to listen to an answer that does not end
+
+for media in ("x-ndjson", "vnd.apache.arrow.stream", "bson", "vnd.headwater.batches"):
+    schemathesis.openapi.media_type(f"application/{media}", st.binary(max_size=200))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("fuzzed") / "data") as running:
+        running.http.put("/topic/orders?partitions=2").raise_for_status()
+        running.http.post("/topic/orders/items", content=b"x", params={"key": "k"}).raise_for_status()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def served(server: Server) -> Any:
+    """What the server says of itself, read by schemathesis."""
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def test_the_document_and_the_routes_tell_of_the_same() -> None:
+    assert {(route.method, route.pattern) for route in ROUTES} == set(OPERATIONS)
+
+
+def test_every_parameter_that_a_route_takes_is_in_the_document() -> None:
+    document = json.loads(openapi.encoded(True))
+    for route in ROUTES:
+        told = document["paths"][route.pattern][route.method.lower()]["parameters"]
+        named = {each["name"] for each in told if each["in"] == "query"}
+        assert named == set(parameters.names(route.parameters))
+        assert named <= parameters.QUERY_NAMES
+        in_path = {each["name"] for each in told if each["in"] == "path"}
+        assert in_path == set(re.findall(r"\{(\w+)\}", route.pattern))
+
+
+def test_every_route_and_status_of_the_docs_is_in_the_document() -> None:
+    page = (DOCS / "HTTP.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(GET|PUT|POST|DELETE) (/[^\s?`]*)", page))
+    assert named == set(OPERATIONS)
+    table = page[page.index("## Errors") :]
+    statuses = {
+        int(number) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for number in row.split(", ")
+    }
+    assert statuses - {405} == set(openapi.ERRORS)
+
+
+def test_rights_are_told_where_there_are_users() -> None:
+    guarded, open_ = (json.loads(openapi.encoded(authenticates)) for authenticates in (True, False))
+    append = guarded["paths"]["/topic/{name}/items"]["post"]
+    assert {"bearer": []} in append["security"]
+    assert {"basic": []} in append["security"]
+    assert append["x-headwater-right"] == "append"
+    assert "401" in append["responses"]
+    assert "security" not in guarded["paths"]["/health"]["get"]
+    assert "security" not in open_["paths"]["/topic/{name}/items"]["post"]
+
+
+def test_a_parameter_that_a_route_does_not_take_is_refused(server: Server) -> None:
+    for route in ROUTES:
+        path = re.sub(r"\{\w+\}", "orders", route.pattern)
+        answer = server.http.request(route.method, path, params={"surely_not": "1"})
+        assert (answer.status_code, answer.json()["code"]) == (400, "bad_parameter"), route
+
+
+def likelier(case: Case, random: Random) -> Case:
+    """A request that more often has a meaning: few parameters, and some that mean something. And no huge topics."""
+    query: dict[str, Any] = case.query or {}
+    for name in sorted(query):
+        if random.random() < 0.6 and name not in ("key", "type"):
+            del query[name]
+        elif name in MEANINGFUL and random.random() < 0.8:
+            query[name] = random.choice(MEANINGFUL[name])
+    if isinstance(query.get("partitions"), int) and query["partitions"] > 3:
+        query["partitions"] = 3
+    if case.method == "GET" and random.random() < 0.5:
+        case.headers = {**(case.headers or {}), "Accept": random.choice(ACCEPTED)}
+    return case
+
+
+def ask(case: Case) -> requests.Response:
+    """Ask, and take the beginning of an answer that does not end."""
+    response = requests.request(**case.as_transport_kwargs(), stream=True, timeout=10)
+    try:
+        if response.headers.get("transfer-encoding") == "chunked":
+            response.raw._fp.fp.raw._sock.settimeout(ENDLESS_S)
+        response._content = response.raw.read(1 << 20)
+    except urllib3.exceptions.ReadTimeoutError:  # nothing more comes
+        response._content = b""
+    finally:
+        response.close()
+    return response
+
+
+def fuzz(served: Any, method: str, pattern: str, examples: int, **path: str) -> None:
+    """Ask one operation for whatever its description allows, and for what it does not."""
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],
+            derandomize=examples < 100,
+            database=None,
+        )
+        @given(case=served[pattern][method].as_strategy(generation_mode=mode), random=st.randoms())
+        def run(case: Case, random: Random) -> None:
+            if path:
+                case.path_parameters = path
+            case.validate_response(ask(likelier(case, random)), checks=CHECKS)
+
+        with suppress(Unsatisfiable):  # nothing can be wrong with a request that has no parameters
+            run()
+
+
+@pytest.mark.parametrize(("method", "pattern"), list(OPERATIONS))
+def test_whatever_is_asked_is_answered_as_the_document_tells(served: Any, method: str, pattern: str) -> None:
+    fuzz(served, method, pattern, 8)
+    if "{" in pattern and method != "DELETE":
+        there = {"name": "billing", "topic": "orders"} if "{topic}" in pattern else {"name": "orders"}
+        fuzz(served, method, pattern, 15, **there)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize(("method", "pattern"), list(OPERATIONS))
+def test_whatever_is_asked_for_long_is_answered_so(served: Any, method: str, pattern: str) -> None:
+    fuzz(served, method, pattern, 1000)
+    if "{" in pattern and method != "DELETE":
+        there = {"name": "billing", "topic": "orders"} if "{topic}" in pattern else {"name": "orders"}
+        fuzz(served, method, pattern, 2000, **there)
