@@ -88,7 +88,8 @@ def _decode(frame: memoryview) -> Frame:
         raise Corrupt("the checksum of a frame is wrong", position=0, size=start)
     batch = format.decode(frame, start, len(frame))
     rows = None if count == ALL else np.frombuffer(frame, "<u4", count, _HEAD.size).astype(np.int64)
-    if not lo < hi <= batch.count <= EVENTS_MAX or batch.size != stored or (rows is not None and not _picks(rows, lo, hi)):
+    fits = lo < hi <= batch.count <= EVENTS_MAX and batch.size == stored
+    if not fits or (rows is not None and not _picks(rows, lo, hi)):
         raise Corrupt("a frame does not fit its batch", position=0, size=len(frame))
     return Frame(partition, batch, lo, hi, rows)
 
