@@ -48,7 +48,7 @@ class Taker:
         return len(self.chunks) < self._chunks_max
 
     def write_framed(self, chunk: bytes, framed: bytes) -> bool:
-        raise AssertionError("a member's chunks are its own")
+        raise AssertionError("a member's chunks are its own", chunk, framed)
 
     def end(self) -> None:
         self.ended = True
