@@ -535,3 +535,48 @@ def test_what_needs_the_directory_says_where_to_run_it(server: Server) -> None:
             with pytest.raises(Unsupported) as failed:
                 getattr(hw, verb)("orders")
             assert failed.value.hint == f"run 'headwater {verb} DIRECTORY orders' where the directory is"
+
+
+# Consumers
+
+
+def test_a_consumer_goes_on_where_its_acks_ended(hw: Log, filled: str) -> None:
+    with hw.consumer("billing", filled, timeout=20) as consumer:
+        for event in consumer:
+            if event.value["n"] == 12:
+                break
+            consumer.ack(event)
+        consumer.flush()
+        (info,) = hw.consumers(filled)
+        assert (info.name, info.topic, info.cursor, info.end, info.lag) == ("billing", filled, 12, 60, 48)
+    with hw.consumer("billing", filled, type="t0", timeout=20) as consumer:
+        assert next(consumer).value["n"] == 12
+        assert consumer.drain(lambda _: None) >= 1
+    assert hw.seek("billing", filled, 7) == {0: 7}
+    assert hw.consumers(filled)[0].cursor == 7
+    hw.forget("billing", filled)
+    assert hw.consumers(filled) == []
+    for ask in (lambda: hw.seek("billing", filled, 0), lambda: hw.forget("billing", filled)):
+        with pytest.raises(NotFound) as failed:
+            ask()
+        assert failed.value.code == "consumer_not_found"
+
+
+def test_acks_and_appends_are_one_transaction(hw: Log, filled: str) -> None:
+    with hw.consumer("mover", filled, timeout=20) as consumer:
+        event = next(consumer)
+        with hw.transaction() as tx:
+            tx.append(f"{filled} moved", event.data or b"")
+            tx.ack(event)
+    assert hw.consumers(filled)[0].cursor == 1
+    assert datas(hw.read(f"{filled} moved")) == [b'{"n":0}']
+
+
+def test_what_fails_is_set_aside_and_replayed(hw: Log, topic: str) -> None:
+    hw.append(topic, b"poison")
+    with hw.consumer("c", topic, timeout=20, failures_max=1) as consumer:
+        assert consumer.fail(next(consumer), "it does not work") is True
+    (dead,) = hw.read(f"{topic}.dead")
+    assert dead.data == b"poison"
+    assert hw.replay(topic) == 1
+    assert datas(hw.read(topic)) == [b"poison", b"poison"]

@@ -46,7 +46,6 @@ _PHRASES = {
     408: b"Request Timeout",
     409: b"Conflict",
     410: b"Gone",
-    411: b"Length Required",
     413: b"Content Too Large",
     415: b"Unsupported Media Type",
     417: b"Expectation Failed",
