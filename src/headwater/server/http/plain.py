@@ -150,6 +150,7 @@ class PlainAppends:
         for answer, way in ready:
             try:
                 answer.sent = os.write(way.number, answer.data)
+                answer.written = answer.sent == len(answer.data)
             except OSError:
                 continue  # there is no room, or nobody any more: the loop sees to it
 
@@ -157,7 +158,9 @@ class PlainAppends:
         """Do what is left when an answer was written, or could not be."""
         answer.finished = True
         rows, status, connection = answer.waiting.rows, 200, answer.connection
-        if rows.error is None:
+        if answer.written:
+            connection.answered_plainly()
+        elif rows.error is None:
             connection.answer_plainly(answer.data[answer.sent :])
         else:
             response = self._app.failure(rows.error)
@@ -189,7 +192,10 @@ class Way:
 class Answer:
     """The answer to one plain append. Called on the loop when the append has its place or its error."""
 
-    __slots__ = ("begun", "connection", "data", "finished", "head", "plain", "sent", "user", "waiting", "way")
+    __slots__ = (
+        *("begun", "connection", "head", "plain", "user", "waiting", "way"),
+        *("data", "finished", "sent", "written"),
+    )
 
     def __init__(self, plain: PlainAppends, connection: Connection, head: Head, user: str, waiting: Waiting) -> None:
         self.plain = plain
@@ -201,16 +207,12 @@ class Answer:
         self.way = connection.way()  # None if only the loop may write
         self.data = b""
         self.sent = 0  # bytes that were written
+        self.written = False  # whether all were
         self.finished = False
 
     def __call__(self, _: Waiting) -> None:
         if not self.finished:
             self.plain.finish(self)
-
-    @property
-    def written(self) -> bool:
-        """Whether all of it was."""
-        return self.sent > 0 and self.sent == len(self.data)
 
 
 def _form(waiting: Waiting) -> bytes:
