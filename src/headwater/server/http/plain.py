@@ -16,7 +16,7 @@ from headwater.engine.waiting import Waiting
 from headwater.errors import HeadwaterError
 from headwater.event import Content, id_text
 from headwater.server.http.appending import CONTENT_BY_MEDIA
-from headwater.server.http.message import Query
+from headwater.server.http.message import Query, whole
 from headwater.server.http.target import parts_of
 from headwater.storage.log import LocalLog
 
@@ -134,19 +134,20 @@ class PlainAppends:
         return True
 
     def _answer(self, connection: Connection, head: Head, user: str, begun: float, waiting: Waiting) -> None:
-        rows, status = waiting.rows, 200
+        rows, response = waiting.rows, None
         if rows.error is None:
             self._ready.append((connection, self._place(waiting)))
         else:
             response = self._app.failure(rows.error)
             connection.answer_at_once(response)
-            status = response.status
+        status = 200 if response is None else response.status
         seconds = perf_counter() - begun
         self._answered(status, seconds)
         access_log = self._metrics.access_log
         if access_log is not None:
             asked = connection.client.address, user, "POST", head.url.decode("latin-1"), PATTERN
-            access_log.note(*asked, status, rows.size, 0, seconds)
+            sent = len(str(rows.offset)) if response is None else len(whole(response))
+            access_log.note(*asked, status, rows.size, sent, seconds)
 
     def _place(self, waiting: Waiting) -> bytes:
         """The rest of an answer: where the event is. The ids of a group differ in their last digits of time only."""
