@@ -24,8 +24,8 @@ from headwater.errors import (
 
 if TYPE_CHECKING:
     from headwater.api import open  # the verb users expect, as in gzip.open
-    from headwater.engine.consumer import Consumer
     from headwater.client.remote import Remote
+    from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
     from headwater.engine.transaction import Transaction

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from headwater.engine.engine import Engine
 from headwater.engine.transfer.transfer import Transfer
@@ -15,7 +15,7 @@ from headwater.limits import DEFAULTS, Limits
 if TYPE_CHECKING:
     from headwater.client.remote import Remote
 
-    Log = Engine | Remote
+    Log: TypeAlias = Engine | Remote
 
 
 @overload

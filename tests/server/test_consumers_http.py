@@ -680,15 +680,17 @@ def test_a_window_makes_the_program_wait_for_its_own_acks(hw: Remote, log: Engin
     fill(log, topic, 3 * WINDOW)
     with hw.consumer("c", topic) as consumer:
         kept: list[Event] = []
+        timers: list[threading.Timer] = []
         for seen, event in enumerate(consumer, 1):
             kept.append(event)
             if len(kept) == WINDOW:
-                timer = threading.Timer(0.05, lambda events=list(kept): consumer.ack(events))  # type: ignore[misc]
-                timer.start()
+                timers.append(threading.Timer(0.05, consumer.ack, (list(kept),)))
+                timers[-1].start()
                 kept.clear()
             if seen == 3 * WINDOW:
                 break
-        timer.join()
+        for timer in timers:
+            timer.join()
     assert cursor(hw, topic) == 3 * WINDOW
 
 

@@ -47,6 +47,9 @@ class Taker:
         self.chunks.append(chunk)
         return len(self.chunks) < self._chunks_max
 
+    def write_framed(self, chunk: bytes, framed: bytes) -> bool:
+        raise AssertionError("a member's chunks are its own", chunk, framed)
+
     def end(self) -> None:
         self.ended = True
 

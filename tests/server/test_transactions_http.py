@@ -266,10 +266,11 @@ def test_one_that_is_in_doubt_can_be_tried_again_and_is_done_once(tmp_path: Path
             tx.ack(event)
             consumer.flush()
             os.kill(server.pid, signal.SIGSTOP)
-            for _ in range(2):
-                with pytest.raises(Unavailable) as caught:
-                    tx.commit()
-                assert caught.value.code == "transaction_in_doubt"
+            with pytest.raises(Unavailable):
+                tx.commit()
+            with pytest.raises(Unavailable) as caught:
+                tx.commit()
+            assert caught.value.code == "transaction_in_doubt"
             os.kill(server.pid, signal.SIGCONT)
             refs = commit_until_it_is_there(tx)
             server.kill()

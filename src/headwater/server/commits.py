@@ -27,6 +27,7 @@ from headwater.storage.log import LocalLog
 _log = logging.getLogger("headwater.server")
 
 Done = Callable[[Waiting], None]
+Group = Sequence[tuple[Waiting, Done]]
 THREADS_MAX = 8  # logs that sync at once; more wait for their turn
 TURNS_MAX = 8  # of the loop, that a group gathers for: a turn that is busy otherwise may be long
 
@@ -43,11 +44,11 @@ class Commits:
         self._threads: list[threading.Thread] = []
         self._busy = 0
         self._closed = False
-        self._after_group: Callable[[], None] = lambda: None
+        self._write: Callable[[Group], None] = lambda _: None
 
-    def after_group(self, call: Callable[[], None]) -> None:
-        """Have this called when all of a group have heard of their place or error; it must not raise."""
-        self._after_group = call
+    def write_answers(self, write: Callable[[Group], None]) -> None:
+        """Have this called with each group that was committed, in the thread that did it, before their `done`."""
+        self._write = write
 
     def submit(self, waiting: Waiting, done: Done) -> None:
         """Commit it with others; `done` is called on the loop when it has its place or its error."""
@@ -127,6 +128,10 @@ class Commits:
                     if waiting.rows.error is None and waiting.rows.offset < 0:
                         waiting.rows.error = error
             queue.seconds = perf_counter() - begun
+            try:
+                self._write(queue.group)
+            except Exception:  # noqa: BLE001  # then the loop writes them
+                _log.exception("answers cannot be written")
             loop.call_soon_threadsafe(self._finished, queue)
 
     def _finished(self, queue: _Queue) -> None:
@@ -144,7 +149,6 @@ class Commits:
                 done(waiting)
             except Exception:  # noqa: BLE001  # the others must be answered too
                 _log.exception("an append cannot be answered")
-        self._after_group()
         self._metrics.appended(queue.topic, events, size, appends)
         if queue.waiting:
             self._loop.call_soon(self._gather, queue, 0, TURNS_MAX)

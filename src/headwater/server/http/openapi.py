@@ -172,12 +172,15 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("DELETE", "/consumer/{name}/{topic}"): Operation("Forget a consumer.", TRUE, (404, 413)),
     ("GET", "/consumer/{name}/{topic}/items"): Operation(
         "Join a consumer, and stream what its new member gets, until the connection ends.",
-        {NDJSON: BYTES, BATCHES: BYTES},
+        {NDJSON: BYTES},
         (404, 406, 410, 413, 501),
-        headers=(("Headwater-Member", TEXT),),
+        headers=(("Headwater-Member", TEXT), ("Headwater-Owner", TEXT), ("Headwater-Lease", NUMBER)),
     ),
     ("POST", "/consumer/{name}/{topic}/acks"): Operation(
-        "Ack and fail events that a member was given.", _json(Settled), (404, 409, 413), _json(Acks)
+        "Ack and fail events that a member was given, or only say that its client lives.",
+        _json(Settled),
+        (404, 409, 410, 413),
+        _json(Acks),
     ),
     ("GET", "/health"): Operation(
         "Whether the log can be read.", _json({"type": "object", "properties": {"status": {"const": "ok"}}})
