@@ -1,9 +1,9 @@
 """One connection to a server: HTTP/1.1 on a socket, for one request at a time.
 
 Made by hand on the parser that the server uses, because that is where the time goes: a small request costs the client
-about 70 µs of a core this way, with all of `Transport`, 190 µs with `http.client` and 330 µs with `urllib3` (measured in
-turns on a busy machine, Python 3.11, loopback). It also has to cut a waiting answer from another thread, which those
-do not offer.
+about 70 µs of a core this way, with all of `Transport`, 190 µs with `http.client` and 330 µs with `urllib3` (in turns,
+on a busy machine, Python 3.11, loopback). It also has to cut a waiting answer from another thread, which those do not
+offer.
 """
 
 from __future__ import annotations
