@@ -77,6 +77,24 @@ def test_appends_whose_answers_get_lost_are_there_once(server: Server, broken: P
     assert broken.lost >= 5
 
 
+def test_transactions_whose_answers_get_lost_are_done_once(server: Server, broken: Proxy) -> None:
+    with open_remote(server.url) as hw:
+        hw.create("left", partitions=2)
+    with open_remote(broken.url) as hw:
+        hw.topics()
+
+        def work(n: int) -> None:
+            for i in range(15):
+                with hw.transaction() as tx:
+                    tx.append("left", b"%d-%d" % (n, i))
+                    tx.append("right", b"%d-%d" % (n, i))
+
+        in_threads(work)
+    expected = Counter(b"%d-%d" % (n, i) for n in range(THREADS) for i in range(15))
+    assert stored(server, "left") == stored(server, "right") == expected
+    assert broken.lost >= 3
+
+
 def test_files_whose_upload_breaks_are_sent_again(server: Server, broken: Proxy) -> None:
     film = bytes(range(256)) * 8192
     with open_remote(broken.url) as hw:

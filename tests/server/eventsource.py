@@ -61,6 +61,9 @@ class Source(asyncio.Protocol):
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 await self._changed.wait()
 
+    async def until_events(self, count: int) -> None:
+        await self.until(lambda: len(self.events) >= count)
+
     async def next(self) -> Got:
         """The next event that was not taken."""
         await self.until(lambda: len(self.events) > self._taken)

@@ -16,6 +16,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
 from headwater.format.events import EventBatch
 from headwater.server.feeds import Feeds
+from headwater.server.metrics import LiveMeter
 from headwater.server.settings import Settings
 
 PATIENCE_S = 20.0
@@ -122,7 +123,7 @@ async def feeding(engine: Engine, settings: Settings | None = None) -> AsyncIter
         async def blocking(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return await loop.run_in_executor(threads, partial(function, *args, **kwargs))
 
-        feeds = Feeds(engine, blocking, loop, settings or Settings())
+        feeds = Feeds(engine, blocking, loop, settings or Settings(), LiveMeter())
         try:
             yield feeds
         finally:

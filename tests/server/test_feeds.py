@@ -198,7 +198,7 @@ async def test_those_who_join_under_a_hammering_writer_lose_and_double_nothing(l
             await sink.until_offset(end - 1)
             assert sink.offsets == list(range(sink.offsets[0], end))
         assert sinks[0].offsets[0] == 0
-        assert feeds.counts.fell_behind > 0
+        assert feeds.counts.behind > 0
 
 
 async def test_a_slow_subscriber_is_bounded_and_delays_nobody(log: Engine) -> None:
@@ -212,7 +212,7 @@ async def test_a_slow_subscriber_is_bounded_and_delays_nobody(log: Engine) -> No
         assert len(slow.data) == slow.most <= 4000 + 2 * 2000
         channel = next(iter(feeds._channels.values()))
         assert sum(len(chunk.data) for chunk in channel.recent) <= 8000
-        assert feeds.counts.fell_behind >= 1
+        assert feeds.counts.behind >= 1
         while len(slow.offsets) < 3000:
             assert slow.untaken <= 4000 + 2 * 2000
             before = len(slow.data)
@@ -396,6 +396,32 @@ async def test_a_client_may_leave_while_it_is_written_to(log: Engine) -> None:
         assert sinks[1].offsets == sinks[2].offsets == [0, 1]
         assert first.offsets == []
         assert feeds.counts.subscribers == 2
+
+
+async def test_many_are_written_to_in_turns_and_may_leave_in_between(log: Engine) -> None:
+    async with feeding(log) as feeds:
+        sinks = [Collector() for _ in range(700)]
+        for sink in sinks:
+            await begin(feeds, "orders", sink)
+        first, leaving = sinks[0], sinks[650:]
+        channel = first.stream._channel
+
+        def leave(chunk: bytes, framed: bytes) -> bool:
+            asyncio.get_running_loop().call_soon(lambda: [sink.stream.end() for sink in leaving])
+            return first.write_framed(chunk, framed)
+
+        channel.live[first.stream] = leave
+        await in_thread(append, log, 1)
+        late = Collector()
+        await sinks[600].until_lines(1)
+        await begin(feeds, "orders", late)
+        channel.live[first.stream] = first.write_framed
+        await in_thread(append, log, 3)
+        await sinks[640].until_offset(3)
+        assert all(sink.offsets == [0, 1, 2, 3] for sink in sinks[:650])
+        assert all(sink.offsets == [] for sink in leaving)  # a sink is not written to after its end
+        assert late.offsets == [1, 2, 3]
+        assert feeds.counts.events == 650 * 4 + 3
 
 
 async def test_closing_ends_every_stream_once(log: Engine) -> None:

@@ -23,9 +23,13 @@ from headwater.errors import HeadwaterError, NotFound
 from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
 from headwater.server.http.message import Sink
+from headwater.server.metrics import LiveMeter
 from headwater.server.watches import Follower
 
 TURN = 256  # writes at a time, of about 10 µs each, before the loop sees to others
+REST_SHARE = (
+    0.5  # of the time that writing to all took: so long it rests, and the loop is never taken up by one channel
+)
 REST_S_MIN = 0.001  # below, resting is not worth a timer
 
 Blocking = Callable[..., Awaitable[Any]]
@@ -71,18 +75,6 @@ class Chunk(NamedTuple):
     last_id: UUID | None
 
 
-class Counts:
-    """What was delivered, for the metrics."""
-
-    def __init__(self) -> None:
-        self.subscribers = 0
-        self.channels = 0
-        self.events = 0
-        self.bytes = 0
-        self.fell_behind = 0  # times that a live subscriber had no room
-        self.gaps = 0  # times that retention passed a subscriber
-
-
 class Channel(Follower):
     """What several subscriptions share: one reader, one form, and the last chunks."""
 
@@ -91,7 +83,7 @@ class Channel(Follower):
         cursor: TopicCursor,
         form: Form,
         limits: ServerLimits,
-        counts: Counts,
+        counts: LiveMeter,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """`cursor` is at the end of the topic, or was just now."""
@@ -136,8 +128,8 @@ class Channel(Follower):
         some = live[at : at + TURN]
         if at:  # some may have left meanwhile, and their connections may be used for something else
             some = [each for each in some if each[0] in self.live]
-        behind = [subscription for subscription, write in some if not write(data, framed)]
-        for subscription in behind:
+        late = [subscription for subscription, write in some if not write(data, framed)]
+        for subscription in late:
             subscription.fall_behind(chunk)
         counts, many = self._counts, len(some)
         counts.events += chunk.events * many
@@ -150,12 +142,12 @@ class Channel(Follower):
             self._delivered(took_s)
 
     def _delivered(self, took_s: float) -> None:
-        """Rest as long as it took: the loop has other work, and what comes meanwhile is written at once."""
+        """Rest a while: the loop has other work, and what comes meanwhile is written at once."""
         if len(self.live) < len(self.subscriptions):
             for subscription in [each for each in self.subscriptions if each.ahead]:
                 subscription.look_again()
         if took_s > REST_S_MIN:
-            self._loop.call_later(took_s, self.done)
+            self._loop.call_later(took_s * REST_SHARE, self.done)
         else:
             self.done()
 
@@ -199,7 +191,7 @@ class Subscription:
         offsets: Offsets,
         last_id: UUID | None,
         limits: ServerLimits,
-        counts: Counts,
+        counts: LiveMeter,
         opening: bytes,
     ) -> None:
         """`join` and `leave` are called when it begins and ends; `last_id` is the event before `offsets`, if known."""
@@ -268,7 +260,7 @@ class Subscription:
         self._full = True
         self._number = self._channel.head
         self._offsets, self._last_id = chunk.after, chunk.last_id or self._last_id
-        self._counts.fell_behind += 1
+        self._counts.behind += 1
 
     def look_again(self) -> None:
         """The channel has moved."""
@@ -317,7 +309,7 @@ class Subscription:
             self._write(chunk)
 
     async def _catch_up(self) -> None:
-        """Read up to where the channel is, until what it writes from there on is still kept when that is done."""
+        """Read up to where the channel is now, and go on from there."""
         channel = self._channel
         try:
             cursor = channel.cursor.at(self._offsets)
@@ -326,7 +318,7 @@ class Subscription:
                     await self._wait_for_channel()
                 stop, number = channel.offsets, channel.head
                 await self._read_to(stop, cursor)
-                if self._offsets == stop and (number == channel.head or channel.kept(number) is not None):
+                if self._offsets == stop:  # else a gap has led beyond it
                     break
         except HeadwaterError as error:
             self._task = None

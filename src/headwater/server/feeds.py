@@ -18,7 +18,8 @@ from headwater.engine.engine import Engine
 from headwater.errors import Closed
 from headwater.event import At
 from headwater.format.events import EventBatch
-from headwater.server.channels import Blocking, Channel, Counts, Form, Subscription
+from headwater.server.channels import Blocking, Channel, Form, Subscription
+from headwater.server.metrics import LiveMeter
 from headwater.server.settings import Settings
 from headwater.server.watches import Follower, Watches
 
@@ -28,9 +29,16 @@ _canonical = msgspec.json.Encoder(order="deterministic").encode
 class Feeds:
     """All live delivery of one server. `counts` tell what was done."""
 
-    def __init__(self, engine: Engine, blocking: Blocking, loop: asyncio.AbstractEventLoop, settings: Settings) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        blocking: Blocking,
+        loop: asyncio.AbstractEventLoop,
+        settings: Settings,
+        counts: LiveMeter,
+    ) -> None:
         """`blocking` calls a function in a thread, and waits for it without blocking the loop."""
-        self.counts = Counts()
+        self.counts = counts
         self._engine = engine
         self._blocking = blocking
         self._loop = loop

@@ -109,6 +109,20 @@ class CountingDisk(Disk):
             self.sync_seconds += took
 
 
+class LiveMeter:
+    """What live delivery does. Belongs to the loop's thread."""
+
+    __slots__ = ("behind", "bytes", "channels", "events", "gaps", "subscribers")
+
+    def __init__(self) -> None:
+        self.subscribers = 0  # streams that are open now
+        self.channels = 0  # what they share: one reader for all that want the same
+        self.events = 0  # that were handed to streams
+        self.bytes = 0
+        self.behind = 0  # times that the client of a stream was too slow, so that it had to read for itself
+        self.gaps = 0  # times that retention passed such a one
+
+
 class Metrics:
     """All that is counted. The attributes may be changed directly, in the loop's thread."""
 
@@ -124,10 +138,7 @@ class Metrics:
         self.connections_refused = 0  # because there were too many
         self.bytes_received = 0
         self.bytes_sent = 0
-        self.subscribers = 0  # live streams that are open now
-        self.subscribers_dropped = 0  # that were too slow
-        self.deliveries = 0  # events that were handed to live streams
-        self.delivery_bytes = 0
+        self.live = LiveMeter()
         self.access_log: AccessLog | None = None  # counts the lines that it had to drop
 
     def appended(self, topic: str, events: int, size: int, appends: int = 1) -> None:

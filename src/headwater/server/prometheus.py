@@ -101,12 +101,14 @@ def _connections(metrics: Metrics) -> Iterator[Metric]:
         ("headwater_http_connections_refused", "Connections that were too many.", metrics.connections_refused),
         ("headwater_http_received_bytes", "Bytes of bodies that came.", metrics.bytes_received),
         ("headwater_http_sent_bytes", "Bytes of bodies that went.", metrics.bytes_sent),
-        ("headwater_deliveries", "Events that were handed to live streams.", metrics.deliveries),
-        ("headwater_delivery_bytes", "Bytes that were handed to live streams.", metrics.delivery_bytes),
-        ("headwater_subscribers_dropped", "Live streams that were ended as too slow.", metrics.subscribers_dropped),
+        ("headwater_deliveries", "Events that were handed to live streams.", metrics.live.events),
+        ("headwater_delivery_bytes", "Bytes that were handed to live streams.", metrics.live.bytes),
+        ("headwater_delivery_gaps", "Times that retention passed a live stream.", metrics.live.gaps),
+        ("headwater_subscribers_behind", "Times that the client of a live stream was too slow.", metrics.live.behind),
     ):
         yield _counter(name, told, value)
-    yield _gauge("headwater_subscribers", "Live streams that are open.", metrics.subscribers)
+    yield _gauge("headwater_subscribers", "Live streams that are open.", metrics.live.subscribers)
+    yield _gauge("headwater_channels", "Readers that live streams share.", metrics.live.channels)
     if metrics.access_log is not None:
         yield _counter("headwater_access_log_dropped", "Lines that the access log lacks.", metrics.access_log.dropped)
 

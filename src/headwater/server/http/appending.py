@@ -18,7 +18,7 @@ from headwater.limits import MIB
 from headwater.server.http import batches
 from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
-from headwater.server.wire import lines
+from headwater.server.wire import cloudevents, lines
 from headwater.server.wire.parsed import Parsed
 
 SMALL_BYTES = MIB  # up to this, an item is held in memory, and committed with others
@@ -51,6 +51,8 @@ async def append(store: Store, request: Request) -> Response:
         return await _item(store, request, said, options)
     if media == frames.MEDIA_TYPE:
         return await append_group(store, request.name, await batches.prepare(store, request, options))
+    if media in (cloudevents.STRUCTURED, cloudevents.BATCH) or cloudevents.is_binary(request.headers):
+        return await _cloud_events(store, request, options)
     if media == LINES:
         body = await request.body(store.limits.body_bytes_max)
         parsed = lines.parse(body, store.engine.limits, events=request.query.flag("events"))
@@ -69,6 +71,19 @@ async def _json(store: Store, request: Request, options: dict[str, Any]) -> Resp
         return await append_one(store, request.name, body, "json", options)
     parsed = lines.parse_array(body, store.engine.limits, events=query.flag("events"))
     return await append_parsed(store, request.name, parsed, options)
+
+
+async def _cloud_events(store: Store, request: Request, options: dict[str, Any]) -> Response:
+    """Append CloudEvents: an array, or one; what they say themselves counts."""
+    body = await request.body(store.limits.body_bytes_max)
+    if request.media_type == cloudevents.BATCH:
+        return await append_parsed(store, request.name, cloudevents.batch(body, store.engine.limits), options)
+    structured = request.media_type == cloudevents.STRUCTURED
+    item = cloudevents.structured(body) if structured else cloudevents.binary(request.headers, body)
+    options |= {"type": item.type, "meta": options.get("meta", {}) | item.meta}
+    if item.key is not None:
+        options["key"] = item.key
+    return await append_one(store, request.name, item.data, item.content, options)
 
 
 async def append_parsed(store: Store, topic: str, parsed: Parsed, options: dict[str, Any]) -> Response:

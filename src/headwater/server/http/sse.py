@@ -1,12 +1,12 @@
 """Server-sent events of a topic: live, resumed after `Last-Event-ID`, and told of what was deleted meanwhile.
 
-The `id:` of an event is its UUIDv6. Over several partitions, where that is no place to go on from, it is a cursor:
-the next offset in each partition of the topic. `respond` is for `GET /topic/{name}/items` and for the bus.
+The `id:` of an event is its UUIDv6. Over several partitions, where that is no place to go on from, it is a cursor over
+all of them. `respond` is for `GET /topic/{name}/items` and for the bus; the bytes are made in `wire/sse.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -21,18 +21,18 @@ from headwater.server.wire import sse
 MEDIA_TYPE = "text/event-stream"
 HEADERS: Headers = (("content-type", MEDIA_TYPE), ("x-accel-buffering", "no"))  # which nginx would else hold back
 RETRY_MS = 2000  # when a client comes back that lost its connection: many may have lost theirs at once
-PARTITIONS_MAX = 64  # each is a part of every id
+PARTITIONS_MAX = 256  # each takes a few bytes of every id
 
 
 class Events:
-    """The form of events whose id is a UUIDv6. See `channels.Form`. On the bus, bytes are shown as they are."""
+    """The form of events whose id is a UUIDv6. See `channels.Form`."""
 
     opening = sse.retry(RETRY_MS)
     heartbeat = sse.HEARTBEAT
 
-    def __init__(self, *, bus: bool = False) -> None:
+    def __init__(self, *, bus: bool) -> None:
         self.bus = bus
-        self.key: Any = "sse", bus
+        self.key: Hashable = ("sse", bus)
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
         """The events, each with its id."""
@@ -40,7 +40,7 @@ class Events:
         return b"".join([sse.encode(batch, bus=self.bus) for batch in batches])
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
-        """An event `headwater.gap`. It has no id: whoever comes back before the next event is told again."""
+        """An event `headwater.gap`."""
         del before
         return _gap(last_id, gap.oldest_id, gap)
 
@@ -52,13 +52,13 @@ class Events:
 class Cursored(Events):
     """The same over several partitions: an id is a cursor over all of them."""
 
-    def __init__(self, uuid: UUID, *, bus: bool = False) -> None:
+    def __init__(self, uuid: str, *, bus: bool) -> None:
         super().__init__(bus=bus)
-        self.uuid = uuid
-        self.key = "sse", bus, uuid
+        self.uuid = UUID(uuid)
+        self.key = ("sse", bus, uuid)
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
-        """The events, each with a cursor after it."""
+        """The events, each with a cursor that is after it."""
         pieces = []
         for batch in batches:
             ids = sse.cursor_texts(before, self.uuid, batch.partition, batch.offsets() + 1)
@@ -73,7 +73,7 @@ class Cursored(Events):
         return _gap(sse.cursor_encode(before, self.uuid), sse.cursor_encode(after, self.uuid), gap)
 
 
-UUIDS, BUS = Events(), Events(bus=True)
+TOPIC, BUS = Events(bus=False), Events(bus=True)
 
 
 class End(Protocol):
@@ -105,8 +105,9 @@ async def respond(
     """The events of a topic from `start` on, or after the `Last-Event-ID`; live, unless it should not `wait`.
 
     `last` is the `Last-Event-ID` of a client that cannot set the header. `stop` is an offset before which the answer
-    ends, and `end` tells how much of what is before that is part of it. `selection` is as for `Feeds.subscribe`. Raises
-    NotFound for a missing topic and an offset that was deleted, Invalid for a bad place, pattern or match.
+    ends, and `end` tells how much of what is before that is part of it. On the bus, data is never base64 without need.
+    `selection` is as for `Feeds.subscribe`. Raises NotFound for a missing topic and an offset that was deleted, Invalid
+    for a bad place, pattern or match.
     """
     last = request.headers.get("last-event-id") or last
     cursor = await store.blocking(store.engine.cursor, topic, start="latest", **selection)
@@ -124,15 +125,16 @@ async def respond(
 
 def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tuple[Events, dict[str, Any]]:
     """The form of a topic's events, and where to begin, as `Feeds.subscribe` takes it."""
-    if len(cursor.partitions) == 1:
-        return BUS if bus else UUIDS, {"start": start} if not last else {"after": _id(last)}
-    if len(cursor.partitions) > PARTITIONS_MAX:
+    partitions = len(cursor.partitions)
+    if partitions == 1:
+        return BUS if bus else TOPIC, {"after": _id(last)} if last else {"start": start}
+    if partitions > PARTITIONS_MAX:
         raise Invalid(
-            f"the topic has {len(cursor.partitions)} partitions, and {PARTITIONS_MAX} can be read at once in this form",
+            f"the topic has {partitions} partitions, and {PARTITIONS_MAX} can be read at once in this form",
             hint="name one: ?partition=0",
             code="partition_needed",
         )
-    form = Cursored(UUID(cursor.uuid), bus=bus)
+    form = Cursored(cursor.uuid, bus=bus)
     if not last:
         return form, {"start": start}
     try:
@@ -140,7 +142,7 @@ def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tupl
     except Invalid as error:
         if error.code != "cursor_of_another":
             raise
-    return form, {"start": "earliest", "opening": _gap(last, None, None)}
+        return form, {"start": "earliest", "opening": _gap(last, None, None)}
 
 
 def _id(text: str) -> UUID:
