@@ -1,8 +1,8 @@
 """Headwater: an event log that grows with its users.
 
-`headwater.open("data")` is the door. What comes out of it: `Engine`, with all the verbs; `Event`, what is read;
-`Ref`, where an appended event is; `Transaction` and `Producer`, to append with care; `Limits`, what may be changed.
-Every error is a `HeadwaterError`.
+`headwater.open("data")` is the door. What comes out of it: `Engine`, or for a server `Remote`, with all the verbs;
+`Event`, what is read; `Ref`, where an appended event is; `Transaction` and `Producer`, to append with care; `Limits`,
+what may be changed. Every error is a `HeadwaterError`.
 """
 
 from importlib import import_module
@@ -24,6 +24,7 @@ from headwater.errors import (
 
 if TYPE_CHECKING:
     from headwater.api import open  # the verb users expect, as in gzip.open
+    from headwater.client.remote import Remote
     from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
@@ -54,6 +55,7 @@ __all__ = [
     "Producer",
     "Ref",
     "Refs",
+    "Remote",
     "TooLarge",
     "Transaction",
     "Unavailable",
@@ -72,6 +74,7 @@ _HOMES = {
     "Producer": "headwater.format.producers",
     "Ref": "headwater.event",
     "Refs": "headwater.event",
+    "Remote": "headwater.client.remote",
     "Transaction": "headwater.engine.transaction",
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from headwater.engine.engine import Engine
 from headwater.engine.transfer.transfer import Transfer
@@ -15,7 +15,7 @@ from headwater.limits import DEFAULTS, Limits
 if TYPE_CHECKING:
     from headwater.client.remote import Remote
 
-    Log = Engine | Remote
+    Log: TypeAlias = Engine | Remote
 
 
 @overload
@@ -56,7 +56,7 @@ def open(  # the verb users expect, as in gzip.open
     (handed to the system). Raises Invalid for a directory that holds something else, Unsupported for an address or
     version it does not know.
 
-    For a server: `token`, or `user` with a password; `tls_ca`, the file of authorities to trust instead of the system's;
+    For a server: `token`, or `user` with a password; `tls_ca`, the authorities to trust instead of the system's;
     `tls_cert` and `tls_key`, who one is; `timeout`, seconds that an answer may take to begin; `retry`, seconds for
     which what failed is tried again, where that is safe (docs/CLIENT.md).
     """

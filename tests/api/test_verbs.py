@@ -13,14 +13,17 @@ import pyarrow as pa
 import pytest
 
 import headwater
+from headwater.client.blob import RemoteBlob
 from headwater.errors import (
     Closed,
     Conflict,
+    Corrupt,
     Fenced,
     HeadwaterError,
     Invalid,
     NotFound,
     TooLarge,
+    Unavailable,
     Unsupported,
 )
 from headwater.event import Event
@@ -239,6 +242,23 @@ def test_a_huge_event_is_streamed_in_and_out(hw: Log, topic: str) -> None:
     assert (second.data, third.data) == (piece * 2, piece * 3)
 
 
+def test_huge_data_that_was_changed_on_its_way_is_refused(
+    server: Server, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with headwater.open(server.url) as hw:
+        hw.append(topic, bytes(3 * MIB))
+        whole = RemoteBlob._data
+        (event,) = hw.read(topic)
+        for wrong, kind in (
+            (lambda blob: (piece.replace(b"\0", b"\1", 1) for piece in whole(blob)), Corrupt),
+            (lambda blob: list(whole(blob))[:-1], Unavailable),
+        ):
+            monkeypatch.setattr(RemoteBlob, "_data", wrong)
+            assert event.blob is not None
+            with pytest.raises(kind):
+                list(event.blob.chunks())
+
+
 def test_data_above_the_limit_of_its_topic_is_refused(hw: Log, topic: str) -> None:
     hw.create(topic, data_bytes_max=1000)
     for data in (b"x" * 1001, io.BytesIO(b"x" * 1001), io.BytesIO(b"x" * 3 * MIB)):
@@ -386,6 +406,20 @@ def test_events_of_several_partitions_come_by_time(hw: Log, topic: str) -> None:
     assert failed.value.code == "partition_needed"
 
 
+def test_events_of_batches_that_overlap_in_time_come_by_time(server: Server, topic: str) -> None:
+    with headwater.open(server.url) as hw:
+        hw.create(topic, partitions=3)
+        for n in range(90):
+            hw.append(topic, {"n": n}, partition=n * n % 3, durability="os")
+        with headwater.open(server.path) as here:
+            assert here.seal(topic) >= 2  # which packs what was appended one by one
+        assert len(list(hw.read_batches(topic))) <= 3
+        for n in range(90, 120):
+            hw.append(topic, {"n": n}, partition=n % 2, durability="os")
+        assert numbers(hw.read(topic)) == list(range(120))
+        assert numbers(hw.read(topic, reverse=True)) == list(range(119, -1, -1))
+
+
 def test_a_read_can_be_left(hw: Log, filled: str) -> None:
     for _ in range(40):
         events = hw.read(filled)
@@ -494,6 +528,16 @@ def test_following_a_topic_that_is_deleted_raises(hw: Log, topic: str) -> None:
         next(follower)
 
 
+def test_following_does_not_go_on_in_another_topic_of_the_same_name(hw: Log, topic: str) -> None:
+    hw.append(topic, b"old")
+    follower = hw.follow(topic, start="earliest", timeout=20)
+    assert next(follower).data == b"old"
+    hw.delete(topic)
+    hw.append_many(topic, [b"new"] * 5)
+    with pytest.raises(NotFound):
+        next(follower)
+
+
 # Transfers
 
 
@@ -535,3 +579,48 @@ def test_what_needs_the_directory_says_where_to_run_it(server: Server) -> None:
             with pytest.raises(Unsupported) as failed:
                 getattr(hw, verb)("orders")
             assert failed.value.hint == f"run 'headwater {verb} DIRECTORY orders' where the directory is"
+
+
+# Consumers
+
+
+def test_a_consumer_goes_on_where_its_acks_ended(hw: Log, filled: str) -> None:
+    with hw.consumer("billing", filled, timeout=20) as consumer:
+        for event in consumer:
+            if event.value["n"] == 12:
+                break
+            consumer.ack(event)
+        consumer.flush()
+        (info,) = hw.consumers(filled)
+        assert (info.name, info.topic, info.cursor, info.end, info.lag) == ("billing", filled, 12, 60, 48)
+    with hw.consumer("billing", filled, type="t0", timeout=20) as consumer:
+        assert next(consumer).value["n"] == 12
+        assert consumer.drain(lambda _: None) >= 1
+    assert hw.seek("billing", filled, 7) == {0: 7}
+    assert hw.consumers(filled)[0].cursor == 7
+    hw.forget("billing", filled)
+    assert hw.consumers(filled) == []
+    for ask in (lambda: hw.seek("billing", filled, 0), lambda: hw.forget("billing", filled)):
+        with pytest.raises(NotFound) as failed:
+            ask()
+        assert failed.value.code == "consumer_not_found"
+
+
+def test_acks_and_appends_are_one_transaction(hw: Log, filled: str) -> None:
+    with hw.consumer("mover", filled, timeout=20) as consumer:
+        event = next(consumer)
+        with hw.transaction() as tx:
+            tx.append(f"{filled} moved", event.data or b"")
+            tx.ack(event)
+    assert hw.consumers(filled)[0].cursor == 1
+    assert datas(hw.read(f"{filled} moved")) == [b'{"n":0}']
+
+
+def test_what_fails_is_set_aside_and_replayed(hw: Log, topic: str) -> None:
+    hw.append(topic, b"poison")
+    with hw.consumer("c", topic, timeout=20, failures_max=1) as consumer:
+        assert consumer.fail(next(consumer), "it does not work") is True
+    (dead,) = hw.read(f"{topic}.dead")
+    assert dead.data == b"poison"
+    assert hw.replay(topic) == 1
+    assert datas(hw.read(topic)) == [b"poison", b"poison"]

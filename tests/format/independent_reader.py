@@ -193,6 +193,23 @@ def read_column(kind: int, encoding: int, stored: bytes, count: int) -> list[Any
     return [data[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(count)]
 
 
+def read_frame(stored: bytes) -> tuple[int, list[tuple[Any, ...]]]:
+    """The partition, and of each event that is meant its offset, and what `read_batch` tells of it."""
+    magic, expected, size, partition, lo, hi, count, reserved = struct.unpack_from("<4sIIIIIII", stored)
+    check(magic == b"HWF1", "no frame")
+    rows = [] if count == 0xFFFFFFFF else list(struct.unpack_from(f"<{count}I", stored, 32))
+    at = 32 + -(-4 * len(rows) // 8) * 8
+    check(crc(stored[8:at]) == expected, "wrong crc of frame")
+    check(reserved == 0, "unknown frame")
+    check(at + size == len(stored), "wrong size of frame")
+    (base,) = struct.unpack_from("<q", stored, at + 16)
+    _, lost, events = read_batch(stored[at:], base)
+    meant = rows or list(range(lo, hi))
+    check(not lost and lo < hi <= len(events), "a frame does not fit its batch")
+    check(meant == sorted(set(meant)) and lo <= meant[0] and meant[-1] < hi, "rows do not fit")
+    return partition, [(base + row, *events[row]) for row in meant]
+
+
 def read_producers(stored: bytes) -> dict[str, tuple[int, list[tuple[int, ...]]]]:
     """Epoch and answers of each producer."""
     magic, expected, count, _, _ = struct.unpack_from("<8sII16sq", stored)

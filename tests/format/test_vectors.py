@@ -14,7 +14,7 @@ import pytest
 import headwater
 from headwater.errors import HeadwaterError
 from headwater.event import Event
-from headwater.format import batch, blob, cursors, journal, producers, segment, settings, tail
+from headwater.format import batch, blob, cursors, frames, journal, producers, segment, settings, tail
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.index import Index
 from headwater.format.keyhash import key_hash
@@ -25,6 +25,7 @@ from tests.vectors.make import LOG_UUID
 
 NAMES = sorted(path.stem for path in make.HERE.glob("*.hex"))
 BATCHES = [name for name in NAMES if name.startswith("batch-")]
+FRAMES = [name for name in NAMES if name.startswith("frame")]
 
 
 def golden(name: str) -> tuple[bytes, dict[str, Any]]:
@@ -82,6 +83,29 @@ def test_the_page_suffices_to_read_the_golden_batches(name: str) -> None:
             event[name] for name in ("key", "data", "meta")
         ]
         assert bool(is_blob) == ("blob" in meaning["flags"])
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_the_golden_frames_are_read(name: str) -> None:
+    stored, meaning = golden(name)
+    (frame,) = frames.Decoder().feed(stored)
+    assert (frame.partition, frame.lo, frame.hi) == (meaning["partition"], meaning["lo"], meaning["hi"])
+    frame.batch.validate()
+    rows = range(frame.lo, frame.hi) if frame.rows is None else frame.rows.tolist()
+    data, ticks = frame.batch.column(DATA), frame.batch.ticks()
+    assert data is not None
+    found = [(frame.batch.base_offset + row, int(ticks[row]), data.values(row, row + 1)[0]) for row in rows]
+    expected = [(event["offset"], event["ticks"], bytes.fromhex(event["data"])) for event in meaning["events"]]
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_the_page_suffices_to_read_the_golden_frames(name: str) -> None:
+    stored, meaning = golden(name)
+    partition, events = independent_reader.read_frame(stored)
+    assert partition == meaning["partition"]
+    found = [(offset, ticks, type.decode(), data.hex()) for offset, ticks, type, _, data, *_ in events]
+    assert found == [tuple(event[name] for name in ("offset", "ticks", "type", "data")) for event in meaning["events"]]
 
 
 @pytest.mark.parametrize("name", ["segment", "segment-packed"])

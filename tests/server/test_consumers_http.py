@@ -612,6 +612,21 @@ def test_a_seek_by_somebody_else_refuses_late_acks(hw: Remote, log: Engine, topi
     assert cursor(hw, topic) == 4
 
 
+def test_what_came_twice_is_handed_out_once_when_it_is_acked(hw: Remote, log: Engine, topic: str) -> None:
+    fill(log, topic, 4)
+    with hw.consumer("c", topic, timeout=0) as consumer:
+        first, second = islice(consumer, 2)
+        hw.seek("c", topic, 0)  # the same member takes it again, and all of it is sent once more
+        wait_until(lambda: consumer._member.received == 8)
+        consumer.ack(first)
+        with hw.transaction() as tx:
+            tx.append(f"{topic}-out", b"x")
+            tx.ack(second)
+        assert numbers(consumer) == [2, 3]
+        consumer.ack_to((0, 3))
+    assert cursor(hw, topic) == 4
+
+
 def test_members_share_the_partitions_and_take_over_what_is_left(hw: Remote, log: Engine, topic: str) -> None:
     fill(log, topic, 3, partitions=4)
     with hw.consumer("c", topic, timeout=PATIENCE_S) as one, hw.consumer("c", topic, timeout=PATIENCE_S) as two:
@@ -665,15 +680,17 @@ def test_a_window_makes_the_program_wait_for_its_own_acks(hw: Remote, log: Engin
     fill(log, topic, 3 * WINDOW)
     with hw.consumer("c", topic) as consumer:
         kept: list[Event] = []
+        timers: list[threading.Timer] = []
         for seen, event in enumerate(consumer, 1):
             kept.append(event)
             if len(kept) == WINDOW:
-                timer = threading.Timer(0.05, lambda events=list(kept): consumer.ack(events))  # type: ignore[misc]
-                timer.start()
+                timers.append(threading.Timer(0.05, consumer.ack, (list(kept),)))
+                timers[-1].start()
                 kept.clear()
             if seen == 3 * WINDOW:
                 break
-        timer.join()
+        for timer in timers:
+            timer.join()
     assert cursor(hw, topic) == 3 * WINDOW
 
 

@@ -429,3 +429,28 @@ def test_tail_prints_the_first_item_as_the_documents_say(topic: str, tmp_path: P
     (tmp_path / "my_data").write_bytes(curl(f"{topic}/items?max_items=1"))
     told = subprocess.run(["tail", "-c", "+13", tmp_path / "my_data"], capture_output=True, check=True).stdout
     assert told == b"This is the message contents"
+
+
+def test_cloud_events_are_appended(topic: str) -> None:
+    attributes = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "placed", "subject": "o-17"}
+    one = httpx.post(
+        f"{topic}/items",
+        content=json.dumps(attributes | {"data": {"n": 1}}),
+        headers={"content-type": "application/cloudevents+json"},
+    )
+    binary = httpx.post(
+        f"{topic}/items",
+        content=b'{"n":2}',
+        headers={f"ce-{name}": value for name, value in attributes.items()} | {"content-type": "application/json"},
+    )
+    many = httpx.post(
+        f"{topic}/items",
+        content=json.dumps([attributes | {"data": {"n": 3}}, attributes | {"data": {"n": 4}}]),
+        headers={"content-type": "application/cloudevents-batch+json; charset=utf-8"},
+    )
+    assert (one.json(), binary.json(), many.json()["count"]) == (0, 1, 2)
+    events = httpx.get(f"{topic}/items?key=o-17&type=placed", headers={"accept": "application/json"}).json()
+    assert [event["data"]["n"] for event in events] == [1, 2, 3, 4]
+    assert {event["meta"]["ce-source"] for event in events} == {"/shop"}
+    bad = httpx.post(f"{topic}/items", content=b"{}", headers={"content-type": "application/cloudevents+json"})
+    assert bad.status_code == 400

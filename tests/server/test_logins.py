@@ -82,6 +82,10 @@ def test_who_sends_nothing_or_nonsense_is_turned_away(path: Path) -> None:
     assert "not 'Digest'" in refused(access, {"authorization": "Digest username=ada"})
     assert "base64" in refused(access, {"authorization": "Basic ???"})
     assert "base64" in refused(access, {"authorization": "Basic YWRh"})  # no colon
+    sent = basic("ada", SECRET)["authorization"]
+    assert "base64" in refused(access, {"authorization": sent[:10] + "!" + sent[10:]})
+    for scheme in ("Bearer", "Basic", "\udcff"):
+        refused(access, {"authorization": f"{scheme} \udcff"})
     assert "base64" in refused(access, {"authorization": "Basic /zr/"})  # no UTF-8
     assert refused(access, basic("ada", "wrong horse")) == "the name or the password is wrong"
     assert refused(access, basic("eve", SECRET)) == "the name or the password is wrong"

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -63,6 +64,10 @@ def load(server: Server, name: str) -> list[Writer]:
     return writers
 
 
+def have(writers: list[Writer], count: int) -> bool:
+    return sum(len(each.acknowledged) for each in writers) > count
+
+
 def check(hw: Engine, writers: list[Writer]) -> None:
     """Everything that was acknowledged is where it was said, and nothing is there twice or from nowhere."""
     found = {event.offset: event.data for event in hw.read("t")}
@@ -83,7 +88,7 @@ def test_what_was_acknowledged_survives_kills_under_load(tmp_path: Path) -> None
         server = Server(path)
         try:
             writers += (mine := load(server, f"life{life}"))
-            wait_for(lambda mine=mine: sum(len(each.acknowledged) for each in mine) > 200)
+            wait_for(partial(have, mine, 200))
         finally:
             server.kill()
         for writer in mine:
@@ -100,7 +105,7 @@ def test_a_stop_under_load_answers_what_was_asked(tmp_path: Path, number: signal
     server = Server(path)
     httpx.put(f"{server.url}/topic/t")
     writers = load(server, "w")
-    wait_for(lambda: sum(len(each.acknowledged) for each in writers) > 200)
+    wait_for(lambda: have(writers, 200))
     server.process.send_signal(number)
     assert server.stop() == 0
     for writer in writers:
@@ -144,7 +149,7 @@ def test_programs_use_the_directory_beside_the_server(tmp_path: Path) -> None:
         httpx.put(f"{server.url}/topic/t")
         writers = load(server, "w")
         mine = {hw.append("t", f"own-{number}".encode()).offset: f"own-{number}".encode() for number in range(100)}
-        wait_for(lambda: sum(len(each.acknowledged) for each in writers) > 100)
+        wait_for(lambda: have(writers, 100))
         server.stop()
         for writer in writers:
             writer.join(30)

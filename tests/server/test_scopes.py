@@ -31,6 +31,7 @@ def test_what_is_no_scope_is_refused_with_a_hint(text: str) -> None:
         ("*.dead", ["a.dead", ".dead"], ["dead", "a.dead.b"]),
         ("a*a", ["aa", "aba"], ["a", "ab"]),
         ("a*b*c", ["abc", "axbxc", "abbc"], ["acb", "ac", "bc"]),
+        ("ab*b*bc", ["abbbc", "ab.b.bc"], ["abc", "abbc", "abxbc"]),
         ("*", ["", "anything", "a\nb", "[x]?"], []),
         ("[ab]?", ["[ab]?"], ["a1", "ab"]),
         ("**", ["", "x"], []),

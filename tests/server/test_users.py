@@ -220,7 +220,8 @@ def test_changes_at_the_same_time_are_all_kept(path: Path) -> None:
 
 def test_tokens_are_random_and_carry_their_id() -> None:
     made = [Token.new(Clock()) for _ in range(100)]
-    assert len({text for _, text, _ in made}) == 100
+    assert len({id for id, _, _ in made}) == 100
+    assert len({text.split("_", 2)[2] for _, text, _ in made}) == 100
     for id, text, kept in made:
         prefix, named, secret = text.split("_", 2)
         assert (prefix, named) == ("hw", id)

@@ -15,7 +15,7 @@ import numpy as np
 from crc32c import crc32c
 
 from headwater.event import Content
-from headwater.format import batch, blob, cursors, journal, producers, settings, tail
+from headwater.format import batch, blob, cursors, frames, journal, producers, settings, tail
 from headwater.format.batch import DATA, KEY, META, PRODUCER, TYPE
 from headwater.format.column import Column
 from headwater.format.cursors import CursorsHeader, CursorSlot, Member
@@ -41,7 +41,7 @@ Rows = Sequence[tuple[str, bytes | None, bytes, bytes | None]]
 
 def vectors() -> dict[str, Vector]:
     """The bytes and the meaning of every golden file, by its name."""
-    return {**_batches(), **_files()}
+    return {**_batches(), **_frames(), **_files()}
 
 
 def main() -> None:
@@ -111,6 +111,22 @@ def _batches() -> dict[str, Vector]:
             batch.encode_lost(1000, TICKS, 250),
             _meaning("Offsets 1000 to 1249 were damaged and cut out.", 1000, TICKS, "bytes", ["lost"], None, 250),
         ),
+    }
+
+
+def _frames() -> dict[str, Vector]:
+    whole, meaning = _many("", "bytes", [("", None, b"a", None), ("t", None, b"bb", None), ("", None, b"", None)])
+
+    def vector(what: str, lo: int, hi: int, rows: list[int] | None) -> Vector:
+        stored = frames.encode(3, whole, lo, hi, None if rows is None else np.array(rows, np.int64))
+        meant = [meaning["events"][row] for row in rows or range(lo, hi)]
+        return stored, {"what": what, "partition": 3, "content": "bytes", "lo": lo, "hi": hi, "events": meant}
+
+    return {
+        "frame": vector("All events of a batch.", 0, 3, None),
+        "frame-range": vector("The last two events of a batch.", 1, 3, None),
+        "frame-rows": vector("The first and the last event of a batch; the rows need no filling.", 0, 3, [0, 2]),
+        "frame-row": vector("The last event of a batch, by its number; the rows are filled up.", 0, 3, [2]),
     }
 
 

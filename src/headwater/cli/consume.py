@@ -29,6 +29,7 @@ from headwater.cli.opening import open_log
 from headwater.errors import Invalid
 
 if TYPE_CHECKING:
+    from headwater.client.consumer import RemoteConsumer
     from headwater.engine.consumer import Consumer
     from headwater.event import At, Event
 
@@ -120,7 +121,7 @@ def consume(
                 return  # this is how it ends
 
 
-def _events(consumer: Consumer, *, drain: bool, limit: int | None) -> Iterator[Event]:
+def _events(consumer: Consumer | RemoteConsumer, *, drain: bool, limit: int | None) -> Iterator[Event]:
     return islice(consumer.drain() if drain else consumer, limit)
 
 
@@ -134,7 +135,7 @@ def _words(program: str | None) -> list[str]:
     return words
 
 
-def _run(words: list[str], event: Event, consumer: Consumer) -> None:
+def _run(words: list[str], event: Event, consumer: Consumer | RemoteConsumer) -> None:
     """Run the command for one event; 0 is an ack, anything else a failure."""
     environment = {
         "TOPIC": event.topic,

@@ -56,13 +56,13 @@ def open_log(data: str, **options: Any) -> Log:
 
 def complete(data: str, ask: Callable[[Log], list[str]]) -> list[str]:
     """What a log has for a shell to complete; nothing if it cannot be had, or not soon."""
-    import headwater
+    from headwater import open  # whatever has to be imported is not what a server is waited for
 
     found: list[str] = []
     server = _credentials() | {"timeout": COMPLETION_S, "retry": 0.0} if is_server(data) else {}
 
     def look() -> None:
-        with contextlib.suppress(HeadwaterError, OSError), headwater.open(data, mode="existing", **server) as hw:
+        with contextlib.suppress(HeadwaterError, OSError), open(data, mode="existing", **server) as hw:
             found.extend(ask(hw))
 
     if server:

@@ -206,7 +206,7 @@ class RemoteConsumer(Iterator[Event]):
         for event in events:
             if not member.holds(event):
                 raise too_late(self.name, event.partition, event.offset)
-        member.settle()
+        member.send_acks()
         return member
 
     # Places

@@ -104,8 +104,13 @@ class Membership:
         return self._pop()
 
     def _pop(self) -> Event | None:
+        """The next event. What was acked since it came, when it was lost and came again, is passed over."""
         with self.changed:
-            return self._buffer.popleft()[1] if self.waits else None
+            while self.waits:
+                number, event = self._buffer.popleft()
+                if self._waiting[event.partition].get(event.offset) == number:
+                    return event
+            return None
 
     def verify(self) -> None:
         """Ask the server whether the lease still holds, if it may have expired. It is `over` then, if not."""
@@ -150,6 +155,11 @@ class Membership:
                 self._dirty_s = time.monotonic()
                 self.changed.notify_all()
         return True
+
+    def send_acks(self) -> None:
+        """Send what was acked so far, if anything was. Raises as `settle`."""
+        if self._acked:
+            self.settle()
 
     def settle(self, *, flush: bool = False, look: bool = False) -> State:
         """Send the acks; with `flush` they are durable then. Those that came too late are noted in `refused`.

@@ -162,11 +162,11 @@ class Transaction:
         it if it is not. So does another transaction with the same appends and acks under the error's `producer`.
         """
         self._check()
+        if self._members is None:  # else it was sent before, and must be the same
+            self._members = [(consumer.sending(events), events) for consumer, events in self._acks.items()]
         self._over = True
         if not self._appends and not self._acks:
             return self.refs
-        if self._members is None:  # else it was sent before, and must be the same
-            self._members = [(consumer.sending(events), events) for consumer, events in self._acks.items()]
         acks = [
             {"member": member.token, "partition": event.partition, "offset": event.offset}
             for member, events in self._members

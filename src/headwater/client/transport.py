@@ -32,7 +32,7 @@ CONNECT_S = 10.0
 # Answers after which the same request may succeed soon: of a server that is busy, or ends and begins anew, or of
 # what stands before it. Others of these statuses need a person, or tell that something was done.
 AGAIN = (502, 503, 504)
-BUSY = ("bad_answer", "closed", "stopping", "too_many_connections")
+BUSY = ("bad_answer", "closed", "overloaded", "stopping")
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
 from headwater.event import CONTENTS, Content
-from headwater.format.column import DICTIONARY, I64, PLAIN, Column, compress
+from headwater.format.column import DICTIONARY, I64, PLAIN, Column, bytes_of_frame, compress
 from headwater.format.column import ZSTD as COLUMN_ZSTD
 
 MAGIC = b"HWB1"
@@ -203,6 +203,22 @@ class Batch:
         """The bytes of the batch; its columns are not verified, and carry their checksums with them."""
         start = self.position - self._shift
         return self.buffer[start : start + self.size]
+
+    @property
+    def kinds(self) -> list[int]:
+        """The kinds of its columns."""
+        return [entry[0] for entry in self._table]
+
+    def bytes_claimed(self) -> int:
+        """Bytes of all columns once they are decompressed, as they claim; nothing is decompressed to tell."""
+        sizes = []
+        for kind, encoding, start, end, _, _ in self._table:
+            try:
+                stored = self.buffer[start:end]
+                sizes.append(bytes_of_frame(stored) if encoding & COLUMN_ZSTD and kind != TICKS else end - start)
+            except Corrupt as error:
+                raise self._damaged(f"column {kind}: {error}") from None
+        return sum(sizes)
 
     def column(self, kind: int) -> Column | None:
         """The column, verified; None if it is absent."""

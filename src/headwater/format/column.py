@@ -311,12 +311,22 @@ def compress(buffers: list[Any]) -> bytes:
     return frame
 
 
-def _decompress(frame: memoryview) -> bytes:
+def bytes_of_frame(frame: memoryview) -> int:
+    """How many bytes a zstd frame claims to hold; raises Corrupt if it does not say so, or more than any column has."""
     zstd = _zstd()
     try:
-        size = zstd.frame_content_size(frame)
-        if not 0 <= size <= BATCH_BYTES_CEILING:
-            raise Corrupt(f"a compressed column claims {size} bytes")
+        size: int = zstd.frame_content_size(frame)
+    except zstd.ZstdError as error:
+        raise Corrupt(f"a compressed column does not decompress: {error}") from error
+    if not 0 <= size <= BATCH_BYTES_CEILING:
+        raise Corrupt(f"a compressed column claims {size} bytes")
+    return size
+
+
+def _decompress(frame: memoryview) -> bytes:
+    size = bytes_of_frame(frame)
+    zstd = _zstd()
+    try:
         raw: bytes = zstd.ZstdDecompressor().decompress(frame, max_output_size=max(size, 1))
     except zstd.ZstdError as error:
         raise Corrupt(f"a compressed column does not decompress: {error}") from error

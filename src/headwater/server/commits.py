@@ -27,6 +27,7 @@ from headwater.storage.log import LocalLog
 _log = logging.getLogger("headwater.server")
 
 Done = Callable[[Waiting], None]
+Group = Sequence[tuple[Waiting, Done]]
 THREADS_MAX = 8  # logs that sync at once; more wait for their turn
 TURNS_MAX = 8  # of the loop, that a group gathers for: a turn that is busy otherwise may be long
 
@@ -43,6 +44,11 @@ class Commits:
         self._threads: list[threading.Thread] = []
         self._busy = 0
         self._closed = False
+        self._write: Callable[[Group], None] = lambda _: None
+
+    def write_answers(self, write: Callable[[Group], None]) -> None:
+        """Have this called with each group that was committed, in the thread that did it, before their `done`."""
+        self._write = write
 
     def submit(self, waiting: Waiting, done: Done) -> None:
         """Commit it with others; `done` is called on the loop when it has its place or its error."""
@@ -122,6 +128,10 @@ class Commits:
                     if waiting.rows.error is None and waiting.rows.offset < 0:
                         waiting.rows.error = error
             queue.seconds = perf_counter() - begun
+            try:
+                self._write(queue.group)
+            except Exception:  # noqa: BLE001  # then the loop writes them
+                _log.exception("answers cannot be written")
             loop.call_soon_threadsafe(self._finished, queue)
 
     def _finished(self, queue: _Queue) -> None:

@@ -140,12 +140,15 @@ def mergeable(group: list[Rows], limits: Limits) -> Iterator[list[Rows]]:
     """Split rows, in order, into runs that fit one batch: the same content, within the limits; some stay alone."""
     run: list[Rows] = []
     events = size = 0
+    content, alone = None, False  # of the run
+    events_max, bytes_max = limits.batch_events_max, limits.batch_bytes_max
     for rows in group:
-        fits = events + rows.count <= limits.batch_events_max and size + rows.size <= limits.batch_bytes_max
-        if run and not (fits and rows.content == run[0].content and not rows.alone and not run[0].alone):
-            yield run
-            run, events, size = [], 0, 0
-        run.append(rows)
         events += rows.count
         size += rows.size
+        if events > events_max or size > bytes_max or rows.content != content or alone or rows.alone:
+            if run:
+                yield run
+            run, events, size = [], rows.count, rows.size
+            content, alone = rows.content, rows.alone
+        run.append(rows)
     yield run

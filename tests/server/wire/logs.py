@@ -28,9 +28,9 @@ NODE = 0x2BCD_EF01_2345_6789
 def made(
     batch: Batch, lo: int = 0, hi: int | None = None, rows: list[int] | None = None, topic: str = "t"
 ) -> EventBatch:
-    """Some events of a batch, as a read would give them. The log is only asked for its place and node."""
+    """Some events of a batch, as a read would give them. The log is only asked what it is."""
     stored = batch.encode()
-    log: Any = SimpleNamespace(place=SimpleNamespace(topic=topic, partition=3, limits=LIMITS), node=NODE)
+    log: Any = SimpleNamespace(topic=topic, partition=3, node=NODE, blob_bytes_in_memory=LIMITS.blob_bytes_in_memory)
     picked = None if rows is None else np.array(rows, np.int64)
     found = batch_format.decode(memoryview(stored), 0, len(stored))
     return EventBatch(log, found, lo, found.count if hi is None else hi, picked)
@@ -63,7 +63,7 @@ def opened(limits: Limits = LIMITS) -> Iterator[Engine]:
     memory = Path("/dev/shm")
     with (
         tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as path,
-        headwater.open(path, limits=limits) as hw,
+        headwater.open(Path(path), limits=limits) as hw,
     ):
         assert isinstance(hw, Engine)
         yield hw

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from headwater.engine.waiting import Waiting
-from headwater.errors import Corrupt, Invalid
 from headwater.event import At
-from headwater.format.frames import MEDIA_TYPE, Decoder
+from headwater.format.frames import MEDIA_TYPE
 from headwater.server.http.message import Headers, Request, Response
 from headwater.server.store import Store
 from headwater.server.wire import batches
@@ -54,14 +53,8 @@ async def prepare(store: Store, request: Request, options: dict[str, Any]) -> li
     body = await request.body(store.limits.body_bytes_max)
 
     def decode() -> list[Waiting]:
-        decoder = Decoder()
-        try:
-            found = decoder.feed(body)
-            decoder.finish()
-            content, columns, count = batches.columns_of(found, store.engine.limits.batch_events_max)
-        except Corrupt as error:
-            raise Invalid(f"the batches cannot be read: {error.message}", code="bad_body") from error
-        return store.engine.prepare_many(request.name, content, columns, count, **options)
+        parsed = batches.parse(body, store.engine.limits)
+        return store.engine.prepare_many(request.name, parsed.content, parsed.columns, parsed.count, **options)
 
     return await store.blocking(decode)
 

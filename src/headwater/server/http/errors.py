@@ -38,7 +38,6 @@ STATUS_BY_CODE = {
     "not_acceptable": 406,
     "unsupported_media_type": 415,
     "method_not_allowed": 405,
-    "length_required": 411,
     "expectation_failed": 417,
     "timeout": 408,
     "headers_too_large": 431,
@@ -74,6 +73,8 @@ def _response(
     status: int, kind: str, code: str, message: str, hint: str, facts: dict[str, Any], headers: Headers
 ) -> Response:
     told = {"kind": kind, "code": code, "message": message, "hint": hint, "facts": facts}
+    if status == 405:
+        headers = (*headers, ("allow", facts["allow"]))
     if status in (429, 503):
         headers = (*headers, ("retry-after", str(facts.get("retry_s", RETRY_AFTER_S))))
     return Response(status, (("content-type", JSON), *headers), _encode(told))

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 import headwater
+from headwater.event import Durability
 from headwater.format.jsonl import Line
 from headwater.info import ConsumerInfo, Deleted, TopicInfo
 from headwater.server.http import parameters
+from headwater.server.http.consumers import Acks, Seek, Settled
 from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
 from headwater.server.http.routes import ROUTES, Route
 from headwater.server.http.topics import Retain
+from headwater.server.http.transactions import Asked, ToldRef
 
 Content = dict[str, Any]
 """Schemas by media type: written here, or the type that is encoded and decoded."""
@@ -38,10 +41,10 @@ ERRORS = {
     408: "The request took too long to arrive.",
     409: "Somebody else was first, or has taken over.",
     410: "What retention has deleted; the facts have the oldest.",
-    411: "The length is missing.",
     413: "Above a limit, which the facts name.",
     415: "The Content-Type is not understood.",
     417: "This cannot be expected.",
+    429: "Too many wrong passwords.",
     431: "The headers are too large.",
     500: "Damage on the disk, or a bug.",
     501: "This installation cannot do it.",
@@ -49,8 +52,9 @@ ERRORS = {
 }
 ANY = (400, 408, 417, 431, 500, 503)  # what every request may be answered with,
 FOREIGN = (403,)  # also where it is a browser's, of another site,
-GUARDED = (401, 403)  # and one that needs a right
-ERROR_HEADERS = {401: (("WWW-Authenticate", TEXT),), 503: (("Retry-After", NUMBER),)}
+GUARDED = (401, 403, 429)  # and one that needs a right
+_RETRY = (("Retry-After", NUMBER),)
+ERROR_HEADERS = {401: (("WWW-Authenticate", TEXT),), 429: _RETRY, 503: _RETRY}
 
 
 class Operation(NamedTuple):
@@ -76,6 +80,17 @@ def _list(schema: Schema) -> Schema:
     return {"type": "array", "items": schema}
 
 
+def _object(required: Iterable[str] = (), **properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+class Committed(msgspec.Struct):
+    """The answer of a transaction."""
+
+    refs: list[ToldRef]
+    durability: Durability
+
+
 TRUE = _json({"const": True})
 _PLACED = (("Headwater-Partition", PARTITION_NUMBER), ("Headwater-Id", UUID), ("Headwater-Durability", TEXT))
 _APPENDED = _json({"oneOf": [NUMBER, _ref("Appended")]})
@@ -94,7 +109,7 @@ _ITEMS_OUT: Content = {
     "application/octet-stream": BYTES,
     SSE: TEXT,
     NDJSON: BYTES,
-    "application/json": _list(_ref("Event")),
+    "application/json": list[Line],
     ARROW: BYTES,
     BATCHES: BYTES,
 }
@@ -141,9 +156,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/api/events"): Operation("The bus, live, as server-sent events.", {SSE: TEXT}, (406, 413)),
     ("POST", "/transaction"): Operation(
         "Append to several topics, and ack: all or nothing.",
-        _json(_ref("Committed")),
+        _json(Committed),
         (404, 409, 413, 501),
-        _json(_ref("Transaction")),
+        _json(Asked),
     ),
     ("GET", "/consumers"): Operation(
         "Where each consumer is, and who reads there.", _json(list[ConsumerInfo]), (404, 413)
@@ -152,17 +167,20 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Move a consumer; tells its new cursors.",
         _json({"type": "object", "additionalProperties": NUMBER}),
         (404, 410, 413),
-        _json(_ref("Seek")),
+        _json(Seek),
     ),
     ("DELETE", "/consumer/{name}/{topic}"): Operation("Forget a consumer.", TRUE, (404, 413)),
     ("GET", "/consumer/{name}/{topic}/items"): Operation(
         "Join a consumer, and stream what its new member gets, until the connection ends.",
-        {NDJSON: BYTES, BATCHES: BYTES},
+        {NDJSON: BYTES},
         (404, 406, 410, 413, 501),
-        headers=(("Headwater-Member", TEXT),),
+        headers=(("Headwater-Member", TEXT), ("Headwater-Owner", TEXT), ("Headwater-Lease", NUMBER)),
     ),
     ("POST", "/consumer/{name}/{topic}/acks"): Operation(
-        "Ack and fail events that a member was given.", TRUE, (404, 409, 413), _json(_ref("Acks"))
+        "Ack and fail events that a member was given, or only say that its client lives.",
+        _json(Settled),
+        (404, 409, 410, 413),
+        _json(Acks),
     ),
     ("GET", "/health"): Operation(
         "Whether the log can be read.", _json({"type": "object", "properties": {"status": {"const": "ok"}}})
@@ -171,10 +189,6 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation("Metrics, for Prometheus.", {"text/plain": TEXT}),
     ("GET", "/openapi.json"): Operation("This document.", _json({"type": "object"})),
 }
-
-
-def _object(required: Iterable[str] = (), **properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(required)}
 
 
 _WRITTEN: dict[str, Schema] = {
@@ -200,40 +214,6 @@ _WRITTEN: dict[str, Schema] = {
                 rows=_list(NUMBER),
             )
         ),
-    ),
-    "Transaction": _object(
-        appends=_list(
-            _object(
-                ("topic",),
-                topic=TEXT,
-                type=TEXT,
-                key={"type": ["string", "null"]},
-                content=parameters.choice("bytes", "text", "json", "bson"),
-                data={},
-                meta={"type": "object", "additionalProperties": TEXT},
-                partition=PARTITION_NUMBER,
-                expected_version={"oneOf": [NUMBER, {"const": "none"}]},
-            )
-        ),
-        acks=_list(_object(("member", "partition", "offset"), member=TEXT, partition=PARTITION_NUMBER, offset=NUMBER)),
-        durability=parameters.DURABILITY.schema,
-    ),
-    "Committed": _object(
-        ("refs",),
-        refs=_list(
-            _object(
-                ("topic", "partition", "offset", "id"), topic=TEXT, partition=PARTITION_NUMBER, offset=NUMBER, id=UUID
-            )
-        ),
-    ),
-    "Seek": _object(("at",), at={"type": ["integer", "string"]}, partition=PARTITION_NUMBER),
-    "Acks": _object(
-        ("member",),
-        member=TEXT,
-        acks=_list(_list(NUMBER)),
-        to=_list(_list(NUMBER)),
-        fails=_list({"type": "array"}),
-        flush={"type": "boolean"},
     ),
     "Version": _object(("version", "format", "python", "uuid"), version=TEXT, format=NUMBER, python=TEXT, uuid=TEXT),
 }
@@ -261,7 +241,7 @@ def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {**_of_types()[1], **_WRITTEN, "Event": _event()},
+            "schemas": {**_of_types()[1], **_WRITTEN},
             "responses": {str(status): _error(status) for status in ERRORS},
         },
     }
@@ -341,11 +321,3 @@ def _of_types() -> tuple[dict[Any, Schema], dict[str, Schema]]:
     types = [schema for content in contents for schema in content.values() if not isinstance(schema, dict)]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     return dict(zip(types, schemas, strict=True)), components
-
-
-def _event() -> Schema:
-    """A line of JSON: which fields there are is in its type; the data is any JSON."""
-    names = msgspec.structs.fields(Line)
-    known: dict[str, Schema] = {"partition": PARTITION_NUMBER, "offset": NUMBER, "data_bytes": NUMBER, "data": {}}
-    known |= {"key": {"type": ["string", "null"]}, "meta": {"type": "object", "additionalProperties": TEXT}}
-    return _object(("topic", "partition", "offset"), **{field.name: known.get(field.name, TEXT) for field in names})

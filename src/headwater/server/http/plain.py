@@ -7,15 +7,16 @@ loop's thread.
 
 from __future__ import annotations
 
-from functools import partial
+import os
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from headwater.engine.waiting import Waiting
 from headwater.errors import HeadwaterError
 from headwater.event import Content, id_text
+from headwater.server.commits import Group
 from headwater.server.http.appending import CONTENT_BY_MEDIA
-from headwater.server.http.message import Query
+from headwater.server.http.message import Query, whole
 from headwater.server.http.target import parts_of
 
 if TYPE_CHECKING:
@@ -38,9 +39,8 @@ SLOW_HEADERS = frozenset(
         "expect",
     )
 )
-_PLACES = tuple(
-    b"headwater-durability: %b\r\nheadwater-partition: %%d\r\nheadwater-id: %%b\r\n" % durability
-    for durability in (b"os", b"fsync")
+_PLACE = (
+    b"headwater-durability: %b\r\nheadwater-partition: %d\r\nheadwater-id: %b%%03x%b\r\ncontent-length: %%d\r\n\r\n%%b"
 )
 
 
@@ -71,6 +71,7 @@ class PlainAppends:
         self._metrics = app.store.metrics
         self._answered = app.store.metrics.route("POST", PATTERN).answered
         self._heads: dict[bytes, Head] = {}
+        app.store.commits.write_answers(self.write)
 
     def find(self, data: bytes, end: int) -> Head | None:
         """What a head means that ends at `end`, if the data is a whole request with a head that was seen before."""
@@ -113,28 +114,110 @@ class PlainAppends:
         """Append an item, and answer it with its group. False if it must be answered in full: that tells why."""
         client = connection.client
         user = self._access.known(head.headers, client)
-        if user is None or not user.may("append", head.topic) or not self._app.host_is_fine(head.headers, client):
+        if user is None:
             return False
+        if user is not connection.granted_user or head is not connection.granted_head:
+            if not user.may("append", head.topic) or not self._app.host_is_fine(head.headers, client):
+                return False
+            connection.granted_user, connection.granted_head = user, head
         try:
             waiting = self._engine.prepare(head.topic, data, content=head.content, **head.options)
-            self._commits.submit(waiting, partial(self._answer, connection, head, user.name, perf_counter()))
+            answer = Answer(self, connection, head, user.name, waiting)
+            self._commits.submit(waiting, answer)
         except HeadwaterError:
             return False
+        connection.plain_answer = answer
         return True
 
-    def _answer(self, connection: Connection, head: Head, user: str, begun: float, waiting: Waiting) -> None:
-        rows, status = waiting.rows, 200
-        if rows.error is None:
-            log = waiting.log
-            place = _PLACES[rows.sync] % (log.place.partition, id_text(rows.ticks, log.node).encode())
-            connection.answer_plainly(b"%d" % rows.offset, place)
+    def write(self, group: Group) -> None:
+        """Write the answers of a group that was committed. Called in the thread that did it.
+
+        The system takes as long to send an answer as we do for all the rest; meanwhile the loop can read what comes.
+        First all answers are made, then all are written: clients that are awake need not be woken for each.
+        """
+        form, kind, ready = b"", None, []
+        for waiting, answer in group:
+            rows = waiting.rows
+            if answer.__class__ is not Answer or rows.error is not None:
+                continue
+            ticks = rows.ticks
+            if (ticks >> 12, rows.sync) != kind:
+                form, kind = _form(waiting), (ticks >> 12, rows.sync)
+            number = b"%d" % rows.offset
+            answer.data = answer.connection.plain_head + form % (ticks & 0x0FFF, len(number), number)
+            if answer.way is not None:
+                ready.append((answer, answer.way))
+        for answer, way in ready:
+            try:
+                answer.sent = os.write(way.number, answer.data)
+                answer.written = answer.sent == len(answer.data)
+            except OSError:
+                continue  # there is no room, or nobody any more: the loop sees to it
+
+    def finish(self, answer: Answer) -> None:
+        """Do what is left when an answer was written, or could not be."""
+        answer.finished = True
+        rows, connection, response = answer.waiting.rows, answer.connection, None
+        if answer.written:
+            connection.answered_plainly()
+        elif rows.error is None:
+            connection.answer_plainly(answer.data[answer.sent :])
         else:
             response = self._app.failure(rows.error)
             connection.answer_at_once(response)
-            status = response.status
-        seconds = perf_counter() - begun
+        status = 200 if response is None else response.status
+        seconds = perf_counter() - answer.begun
         self._answered(status, seconds)
         access_log = self._metrics.access_log
         if access_log is not None:
-            asked = connection.client.address, user, "POST", head.url.decode("latin-1"), PATTERN
-            access_log.note(*asked, status, rows.size, 0, seconds)
+            asked = connection.client.address, answer.user, "POST", answer.head.url.decode("latin-1"), PATTERN
+            sent = len(str(rows.offset)) if response is None else len(whole(response))
+            access_log.note(*asked, status, rows.size, sent, seconds)
+
+
+class Way:
+    """A descriptor of a connection's socket for the thread that commits; closed when nobody uses it any more.
+
+    The loop may close its own at any time, and the next connection may get its number: no answer must go there.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = os.dup(number)
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+class Answer:
+    """The answer to one plain append. Called on the loop when the append has its place or its error."""
+
+    __slots__ = (
+        *("begun", "connection", "head", "plain", "user", "waiting", "way"),
+        *("data", "finished", "sent", "written"),
+    )
+
+    def __init__(self, plain: PlainAppends, connection: Connection, head: Head, user: str, waiting: Waiting) -> None:
+        self.plain = plain
+        self.waiting = waiting
+        self.connection = connection
+        self.head = head
+        self.user = user
+        self.begun = perf_counter()
+        self.way = connection.way()  # None if only the loop may write
+        self.data = b""
+        self.sent = 0  # bytes that were written
+        self.written = False  # whether all were
+        self.finished = False
+
+    def __call__(self, _: Waiting) -> None:
+        if not self.finished:
+            self.plain.finish(self)
+
+
+def _form(waiting: Waiting) -> bytes:
+    """An answer with gaps. The ids of a group differ in their last digits of time only."""
+    log, rows = waiting.log, waiting.rows
+    id = id_text(rows.ticks, log.node).encode()
+    return _PLACE % (b"fsync" if rows.sync else b"os", log.place.partition, id[:15], id[18:])

@@ -18,13 +18,14 @@ import httptools
 from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.server import tls
 from headwater.server.http.errors import of_status, response_of
-from headwater.server.http.message import Client, Request, Response, Stream
+from headwater.server.http.message import Client, Request, Response, Stream, whole
+from headwater.server.http.plain import Answer, Head, Way
 from headwater.server.http.target import parts_of
 
 if TYPE_CHECKING:
     from headwater.limits import ServerLimits
     from headwater.server.http.app import App
-    from headwater.server.http.plain import Head
+    from headwater.server.scopes import User
 
 SWEEP_S = 1.0
 BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
@@ -45,7 +46,6 @@ _PHRASES = {
     408: b"Request Timeout",
     409: b"Conflict",
     410: b"Gone",
-    411: b"Length Required",
     413: b"Content Too Large",
     415: b"Unsupported Media Type",
     417: b"Expectation Failed",
@@ -56,6 +56,7 @@ _PHRASES = {
 }
 SAFE = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"  # nothing of a log is for others' caches
 _PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
+_PLAIN_LAST = _PLAIN + b"connection: close\r\n"
 
 
 class Connections:
@@ -150,6 +151,15 @@ class Body:
 class Connection(asyncio.Protocol):
     """One connection. Requests that arrive while one is answered wait for their turn."""
 
+    __slots__ = (  # found quicker than what is in a dictionary, and every request looks for dozens
+        *("app", "client", "connections", "deadline", "limits", "loop", "sent"),
+        *("granted_head", "granted_user", "plain_answer", "_plain", "_plain_keep", "_way"),
+        *("_begun", "_body", "_header_bytes", "_headers", "_silent_bytes", "_twice", "_url"),
+        *("_answering", "_begun_s", "_busy", "_chunked", "_full", "_head_only", "_http10", "_keep_alive", "_over"),
+        *("_metrics", "_parser", "_reading", "_request", "_room", "_status", "_stream", "_task", "_transport"),
+        "_waiting",
+    )
+
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
         self.app = connections.app
@@ -187,6 +197,10 @@ class Connection(asyncio.Protocol):
         self._reading = True
         self._over = False  # nothing is read or begun any more
         self._plain: Head | None = None  # of a plain append that came last
+        self.plain_answer: Answer | None = None  # that is under way
+        self._way: Way | None = None
+        self.granted_user: User | None = None  # who was last allowed to append so
+        self.granted_head: Head | None = None
         self._plain_keep = True  # whether the connection goes on after it
 
     # The transport
@@ -197,7 +211,7 @@ class Connection(asyncio.Protocol):
             self._metrics.connections_refused += 1
             self._over = True
             refused = of_status(503, "there are too many connections", "overloaded", "try again soon")
-            self._transport.write(head(refused, length=len(bytes_of(refused)), close=True) + bytes_of(refused))
+            self._transport.write(head(refused, length=len(whole(refused)), close=True) + whole(refused))
             self._transport.close()
             return
         self.connections.open.add(self)
@@ -219,6 +233,7 @@ class Connection(asyncio.Protocol):
             self.connections.open.remove(self)
             self._metrics.connections -= 1
         self._over = True
+        self._way = None
         self.deadline = NEVER
         gone = error or ConnectionResetError("the client has gone")
         for body in (self._body, self._answering, *(body for _, body in self._waiting)):
@@ -258,13 +273,15 @@ class Connection(asyncio.Protocol):
         self._metrics.bytes_received += len(data)
         if self._over:
             return
-        self._silent_bytes += len(data)
+        if self.plain_answer is not None and self.plain_answer.written:
+            self.app.plain.finish(self.plain_answer)  # the client was quicker than our loop
         first = not self._begun and not self._busy and self._body is None
         if first:
             if not self._full and self._take_known(data):
                 return
             self._begun = True
             self._plain = None
+        self._silent_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -293,7 +310,7 @@ class Connection(asyncio.Protocol):
         self._busy = plain.take(self, head, data[end:])
         if self._busy:
             self._plain_keep = True
-            self._header_bytes = 0
+            self._silent_bytes = 0
             self.deadline = NEVER
         return self._busy
 
@@ -393,26 +410,39 @@ class Connection(asyncio.Protocol):
 
     # Answering
 
-    def answer_plainly(self, body: bytes, extra: bytes) -> None:
-        """Answer a plain append."""
-        if self._transport.is_closing():
-            return
-        close = b"" if self._plain_keep and not self.connections.stopping else b"connection: close\r\n"
-        self._transport.write(b"%s%b%bcontent-length: %d\r\n\r\n%b" % (_PLAIN, extra, close, len(body), body))
-        self._plain_end()
+    @property
+    def plain_head(self) -> bytes:
+        """What the answer to a plain append begins with."""
+        return _PLAIN if self._plain_keep and not self.connections.stopping else _PLAIN_LAST
+
+    def way(self) -> Way | None:
+        """The socket for another thread to write to, as long as nothing waits to be written here; None with TLS."""
+        if self.client.secure or self._transport.get_write_buffer_size():
+            return None
+        if self._way is None:
+            self._way = Way(self._transport.get_extra_info("socket").fileno())
+        return self._way
+
+    def answer_plainly(self, rest: bytes) -> None:
+        """Write what is left of the answer to a plain append."""
+        if not self._transport.is_closing():
+            self._transport.write(rest)
+            self.answered_plainly()
 
     def answer_at_once(self, response: Response) -> None:
         """The same, with any answer that is whole."""
         if self._transport.is_closing():
             return
-        data = bytes_of(response)
+        data = whole(response)
         if self.connections.stopping:
             self._plain_keep = False
         self._transport.write(head(response, length=len(data), close=not self._plain_keep) + data)
-        self._plain_end()
+        self.answered_plainly()
 
-    def _plain_end(self) -> None:
+    def answered_plainly(self) -> None:
+        """The answer to a plain append is written: go on."""
         self._busy = False
+        self.plain_answer = None
         if not self._plain_keep or self.connections.stopping:
             self._transport.close()
         elif self._waiting:
@@ -476,7 +506,7 @@ class Connection(asyncio.Protocol):
             self._send_stream(response, response.body, body)
 
     def _send_whole(self, response: Response, body: Body) -> None:
-        data = bytes_of(response)
+        data = whole(response)
         close = self._closes(body)
         answer = head(response, length=len(data), close=close)
         self._transport.write(answer if self._head_only else answer + data)
@@ -649,7 +679,7 @@ class Connection(asyncio.Protocol):
                 if body is not None:
                     body.fail(Invalid("the body cannot be read", code="bad_request"))
             return
-        data = bytes_of(response)
+        data = whole(response)
         self.app.refused(response)
         self._transport.write(head(response, length=len(data), close=True) + data)
         self._linger()
@@ -672,12 +702,6 @@ def head(response: Response, *, length: int | None, close: bool, chunked: bool =
         lines.append(b"connection: close\r\n")
     lines.append(b"\r\n")
     return b"".join(lines)
-
-
-def bytes_of(response: Response) -> bytes:
-    """The body of an answer that is whole."""
-    assert isinstance(response.body, bytes)
-    return response.body
 
 
 # As clients write them, to save the work; others are made lower case one by one.

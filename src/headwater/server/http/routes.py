@@ -89,7 +89,8 @@ class Router:
         methods = self.methods(path)
         found = methods.get("GET" if method == "HEAD" else method)
         if found is None:
-            raise Invalid(f"{method} does not go here", hint=f"use {allowed(methods)}", code="method_not_allowed")
+            may = allowed(methods)
+            raise Invalid(f"{method} does not go here", hint=f"use {may}", code="method_not_allowed", allow=may)
         return found
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from headwater.errors import Invalid
 from headwater.server.http.message import Request, Response, json
@@ -14,13 +15,27 @@ from headwater.server.store import Store
 _SMALL_BODY = 64 * 1024
 
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Changes(msgspec.Struct, forbid_unknown_fields=True):
+    """What a topic is to keep from now on; what is left out stays as it is."""
+
+    retention_bytes: Number | UnsetType = UNSET
+    retention_segments: Number | UnsetType = UNSET
+    retention_age_ms: Number | UnsetType = UNSET
+    retention_consumers: bool | UnsetType = UNSET
+    retention_bytes_hard: Number | UnsetType = UNSET
+    overflow: Literal["delete", "refuse"] | UnsetType = UNSET
+
+
 class Retain(msgspec.Struct, forbid_unknown_fields=True):
     """What `POST /topic/{name}/retain` asks for."""
 
-    before: int | datetime | None = None
-    partition: int | None = None
+    before: Number | Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    partition: Number | None = None
     dry_run: bool = False
-    changes: dict[str, Any] = {}
+    changes: Changes = msgspec.field(default_factory=Changes)
 
 
 _decode_retain = msgspec.json.Decoder(Retain).decode
@@ -84,7 +99,7 @@ async def retain(store: Store, request: Request) -> Response:
         before=asked.before,
         partition=asked.partition,
         dry_run=asked.dry_run,
-        **asked.changes,
+        **msgspec.to_builtins(asked.changes),
     )
     return json([msgspec.to_builtins(each) for each in deleted])
 

@@ -1,28 +1,41 @@
-"""Stored batches as an answer, and the batch of a request as columns (docs/HTTP.md, "Batches"). Bytes only.
+"""Stored batches as an answer, and the batch of a request as columns (docs/FORMAT.md, "Frames"). Bytes only.
 
-A batch goes out as it is stored, with what is meant of it in its frame. Where that would send much that is not meant,
-or more than is good at once, the events that are go out as new batches.
+    encode(batch) -> Iterator[bytes]           the frames of a batch: one, unless it is large, or little of it is meant
+    encode_all(batches) -> Iterator[bytes]     the same for many, in pieces
+    parse(body, limits) -> Parsed              the batch that a request holds
+
+A batch goes out byte for byte as it is stored, with what is meant of it in its frame. Where that would send much that
+is not meant, or more than is good at once, the events that are go out in new batches, with the offsets and ticks that
+they have; others that are between them are empty there. On the way in nothing is believed: every checksum, size and
+offset is checked, and nothing is made larger than the limits allow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
+import msgspec
 import numpy as np
 
-from headwater.errors import Corrupt, TooLarge
-from headwater.event import Content
+from headwater.errors import Corrupt, Invalid
 from headwater.format import batch as format
-from headwater.format import frames
+from headwater.format import frames, given
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch
 from headwater.format.column import I64, Column
 from headwater.format.events import EventBatch
-from headwater.format.frames import Frame
+from headwater.format.frames import Decoder
+from headwater.limits import Limits
+from headwater.server.wire.parsed import Parsed, too_long
 from headwater.server.wire.pieces import joined, parted
+from headwater.server.wire.splice import splice
 
 SMALL_BYTES = 4096  # up to this, a batch goes out whole, whatever is meant of it
+LARGE_BYTES = 4 * 1024 * 1024  # above this, it goes out in parts
 SPARSE = 8  # when less than one in so many is meant, only those go out
+GAP = 32  # events that are not meant, between two that are in one batch: a batch more costs about as much
+FRAMING_BYTES = 64 * 1024  # of a body, beside what the limits let a batch have: headers, offsets of columns
 _KINDS = (TYPE, KEY, DATA, META)
+_decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def encode_all(batches: Iterable[EventBatch]) -> Iterator[bytes]:
@@ -31,40 +44,97 @@ def encode_all(batches: Iterable[EventBatch]) -> Iterator[bytes]:
 
 
 def encode(batch: EventBatch) -> Iterator[bytes]:
-    """The frames of a batch: one, unless it is large, or little of it is meant."""
+    """The frames of a batch. Raises Corrupt where something had to be taken out of a damaged one."""
     stored, lo, hi = batch.piece
-    if stored.flags & BLOB or stored.size <= SMALL_BYTES or (len(batch) * SPARSE > stored.count and _fits(stored)):
+    dense = len(batch) * SPARSE > stored.count and stored.size <= LARGE_BYTES
+    if stored.flags & BLOB or stored.size <= SMALL_BYTES or dense:
         yield frames.encode(batch.partition, stored.raw(), lo, hi, batch.rows)
         return
     ticks = stored.ticks()
     for part in parted(batch):
-        rows = part.rows if part.rows is not None else np.arange(part.piece.lo, part.piece.hi)
-        for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
-            yield frames.encode(batch.partition, _encode(stored, run, ticks[run]), 0, len(run))
+        rows = np.arange(part.piece.lo, part.piece.hi) if part.rows is None else part.rows
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) > GAP) + 1):
+            yield _encode(stored, run, ticks, batch.partition)
 
 
-def columns_of(found: Sequence[Frame], events_max: int) -> tuple[Content, dict[int, Column | None], int]:
-    """The columns of the batch that a request holds; raises Corrupt unless it is one, whole and sound.
-
-    A batch whose columns are constant may claim any number of events: TooLarge, before anything is made of it.
-    """
-    if len(found) != 1 or found[0].rows is not None or found[0].batch.flags:
-        raise Corrupt("a request has one batch, without blobs", position=0, size=0)
-    batch = found[0].batch
-    if batch.count > events_max:
-        raise TooLarge(
-            f"the batch has {batch.count} events, and may have {events_max}", limit="batch_events_max", size=batch.count
-        )
-    batch.validate()
-    return batch.content, {kind: batch.column(kind) for kind in _KINDS}, batch.count
-
-
-def _fits(batch: Batch) -> bool:
-    return batch.size <= 4 * 1024 * 1024
-
-
-def _encode(stored: Batch, rows: I64, ticks: I64) -> bytes:
-    """A batch of some events that follow each other."""
+def _encode(stored: Batch, rows: I64, ticks: I64, partition: int) -> bytes:
+    """The frame of a new batch that has the events `rows`."""
     lo, hi = int(rows[0]), int(rows[-1]) + 1
-    columns = {kind: None if (column := stored.column(kind)) is None else column.slice(lo, hi) for kind in _KINDS}
-    return format.encode(stored.base_offset + lo, int(ticks[0]), hi - lo, stored.content, columns, ticks=ticks)
+    some = rows - lo if len(rows) < hi - lo else None
+    columns: dict[int, Column | None] = {}
+    for kind in _KINDS:
+        column = stored.column(kind)
+        columns[kind] = None if column is None else _only(column.slice(lo, hi), some)
+    between = ticks[lo:hi]
+    made = format.encode(stored.base_offset + lo, int(between[0]), hi - lo, stored.content, columns, ticks=between)
+    return frames.encode(partition, made, 0, hi - lo, some)
+
+
+def _only(column: Column, rows: I64 | None) -> Column:
+    """The column, in which others than `rows` are empty."""
+    if rows is None or column.offsets is None or column.codes is not None:
+        return column
+    starts = column.offsets[rows].astype(np.int64)
+    lengths = column.offsets[1:][rows] - starts
+    offsets = np.zeros(column.count + 1, np.int64)
+    offsets[1:][rows] = lengths
+    at = np.cumsum(lengths) - lengths
+    data = splice(at, column.data, starts, lengths, int(lengths.sum()))
+    return Column(column.count, bytes(data), np.cumsum(offsets).astype(np.int32), None, column.valid)
+
+
+def parse(body: bytes, limits: Limits) -> Parsed:
+    """The events of the batch that a request holds, which is one: whole, without blobs, ticks or a producer.
+
+    Raises Invalid for what is not that, TooLarge for more than the limits allow, Unsupported for a newer format.
+    """
+    bytes_max = limits.batch_bytes_max + 8 * limits.batch_events_max * len(_KINDS) + FRAMING_BYTES
+    decoder = Decoder(bytes_max=bytes_max, events_max=limits.batch_events_max)
+    try:
+        found = decoder.feed(body)
+        decoder.finish()
+        if len(found) != 1 or found[0].rows is not None:
+            raise Invalid(
+                f"there are {len(found)} batches, or rows of one, and a request has one batch", code="bad_body"
+            )
+        _, batch, lo, hi, _ = found[0]
+        if batch.flags or (lo, hi) != (0, batch.count) or not set(batch.kinds) <= set(_KINDS):
+            raise Invalid("a batch of a request has flags, ticks or a producer, or is not meant whole", code="bad_body")
+        if batch.bytes_claimed() > bytes_max:
+            raise too_long(batch.bytes_claimed(), limits)
+        batch.validate()
+        columns = {kind: _plain(batch.column(kind), kind, limits) for kind in _KINDS}
+    except Corrupt as error:
+        raise Invalid(f"the batch cannot be read: {error.message}", code="bad_body") from error
+    given.check_columns(columns, limits)
+    return Parsed(batch.content, columns, batch.count)
+
+
+def _plain(column: Column | None, kind: int, limits: Limits) -> Column | None:
+    """A column as appends make it themselves: types constant or in a dictionary, others plain."""
+    if column is None:
+        return None
+    if column.valid is not None and kind in (TYPE, DATA):
+        raise Invalid("data or a type is null", code="bad_body")
+    if kind == META:
+        _check_metas(column)
+    if kind == TYPE:
+        plain = column.offsets is not None and column.codes is None
+        return Column.of_repeated([value or b"" for value in column.values(0, column.count)]) if plain else column
+    if column.offsets is not None or column.count == 1:
+        return column
+    size = len(column.data)
+    if size * column.count > limits.batch_bytes_max:
+        raise too_long(size * column.count, limits)
+    offsets = np.arange(column.count + 1, dtype=np.int64) * size
+    return Column(column.count, bytes(column.data) * column.count, offsets.astype(np.int32))
+
+
+def _check_metas(column: Column) -> None:
+    values = [bytes(column.data)] if column.offsets is None else column.values(0, column.count)
+    try:
+        for value in values:
+            if value is not None:
+                _decode_meta(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Invalid(f"meta is not a flat JSON object of strings: {error}", code="bad_body") from error

@@ -1,0 +1,177 @@
+"""CloudEvents 1.0, as the HTTP binding has them, on their way in.
+
+    structured(body) -> Item              one event in JSON          application/cloudevents+json
+    batch(body, limits) -> Parsed         an array of them           application/cloudevents-batch+json
+    binary(headers, body) -> Item         attributes in ce- headers, the body is the data
+    is_binary(headers) -> bool
+
+`type` is the event's type, `subject` its key, `data` its data. What a log has no place for, `id`, `source`, `time` and
+all other attributes, is kept in meta under its name in a header: `ce-id`. Bytes only; safe from any thread.
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import a2b_base64
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from headwater.errors import Invalid
+from headwater.event import Content
+from headwater.format import given
+from headwater.limits import Limits
+from headwater.server.wire.parsed import Parsed, too_many
+
+STRUCTURED = "application/cloudevents+json"
+BATCH = "application/cloudevents-batch+json"
+PREFIX = "ce-"
+REQUIRED = ("id", "source", "specversion", "type")
+VERSION = "1.0"
+_NAME = re.compile(r"[a-z0-9]{1,64}").fullmatch  # of an attribute; ours, so not a user's pattern
+_JSON = re.compile(r"(?:[^/]+/json|[^/]+/[^/]+\+json)").fullmatch
+
+_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_array = msgspec.json.Decoder(list[dict[str, Raw]]).decode
+_decode_value = msgspec.json.Decoder(str | bool | int | None).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+class Item(NamedTuple):
+    """One event as a log has it."""
+
+    type: str
+    key: bytes | None
+    data: bytes
+    content: Content
+    meta: dict[str, str]
+
+
+def structured(body: bytes) -> Item:
+    """One event in JSON; raises Invalid."""
+    try:
+        return _item(_decode_object(body))
+    except msgspec.MsgspecError as error:
+        raise _bad(str(error)) from error
+
+
+def batch(body: bytes, limits: Limits) -> Parsed:
+    """An array of events, of one content; raises Invalid, and TooLarge for too many."""
+    try:
+        found = _decode_array(body)
+        if len(found) > limits.batch_events_max:
+            raise too_many(len(found), limits)
+        items = [_item(each) for each in found]
+    except msgspec.MsgspecError as error:
+        raise _bad(str(error)) from error
+    contents = {item.content for item in items}
+    if len(contents) > 1:
+        raise Invalid(
+            f"the events are of several contents: {', '.join(sorted(contents))}",
+            hint="send them in several requests",
+            code="bad_body",
+        )
+    if not items:
+        return Parsed("json", {}, 0)
+    content, columns, _ = given.encode_many(
+        [item.data for item in items],
+        items[0].content,
+        [item.type for item in items],
+        [item.key for item in items] if any(item.key is not None for item in items) else None,
+        [item.meta for item in items],
+        limits,
+    )
+    return Parsed(content, columns, len(items))
+
+
+def is_binary(headers: Mapping[str, str]) -> bool:
+    """Whether the headers say that the body is the data of one event."""
+    return f"{PREFIX}specversion" in headers
+
+
+def binary(headers: Mapping[str, str], body: bytes) -> Item:
+    """One event whose attributes are headers; raises Invalid."""
+    attributes = {
+        name.removeprefix(PREFIX): _unquoted(name, value) for name, value in headers.items() if name.startswith(PREFIX)
+    }
+    media = headers.get("content-type", "")
+    if media:
+        attributes["datacontenttype"] = media
+    return _made(attributes, body, _content_of(media, "bytes"))
+
+
+def _item(fields: dict[str, Raw]) -> Item:
+    data, encoded = fields.pop("data", UNSET), fields.pop("data_base64", UNSET)
+    attributes = {}
+    for name, raw in fields.items():
+        value = _decode_value(raw)
+        if value is not None:
+            attributes[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    if data is not UNSET and encoded is not UNSET:
+        raise _bad("both data and data_base64 are there")
+    return _made(attributes, *_data(data, encoded, attributes.get("datacontenttype", "application/json")))
+
+
+def _data(data: Raw | UnsetType, encoded: Raw | UnsetType, media: str) -> tuple[bytes, Content]:
+    """The data of an event in JSON. Where it is not JSON itself, a string is meant as what it says."""
+    if encoded is not UNSET:
+        try:
+            return a2b_base64(_decode_text(encoded).encode(), strict_mode=True), _content_of(media, "bytes")
+        except ValueError as error:
+            raise _bad(f"data_base64 is not base64: {error}") from error
+    if data is UNSET:
+        return b"", "bytes"
+    raw = bytes(data)
+    if _JSON(_type_of(media)) or raw[:1] != b'"':
+        return raw, "json"
+    return _decode_text(raw).encode(), "text"
+
+
+def _made(attributes: dict[str, str], data: bytes, content: Content) -> Item:
+    for name in attributes:
+        if not _NAME(name):
+            raise _bad(f"{name[:80]!r} is not the name of an attribute", "names are lower-case letters and digits")
+    missing = [name for name in REQUIRED if not attributes.get(name)]
+    if missing:
+        raise _bad(f"{', '.join(missing)} is missing", "id, source, specversion and type are needed")
+    if attributes["specversion"] != VERSION:
+        raise _bad(f"specversion is {attributes['specversion'][:20]!r}", f"{VERSION} is understood")
+    _check(data, content)
+    type, subject = attributes.pop("type"), attributes.pop("subject", None)
+    meta = {f"{PREFIX}{name}": value for name, value in attributes.items()}
+    return Item(type, None if subject is None else subject.encode(), data, content, meta)
+
+
+def _check(data: bytes, content: Content) -> None:
+    try:
+        if content == "json":
+            _decode_any(data)
+        elif content == "text":
+            data.decode()
+    except (ValueError, RecursionError) as error:
+        raise _bad(f"the data is not {content}: {error}") from error
+
+
+def _content_of(media: str, default: Content) -> Content:
+    type = _type_of(media)
+    return "json" if _JSON(type) else "text" if type.startswith("text/") else default
+
+
+def _type_of(media: str) -> str:
+    return media.partition(";")[0].strip().lower()
+
+
+def _unquoted(name: str, value: str) -> str:
+    """The value of a header, in which all but plain ASCII is percent-encoded."""
+    try:
+        return unquote_to_bytes(value.encode("latin-1")).decode()
+    except UnicodeDecodeError as error:
+        raise _bad(f"the header {name} is not UTF-8") from error
+
+
+def _bad(message: str, hint: str = "") -> Invalid:
+    return Invalid(f"this is no CloudEvent: {message}", hint=hint, code="bad_body")
