@@ -241,6 +241,12 @@ class Response:
         self.body = body
 
 
+def whole(response: Response) -> bytes:
+    """The body of an answer that is in memory."""
+    assert isinstance(response.body, bytes)
+    return response.body
+
+
 def json(value: Any, status: int = 200, headers: Headers = ()) -> Response:
     """An answer in JSON."""
     return Response(status, (("content-type", JSON), *headers), _encode(value))

@@ -16,7 +16,7 @@ from headwater.errors import HeadwaterError
 from headwater.event import Content, id_text
 from headwater.server.commits import Group
 from headwater.server.http.appending import CONTENT_BY_MEDIA
-from headwater.server.http.message import Query
+from headwater.server.http.message import Query, whole
 from headwater.server.http.target import parts_of
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class PlainAppends:
     def finish(self, answer: Answer) -> None:
         """Do what is left when an answer was written, or could not be."""
         answer.finished = True
-        rows, status, connection = answer.waiting.rows, 200, answer.connection
+        rows, connection, response = answer.waiting.rows, answer.connection, None
         if answer.written:
             connection.answered_plainly()
         elif rows.error is None:
@@ -165,13 +165,14 @@ class PlainAppends:
         else:
             response = self._app.failure(rows.error)
             connection.answer_at_once(response)
-            status = response.status
+        status = 200 if response is None else response.status
         seconds = perf_counter() - answer.begun
         self._answered(status, seconds)
         access_log = self._metrics.access_log
         if access_log is not None:
             asked = connection.client.address, answer.user, "POST", answer.head.url.decode("latin-1"), PATTERN
-            access_log.note(*asked, status, rows.size, 0, seconds)
+            sent = len(str(rows.offset)) if response is None else len(whole(response))
+            access_log.note(*asked, status, rows.size, sent, seconds)
 
 
 class Way:

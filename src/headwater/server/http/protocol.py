@@ -18,7 +18,7 @@ import httptools
 from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.server import tls
 from headwater.server.http.errors import of_status, response_of
-from headwater.server.http.message import Client, Request, Response, Stream
+from headwater.server.http.message import Client, Request, Response, Stream, whole
 from headwater.server.http.plain import Answer, Head, Way
 from headwater.server.http.target import parts_of
 
@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
             self._metrics.connections_refused += 1
             self._over = True
             refused = of_status(503, "there are too many connections", "overloaded", "try again soon")
-            self._transport.write(head(refused, length=len(bytes_of(refused)), close=True) + bytes_of(refused))
+            self._transport.write(head(refused, length=len(whole(refused)), close=True) + whole(refused))
             self._transport.close()
             return
         self.connections.open.add(self)
@@ -310,7 +310,7 @@ class Connection(asyncio.Protocol):
         self._busy = plain.take(self, head, data[end:])
         if self._busy:
             self._plain_keep = True
-            self._header_bytes = 0
+            self._silent_bytes = 0
             self.deadline = NEVER
         return self._busy
 
@@ -433,7 +433,7 @@ class Connection(asyncio.Protocol):
         """The same, with any answer that is whole."""
         if self._transport.is_closing():
             return
-        data = bytes_of(response)
+        data = whole(response)
         if self.connections.stopping:
             self._plain_keep = False
         self._transport.write(head(response, length=len(data), close=not self._plain_keep) + data)
@@ -506,7 +506,7 @@ class Connection(asyncio.Protocol):
             self._send_stream(response, response.body, body)
 
     def _send_whole(self, response: Response, body: Body) -> None:
-        data = bytes_of(response)
+        data = whole(response)
         close = self._closes(body)
         answer = head(response, length=len(data), close=close)
         self._transport.write(answer if self._head_only else answer + data)
@@ -679,7 +679,7 @@ class Connection(asyncio.Protocol):
                 if body is not None:
                     body.fail(Invalid("the body cannot be read", code="bad_request"))
             return
-        data = bytes_of(response)
+        data = whole(response)
         self.app.refused(response)
         self._transport.write(head(response, length=len(data), close=True) + data)
         self._linger()
@@ -702,12 +702,6 @@ def head(response: Response, *, length: int | None, close: bool, chunked: bool =
         lines.append(b"connection: close\r\n")
     lines.append(b"\r\n")
     return b"".join(lines)
-
-
-def bytes_of(response: Response) -> bytes:
-    """The body of an answer that is whole."""
-    assert isinstance(response.body, bytes)
-    return response.body
 
 
 # As clients write them, to save the work; others are made lower case one by one.
