@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from headwater.engine.waiting import Waiting
+from headwater.server.http.app import App
+from headwater.server.http.message import Client
+from headwater.server.http.plain import Answer as PlainAnswer
+from headwater.server.http.plain import PlainAppends, Way
+from headwater.server.http.protocol import Connection
+from headwater.server.metrics import Metrics
+from headwater.server.scopes import EVERYONE, NOBODY
+from headwater.storage.rows import Rows
 from tests.server.people import add, revoke
 from tests.server.process import served
 from tests.server.serving import WAIT_S, Answer, Server, answers, serving
@@ -105,20 +117,6 @@ def test_a_topic_that_was_deleted_is_not_found_by_its_old_head(server: Server) -
             assert answers(received)[0].status == 404
 
 
-def test_the_answers_of_a_client_that_reads_late_stay_whole_and_in_order(server: Server) -> None:
-    count = 2000
-    with server.connect() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        request = post(bytes(1000), "?durability=os")  # so large that few come at once
-        ask(connection, request)
-        sending = threading.Thread(target=connection.sendall, args=[request * count])
-        sending.start()
-        sending.join(0.5)  # by then nothing goes any more, unless all went
-        places = [int(answer.body) for answer in receive(connection, count)]
-        sending.join(WAIT_S)
-        assert sorted(set(places)) == places
-
-
 def test_nobody_gets_the_answer_of_one_who_left(server: Server) -> None:
     """A connection that is closed leaves its number to the next one, while its answer is under way."""
 
@@ -143,6 +141,96 @@ def test_nobody_gets_the_answer_of_one_who_left(server: Server) -> None:
     for place, data in expected[::20]:
         assert server.http.get(f"{AT}?from={place}&max_items=1").content[12:] == data
     assert len({place for place, _ in expected}) == len(expected)
+
+
+def test_a_way_leads_to_its_connection_after_the_loop_has_closed_it() -> None:
+    near, far = socket.socketpair()
+    way = Way(near.fileno())
+    number = near.fileno()
+    near.close()
+    others = [socket.socketpair() for _ in range(3)]
+    assert number in [each.fileno() for pair in others for each in pair]  # as the next connection would have it
+    os.write(way.number, b"answer")
+    assert far.recv(100) == b"answer"
+    del way
+    assert far.recv(100) == b""  # nobody else holds it
+    for each in (far, *(each for pair in others for each in pair)):
+        each.close()
+
+
+def test_an_answer_that_finds_no_room_is_left_to_the_loop() -> None:
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    plain, connection, waiting = _one_append()
+    connection.way = lambda: Way(near.fileno())
+    (roomy, crowded), rests = _taken(plain, connection, 2), connection.rests
+    plain.write([(waiting, roomy)])
+    plain.finish(roomy)
+    assert rests == []
+    assert far.recv(1000) == roomy.data
+    with suppress(BlockingIOError):
+        while True:
+            near.send(bytes(1000))
+    plain.write([(waiting, crowded)])
+    assert not crowded.written
+    crowded.sent = 7  # as if there had been a little room
+    plain.finish(crowded)
+    assert rests == [crowded.data[7:]]
+    near.close()
+    far.close()
+
+
+def test_while_something_waits_to_be_written_only_the_loop_writes() -> None:
+    near, far = socket.socketpair()
+    connections: Any = SimpleNamespace(app=SimpleNamespace(store=SimpleNamespace(metrics=None)), loop=None, limits=None)
+    connection, size = Connection(connections), 0
+    connection._transport = SimpleNamespace(get_write_buffer_size=lambda: size, get_extra_info=lambda _: near)
+    assert connection.way() is not None
+    size = 1
+    assert connection.way() is None
+    size = 0
+    connection.client = Client(secure=True)
+    assert connection.way() is None
+    near.close()
+    far.close()
+
+
+def test_who_asks_is_looked_up_for_each_request() -> None:
+    plain, connection, _ = _one_append()
+    _taken(plain, connection, 2)
+    for user in (NOBODY, None):
+        connection.user = user
+        head = plain.learn(b"/topic/orders/items", {"host": "localhost"})
+        assert head is not None
+        assert not plain.take(connection, head, b"x")
+
+
+def _one_append() -> tuple[PlainAppends, Any, Any]:
+    """Plain appends without a server, a connection to them, and what is appended."""
+    waiting = Waiting(
+        cast(Any, None), cast(Any, SimpleNamespace(node=1, place=SimpleNamespace(partition=0))), Rows("bytes", True)
+    )
+    connection = SimpleNamespace(user=EVERYONE, rests=[], client=None, granted_user=None, granted_head=None)
+    connection.way, connection.plain_head = lambda: None, b"HTTP/1.1 200 OK\r\n"
+    connection.answer_plainly, connection.answered_plainly = connection.rests.append, lambda: None
+    store = SimpleNamespace(
+        engine=SimpleNamespace(prepare=lambda *_, **__: waiting),
+        access=SimpleNamespace(known=lambda *_: connection.user),
+        commits=SimpleNamespace(submit=lambda *_: None, write_answers=lambda _: None),
+        metrics=Metrics(),
+    )
+    return PlainAppends(cast(App, SimpleNamespace(store=store, host_is_fine=lambda *_: True))), connection, waiting
+
+
+def _taken(plain: PlainAppends, connection: Any, count: int) -> list[PlainAnswer]:
+    """The answers to so many appends with one head."""
+    head = plain.learn(b"/topic/orders/items", {"host": "localhost"})
+    assert head is not None
+    found = []
+    for _ in range(count):
+        assert plain.take(connection, head, b"x")
+        found.append(connection.plain_answer)
+    return found
 
 
 def test_who_may_no_more_is_not_let_in_by_an_old_head(tmp_path: Path) -> None:
