@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (  # found quicker than what is in a dictionary, and every request looks for dozens
         *("app", "client", "connections", "deadline", "limits", "loop", "sent"),
-        *("granted_head", "granted_user", "plain_answer", "_plain", "_plain_keep", "_way"),
+        *("granted_head", "granted_user", "secret_head", "plain_answer", "_plain", "_plain_keep", "_way"),
         *("_begun", "_body", "_header_bytes", "_headers", "_silent_bytes", "_twice", "_url"),
         *("_answering", "_begun_s", "_busy", "_chunked", "_full", "_head_only", "_http10", "_keep_alive", "_over"),
         *("_metrics", "_parser", "_reading", "_request", "_room", "_status", "_stream", "_task", "_transport"),
@@ -202,6 +202,7 @@ class Connection(asyncio.Protocol):
         self._way: Way | None = None
         self.granted_user: User | None = None  # who was last allowed to append so
         self.granted_head: Head | None = None
+        self.secret_head: tuple[bytes, Head | None] = b"", None  # with a password or token
         self._plain_keep = True  # whether the connection goes on after it
 
     # The transport
@@ -300,13 +301,13 @@ class Connection(asyncio.Protocol):
         elif self._body is not None:
             self.deadline = self.loop.time() + self.limits.body_idle_s
         elif first and self._plain is not None and self._plain_keep:
-            self.app.plain.remember(data, self._plain)
+            self.app.plain.remember(self, data, self._plain)
 
     def _take_known(self, data: bytes) -> bool:
         """Take a plain append whose head was seen before, as a whole: it need not be parsed again."""
         end = data.find(b"\r\n\r\n") + 4
         plain = self.app.plain
-        head = plain.find(data, end)
+        head = plain.find(self, data, end)
         if head is None:
             return False
         self._busy = plain.take(self, head, data[end:])
