@@ -169,7 +169,7 @@ def test_the_access_log_tells_every_request_and_no_secret(guarded: tuple[Process
         read = http.get("/topic/orders/items?max_items=1&token=s3cret", headers=ann)
         whole = http.get("/topic/orders/items?max_items=1", headers=ann)
         http.get("/topic/orders", headers={"Authorization": "Bearer s3cret"})
-    until(lambda: path.read_text().count("\n") >= 6)
+    until(lambda: path.read_text().count('"/topic/orders') >= 6)
     text = path.read_text()
     assert "s3cret" not in text
     assert ann["Authorization"].removeprefix("Bearer ") not in text
