@@ -77,7 +77,7 @@ def test_a_frame_that_does_not_fit_its_batch_is_refused(lo: int, hi: int, rows: 
 
 def test_a_batch_that_claims_more_events_than_any_has_is_refused() -> None:
     stored = encode(0, 0, 1 << 31, "bytes", {DATA: Column(1 << 31, b"x")})
-    with pytest.raises(Corrupt):
+    with pytest.raises(TooLarge):
         Decoder().feed(frames.encode(0, stored, 0, 1))
 
 

@@ -17,7 +17,7 @@ from headwater.limits import PARTITIONS_MAX
 from headwater.server.http import batches, sse
 from headwater.server.http.message import Query, Request, Response
 from headwater.server.store import Store
-from headwater.server.wire import items, lines
+from headwater.server.wire import arrow, items, lines
 from headwater.server.wire.pieces import PIECE_BYTES, Cut
 
 Encode = Callable[[Iterable[EventBatch], Cut | None], Iterator[bytes]]
@@ -38,7 +38,7 @@ ITEMS = Format("items", "application/octet-stream", items.encode, names_partitio
 SSE = Format("sse", "text/event-stream", None)
 LINES = Format("ndjson", "application/x-ndjson", lines.encode_all)
 ARRAY = Format("json", "application/json", lines.encode_array, can_wait=False)
-ARROW = Format("arrow", "application/vnd.apache.arrow.stream", None, can_wait=False)
+ARROW = Format("arrow", arrow.MEDIA_TYPE, None, can_wait=False)
 BATCHES = Format("batches", frames.MEDIA_TYPE, None)
 FORMATS = (ITEMS, SSE, LINES, ARRAY, ARROW, BATCHES)
 
@@ -108,7 +108,8 @@ def _pieces(store: Store, request: Request, format: Format, asked: Asked) -> Ite
     end: At = "latest" if asked.cut.end is None else asked.cut.end
     found = store.engine.read_batches(request.name, start=asked.start, end=end, **asked.filters)
     if format is ARROW:
-        raise NotImplementedError
+        columns = request.query.text("columns")
+        return arrow.encode(found, asked.cut, None if columns is None else columns.split(","))
     assert format.encode is not None
     return format.encode(found, asked.cut)
 
