@@ -188,7 +188,8 @@ def test_the_access_log_tells_every_request_and_no_secret(guarded: tuple[Process
     assert [line["bytes_in"] for line in kept[:3]] == [0, 5, 2_000_000]
     assert (kept[1]["bytes_out"], kept[4]["bytes_out"]) == (1, len(whole.content))
     assert kept[3]["bytes_out"] == len(read.content)
-    assert all(line["route"].startswith("/topic/{name}") and line["ms"] > 0 for line in kept)
+    assert {line["route"] for line in kept} == {"/topic/{name}", "/topic/{name}/items"}
+    assert all(line["ms"] > 0 for line in kept), kept
 
 
 def test_the_access_log_goes_on_in_a_new_file_after_a_hangup(guarded: tuple[Process, dict[str, str]]) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -619,7 +620,7 @@ class Connection(asyncio.Protocol):
         if request is not None:
             self._metrics.bytes_sent += self.sent
             received = self._answering.received if self._answering is not None else 0
-            self.app.ended(request, self._status, received, self.sent, self.loop.time() - self._begun_s)
+            self.app.ended(request, self._status, received, self.sent, perf_counter() - self._begun_s)
 
     def _linger(self) -> None:
         """Let the client read the answer before the connection is reset under the rest of its upload."""
