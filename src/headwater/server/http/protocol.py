@@ -482,7 +482,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = request.keep_alive
         self._http10 = request.http10
         self._head_only = request.method == "HEAD"
-        self._request, self._status, self.sent, self._begun_s = request, 0, 0, self.loop.time()
+        self._request, self._status, self.sent, self._begun_s = request, 0, 0, perf_counter()
         if not self._reading and len(self._waiting) <= self.limits.pipelined_max and body.size <= BODY_BYTES_READY:
             self._reading = True
             self._transport.resume_reading()
