@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -484,7 +485,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = request.keep_alive
         self._http10 = request.http10
         self._head_only = request.method == "HEAD"
-        self._request, self._status, self.sent, self._begun_s = request, 0, 0, self.loop.time()
+        self._request, self._status, self.sent, self._begun_s = request, 0, 0, perf_counter()
         if not self._reading and len(self._waiting) <= self.limits.pipelined_max and body.size <= BODY_BYTES_READY:
             self._reading = True
             self._transport.resume_reading()
@@ -627,7 +628,7 @@ class Connection(asyncio.Protocol):
         if request is not None:
             self._metrics.bytes_sent += self.sent
             received = self._answering.received if self._answering is not None else 0
-            self.app.ended(request, self._status, received, self.sent, self.loop.time() - self._begun_s)
+            self.app.ended(request, self._status, received, self.sent, perf_counter() - self._begun_s)
 
     def _linger(self) -> None:
         """Let the client read the answer before the connection is reset under the rest of its upload."""
