@@ -117,7 +117,8 @@ def _pieces(store: Store, request: Request, format: Format, asked: Asked) -> Ite
 async def _follow(
     store: Store, found: AsyncIterator[list[EventBatch]], encode: Encode, cut: Cut
 ) -> AsyncIterator[bytes]:
-    if cut.done:
+    over = cut.done
+    if over:
         return
     async for some in found:
         async for piece in store.pump(encode(some, cut)):
