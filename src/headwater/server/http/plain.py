@@ -73,20 +73,29 @@ class PlainAppends:
         self._heads: dict[bytes, Head] = {}
         app.store.commits.write_answers(self.write)
 
-    def find(self, data: bytes, end: int) -> Head | None:
+    def find(self, connection: Connection, data: bytes, end: int) -> Head | None:
         """What a head means that ends at `end`, if the data is a whole request with a head that was seen before."""
-        head = self._heads.get(data[:end])
+        sent = data[:end]
+        head = self._heads.get(sent)
+        if head is None and sent == connection.secret_head[0]:
+            head = connection.secret_head[1]
         return head if head is not None and len(data) - end == head.length else None
 
-    def remember(self, data: bytes, head: Head) -> None:
-        """Remember the head that a request began with. The data is what came of it at once: not always all of it."""
+    def remember(self, connection: Connection, data: bytes, head: Head) -> None:
+        """Remember the head that a request began with. The data is what came of it at once: not always all of it.
+
+        One with a password or token is the connection's own, and forgotten with it.
+        """
         end = data.find(b"\r\n\r\n") + 4
         if "key" in head.options:
             return  # it will be another one next time
         if end <= HEAD_BYTES_MAX and head.headers.get("content-length") == str(len(data) - end):
+            head.length = len(data) - end
+            if "authorization" in head.headers:
+                connection.secret_head = data[:end], head
+                return
             if len(self._heads) >= HEADS_MAX:
                 self._heads.clear()
-            head.length = len(data) - end
             self._heads[data[:end]] = head
 
     def learn(self, url: bytes, headers: dict[str, str]) -> Head | None:

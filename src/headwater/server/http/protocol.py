@@ -154,11 +154,11 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (  # found quicker than what is in a dictionary, and every request looks for dozens
         *("app", "client", "connections", "deadline", "limits", "loop", "sent"),
-        *("granted_head", "granted_user", "plain_answer", "_plain", "_plain_keep", "_way"),
+        *("granted_head", "granted_user", "secret_head", "plain_answer", "_plain", "_plain_keep", "_way"),
         *("_begun", "_body", "_header_bytes", "_headers", "_silent_bytes", "_twice", "_url"),
         *("_answering", "_begun_s", "_busy", "_chunked", "_full", "_head_only", "_http10", "_keep_alive", "_over"),
         *("_metrics", "_parser", "_reading", "_request", "_room", "_status", "_stream", "_task", "_transport"),
-        "_waiting",
+        *("_waiting", "_waits"),
     )
 
     def __init__(self, connections: Connections) -> None:
@@ -188,6 +188,7 @@ class Connection(asyncio.Protocol):
         self._request: Request | None = None
         self._status = 0
         self._begun_s = 0.0
+        self._waits = False  # for what may come late, or never
         self._stream: Stream | None = None
         self._answering: Body | None = None
         self._head_only = False
@@ -202,6 +203,7 @@ class Connection(asyncio.Protocol):
         self._way: Way | None = None
         self.granted_user: User | None = None  # who was last allowed to append so
         self.granted_head: Head | None = None
+        self.secret_head: tuple[bytes, Head | None] = b"", None  # with a password or token
         self._plain_keep = True  # whether the connection goes on after it
 
     # The transport
@@ -254,7 +256,8 @@ class Connection(asyncio.Protocol):
         if self._body is not None and not self._body.whole:
             self._body.fail(ConnectionResetError("the body ended too early"))
         self._over = True
-        return (self._busy or bool(self._waiting)) and self._stream is None and not self.client.secure
+        ended = self._stream is not None or self._waits
+        return (self._busy or bool(self._waiting)) and not ended and not self.client.secure
 
     def pause_writing(self) -> None:
         self._full = True
@@ -299,13 +302,13 @@ class Connection(asyncio.Protocol):
         elif self._body is not None:
             self.deadline = self.loop.time() + self.limits.body_idle_s
         elif first and self._plain is not None and self._plain_keep:
-            self.app.plain.remember(data, self._plain)
+            self.app.plain.remember(self, data, self._plain)
 
     def _take_known(self, data: bytes) -> bool:
         """Take a plain append whose head was seen before, as a whole: it need not be parsed again."""
         end = data.find(b"\r\n\r\n") + 4
         plain = self.app.plain
-        head = plain.find(data, end)
+        head = plain.find(self, data, end)
         if head is None:
             return False
         self._busy = plain.take(self, head, data[end:])
@@ -492,6 +495,11 @@ class Connection(asyncio.Protocol):
         await self._wait_for_room()  # a client that asks and asks, and reads no answers, must not fill the memory
         response = await self.app.answer(request)
         self._status = response.status
+        self._waits = response.waits
+        if self._waits and self._over:  # the client has left before it began
+            await _let_go(response)
+            self._transport.close()
+            return
         if self._transport.is_closing():
             await _let_go(response)
             return
