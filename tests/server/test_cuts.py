@@ -85,6 +85,9 @@ class Wire(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 1) if name == "peername" else default
 
+    def get_write_buffer_size(self) -> int:
+        return 1  # so that only the loop writes
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
 
@@ -107,10 +110,14 @@ class Served:
         self.connections = runner.run(self._open())
 
     async def _open(self) -> Connections:
+        loop = asyncio.get_running_loop()
         self.store = Store(self.engine, Open(), Settings(), Metrics(CountingDisk()))
-        return Connections(App(self.store), SERVER_DEFAULTS, asyncio.get_running_loop())
+        connections = Connections(App(self.store), SERVER_DEFAULTS, loop)
+        self.listening = await loop.create_server(connections, "127.0.0.1", 0)
+        return connections
 
     async def close(self) -> None:
+        self.listening.close()
         self.connections.abort()
         await self.store.close()
 
@@ -127,6 +134,35 @@ class Served:
                 await asyncio.sleep(0)
         await wire.answered(answers_wanted)
         connection.connection_lost(None)
+        return wire
+
+    async def ask_over_tcp(
+        self, pieces: list[bytes], turns: list[int], answers_wanted: int, *, patient: bool = False
+    ) -> Wire:
+        """The same over a real connection, where threads may write answers."""
+        wire = Wire()
+        host, port = self.listening.sockets[0].getsockname()
+        reader, writer = await asyncio.open_connection(host, port)
+
+        async def receive() -> None:
+            while piece := await reader.read(1 << 16):
+                wire.write(piece)
+            wire.close()
+
+        receiving = asyncio.create_task(receive())
+        for number, (piece, turn) in enumerate(zip(pieces, turns, strict=True)):
+            writer.write(piece)
+            await writer.drain()
+            if patient:
+                await wire.answered(number + 1)
+            for _ in range(turn):
+                await asyncio.sleep(0)
+        await wire.answered(answers_wanted)
+        closed = wire.closed
+        receiving.cancel()
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), receiving, return_exceptions=True)
+        wire.closed = closed
         return wire
 
 
@@ -146,9 +182,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     turns=st.lists(st.integers(0, 3), min_size=13, max_size=13),
     whole=st.booleans(),
     patient=st.booleans(),
+    tcp=st.booleans(),
 )
 def test_requests_mean_the_same_however_they_are_cut(
-    served: Served, asked: list[tuple[bytes, int]], cuts: list[float], turns: list[int], whole: bool, patient: bool
+    served: Served,
+    asked: list[tuple[bytes, int]],
+    cuts: list[float],
+    turns: list[int],
+    whole: bool,
+    patient: bool,
+    tcp: bool,
 ) -> None:
     if whole:  # each request in a piece of its own, as most clients send them
         pieces = [request for request, _ in asked]
@@ -157,7 +200,8 @@ def test_requests_mean_the_same_however_they_are_cut(
         places = sorted({round(cut * len(sent)) for cut in cuts} | {0, len(sent)})
         pieces = [sent[first:end] for first, end in pairwise(places)]
     before = served.engine.describe("orders").events
-    wire = served.runner.run(served.ask(pieces, turns[: len(pieces)], len(asked), patient=whole and patient))
+    ask = served.ask_over_tcp if tcp else served.ask
+    wire = served.runner.run(ask(pieces, turns[: len(pieces)], len(asked), patient=whole and patient))
     found = answers(bytes(wire.written))
     assert [answer.status for answer in found] == [status for _, status in asked]
     appends = [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import signal
 import socket
 import threading
 import time
 from contextlib import closing
 from functools import partial
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import pytest
@@ -31,10 +31,10 @@ class Writer(threading.Thread):
         self.unanswered = b""
 
     def run(self) -> None:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
             self.append(connection)
 
-    def append(self, connection: http.client.HTTPConnection) -> None:
+    def append(self, connection: HTTPConnection) -> None:
         number = 0
         while True:
             data = f"{self.name}-{number}".encode()
@@ -43,7 +43,7 @@ class Writer(threading.Thread):
                 connection.request("POST", "/topic/t/items", data)
                 answer = connection.getresponse()
                 body = answer.read()
-            except (OSError, http.client.HTTPException):
+            except (OSError, HTTPException):
                 return
             if answer.status == 503:  # it stops: nothing was appended
                 self.unanswered = b""

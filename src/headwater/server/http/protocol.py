@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -157,7 +158,7 @@ class Connection(asyncio.Protocol):
         *("_begun", "_body", "_header_bytes", "_headers", "_silent_bytes", "_twice", "_url"),
         *("_answering", "_begun_s", "_busy", "_chunked", "_full", "_head_only", "_http10", "_keep_alive", "_over"),
         *("_metrics", "_parser", "_reading", "_request", "_room", "_status", "_stream", "_task", "_transport"),
-        "_waiting",
+        *("_waiting", "_waits"),
     )
 
     def __init__(self, connections: Connections) -> None:
@@ -187,6 +188,7 @@ class Connection(asyncio.Protocol):
         self._request: Request | None = None
         self._status = 0
         self._begun_s = 0.0
+        self._waits = False  # for what may come late, or never
         self._stream: Stream | None = None
         self._answering: Body | None = None
         self._head_only = False
@@ -254,7 +256,8 @@ class Connection(asyncio.Protocol):
         if self._body is not None and not self._body.whole:
             self._body.fail(ConnectionResetError("the body ended too early"))
         self._over = True
-        return (self._busy or bool(self._waiting)) and self._stream is None and not self.client.secure
+        ended = self._stream is not None or self._waits
+        return (self._busy or bool(self._waiting)) and not ended and not self.client.secure
 
     def pause_writing(self) -> None:
         self._full = True
@@ -482,7 +485,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = request.keep_alive
         self._http10 = request.http10
         self._head_only = request.method == "HEAD"
-        self._request, self._status, self.sent, self._begun_s = request, 0, 0, self.loop.time()
+        self._request, self._status, self.sent, self._begun_s = request, 0, 0, perf_counter()
         if not self._reading and len(self._waiting) <= self.limits.pipelined_max and body.size <= BODY_BYTES_READY:
             self._reading = True
             self._transport.resume_reading()
@@ -492,6 +495,11 @@ class Connection(asyncio.Protocol):
         await self._wait_for_room()  # a client that asks and asks, and reads no answers, must not fill the memory
         response = await self.app.answer(request)
         self._status = response.status
+        self._waits = response.waits
+        if self._waits and self._over:  # the client has left before it began
+            await _let_go(response)
+            self._transport.close()
+            return
         if self._transport.is_closing():
             await _let_go(response)
             return
@@ -620,7 +628,7 @@ class Connection(asyncio.Protocol):
         if request is not None:
             self._metrics.bytes_sent += self.sent
             received = self._answering.received if self._answering is not None else 0
-            self.app.ended(request, self._status, received, self.sent, self.loop.time() - self._begun_s)
+            self.app.ended(request, self._status, received, self.sent, perf_counter() - self._begun_s)
 
     def _linger(self) -> None:
         """Let the client read the answer before the connection is reset under the rest of its upload."""
