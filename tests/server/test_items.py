@@ -317,7 +317,8 @@ def test_a_reader_that_leaves_is_forgotten(server: Server, topic: str) -> None:
     with httpx.Client(verify=False) as client:
         with client.stream("GET", f"{topic}/items?wait_for_more=true", timeout=20) as answer:
             append(topic, b"x")
-            next(answer.iter_raw())
+            pieces = answer.iter_raw()  # which closes the connection when it is let go of
+            next(pieces)
             with_it = connections(server)
         wait_for(lambda: connections(server) < with_it)
 
