@@ -16,7 +16,7 @@ from headwater import Engine
 from headwater.limits import SERVER_DEFAULTS
 from headwater.server.access import Open
 from headwater.server.http.app import App
-from headwater.server.http.protocol import Connections
+from headwater.server.http.connections import Connections
 from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.settings import Settings
 from headwater.server.store import Store

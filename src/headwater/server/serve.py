@@ -22,7 +22,7 @@ from headwater.limits import DEFAULTS, MIB, SERVER_DEFAULTS
 from headwater.server.access import Access, Open, check_exposure, loopback
 from headwater.server.accesslog import AccessLog
 from headwater.server.http.app import App
-from headwater.server.http.protocol import Connections
+from headwater.server.http.connections import Connections
 from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.settings import Settings
 from headwater.server.store import Store

@@ -18,135 +18,26 @@ import httptools
 
 from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.server import tls
+from headwater.server.http.body import Body
 from headwater.server.http.errors import of_status, response_of
+from headwater.server.http.head import SAFE, head
 from headwater.server.http.message import Client, Request, Response, Stream, whole
 from headwater.server.http.plain import Answer, Head, Way
 from headwater.server.http.target import parts_of
 
 if TYPE_CHECKING:
     from headwater.limits import ServerLimits
-    from headwater.server.http.app import App
+    from headwater.server.http.connections import Connections
     from headwater.server.scopes import User
 
-SWEEP_S = 1.0
 BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
 LINGER_S = 2.0  # how long a refused upload is read and thrown away, so that the client can read why
 LINGER_BYTES = 1024 * 1024  # an unread rest of a body up to this is read, and the connection kept
 PIPELINED_REFUSED = 16  # times `pipelined_max`, which came in one piece: the rest is not even parsed
 NEVER = float("inf")
 
-_PHRASES = {
-    200: b"OK",
-    204: b"No Content",
-    400: b"Bad Request",
-    401: b"Unauthorized",
-    403: b"Forbidden",
-    404: b"Not Found",
-    405: b"Method Not Allowed",
-    406: b"Not Acceptable",
-    408: b"Request Timeout",
-    409: b"Conflict",
-    410: b"Gone",
-    413: b"Content Too Large",
-    415: b"Unsupported Media Type",
-    417: b"Expectation Failed",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    501: b"Not Implemented",
-    503: b"Service Unavailable",
-}
-SAFE = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"  # nothing of a log is for others' caches
 _PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
 _PLAIN_LAST = _PLAIN + b"connection: close\r\n"
-
-
-class Connections:
-    """All connections of a server: their number, their deadlines, their end."""
-
-    def __init__(self, app: App, limits: ServerLimits, loop: asyncio.AbstractEventLoop) -> None:
-        self.app = app
-        self.limits = limits
-        self.loop = loop
-        self.open: set[Connection] = set()
-        self.stopping = False
-        self._timer = loop.call_later(SWEEP_S, self._sweep)
-
-    def __call__(self) -> Connection:
-        """A new one, for `loop.create_server`."""
-        return Connection(self)
-
-    def stop(self) -> None:
-        """Answer what was asked, end streams properly, and take no more requests."""
-        self.stopping = True
-        for connection in list(self.open):
-            connection.stop()
-
-    def abort(self) -> None:
-        """End all connections now."""
-        self._timer.cancel()
-        for connection in list(self.open):
-            connection.abort()
-
-    def _sweep(self) -> None:
-        now = self.loop.time()
-        for connection in [each for each in self.open if each.deadline < now]:
-            connection.expire()
-        self._timer = self.loop.call_later(SWEEP_S, self._sweep)
-
-
-class Body:
-    """The body of one request on its way in."""
-
-    __slots__ = (
-        *("connection", "dropped", "expected", "failure", "pieces", "received", "size", "taken", "waiter", "whole"),
-    )
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.pieces: deque[bytes] = deque()
-        self.size = 0  # of the pieces that wait
-        self.received = 0  # in all
-        self.whole = False  # whether all of it has arrived
-        self.taken = False  # whether its request has begun to be answered, or waits for that
-        self.dropped = False  # whether the request was answered without it
-        self.expected = False  # whether the client waits for a word before it sends
-        self.failure: BaseException | None = None
-        self.waiter: asyncio.Future[None] | None = None
-
-    async def receive(self) -> bytes:
-        """The next piece; b"" at the end."""
-        while not self.pieces:
-            if self.failure is not None:
-                raise self.failure
-            if self.whole:
-                return b""
-            self.connection.more_wanted(self)
-            self.waiter = self.connection.loop.create_future()
-            await self.waiter
-        piece = self.pieces.popleft()
-        self.size -= len(piece)
-        return piece
-
-    def put(self, piece: bytes) -> None:
-        self.pieces.append(piece)
-        self.size += len(piece)
-        self.received += len(piece)
-        if self.waiter is not None:
-            self._wake()
-
-    def end(self) -> None:
-        self.whole = True
-        self._wake()
-
-    def fail(self, error: BaseException) -> None:
-        if not self.whole and self.failure is None:
-            self.failure = error
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self.waiter = self.waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
 
 class Connection(asyncio.Protocol):
@@ -696,21 +587,6 @@ class Connection(asyncio.Protocol):
     def _stop_reading(self) -> None:
         self._keep_alive = self._plain_keep = False
         self._over = True
-
-
-def head(response: Response, *, length: int | None, close: bool, chunked: bool = True) -> bytes:
-    """The status line and the headers of an answer."""
-    lines = [b"HTTP/1.1 %d %b\r\n" % (response.status, _PHRASES.get(response.status, b"Status")), SAFE]
-    lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers]
-    if length is not None:
-        if response.status != 204:
-            lines.append(b"content-length: %d\r\n" % length)
-    elif chunked:
-        lines.append(b"transfer-encoding: chunked\r\n")
-    if close:
-        lines.append(b"connection: close\r\n")
-    lines.append(b"\r\n")
-    return b"".join(lines)
 
 
 # As clients write them, to save the work; others are made lower case one by one.
