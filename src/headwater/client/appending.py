@@ -7,6 +7,7 @@ A topic that is not there is made, as a directory does it. Safe from any thread.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 from uuid import UUID
@@ -25,6 +26,8 @@ from headwater.limits import Limits
 
 OCTETS = "application/octet-stream"
 META_HEADER_BYTES_MAX = 4 * 1024  # above, it goes in a batch: a server, or what stands before it, bounds its headers
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 Who = Producer | tuple[str, int, int] | None
 T = TypeVar("T")
@@ -195,6 +198,6 @@ class Appends:
 
 def header_of(id: str) -> str:
     """A producer's id in a header; raises Invalid for what a header cannot hold."""
-    if any(ord(letter) < 32 or ord(letter) == 127 for letter in id) or id != id.strip():
+    if _CONTROL.search(id) or id != id.strip():
         raise Invalid(f"the producer's id {id!r} cannot be sent", hint="no control characters, and no spaces around it")
     return id.encode().decode("latin-1")  # headers are bytes, and these are UTF-8

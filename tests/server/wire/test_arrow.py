@@ -311,3 +311,21 @@ def test_no_damaged_stream_does_more_than_be_refused(
         return
     rows_of(parts)
     assert sum(part.count for part in parts) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("data", "compression", "grows"),
+    [
+        (pa.array([b"plain"] * 100), None, False),
+        (pa.array(["plain"] * 100), None, False),
+        (pa.array([b"same"] * 10_000), "zstd", True),
+        (pa.array([bytes(10_000)] * 100).dictionary_encode(), None, True),
+        (pa.array([bytes(10_000)] * 2).cast(pa.binary_view()), None, True),
+    ],
+)
+def test_a_stream_that_may_hold_more_than_was_sent_is_known_before_it_is_read(
+    data: Any, compression: str | None, grows: bool
+) -> None:
+    sent = arrow.look(stream(pa.table({"data": data}), compression=compression), LIMITS, EVENTS_MAX)
+    assert sent.grows is grows
+    assert sum(part.count for part in sent.parts()) == len(data)

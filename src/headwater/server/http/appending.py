@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,7 +18,7 @@ from headwater.format import frames
 from headwater.format.batch import KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.given import encode_meta
-from headwater.limits import MIB, Limits
+from headwater.limits import KIB, MIB, Limits
 from headwater.server.http import batches
 from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
@@ -24,6 +27,9 @@ from headwater.server.wire.parsed import Parsed
 
 SMALL_BYTES = MIB  # up to this, an item is held in memory, and committed with others
 PIECE_BYTES = MIB  # of a large one, what is written to its file at once
+PARSED_HERE_BYTES = 256 * KIB  # up to this, parsing takes about a millisecond, and another thread costs as much
+
+R = TypeVar("R")
 
 # What a plain body is. What needs more than a look is in `append`.
 CONTENT_BY_MEDIA: dict[str, Content] = {
@@ -58,8 +64,8 @@ async def append(store: Store, request: Request) -> Response:  # noqa: PLR0911  
         return await _cloud_events(store, request, options)
     if media == LINES:
         body = await request.body(store.limits.body_bytes_max)
-        parsed = lines.parse(body, store.engine.limits, events=request.query.flag("events"))
-        return await append_parsed(store, request.name, parsed, options)
+        parse = partial(lines.parse, body, store.engine.limits, events=request.query.flag("events"))
+        return await append_parsed(store, request.name, await _parsed(store, body, parse), options)
     if media == JSON:
         return await _json(store, request, options)
     content: Content = "text" if media.startswith("text/") else "bson" if media == BSON else "bytes"
@@ -72,15 +78,16 @@ async def _json(store: Store, request: Request, options: dict[str, Any]) -> Resp
     query = request.query
     if query.flag("one") or (not query.flag("events") and body.lstrip()[:1] != b"["):
         return await append_one(store, request.name, body, "json", options)
-    parsed = lines.parse_array(body, store.engine.limits, events=query.flag("events"))
-    return await append_parsed(store, request.name, parsed, options)
+    parse = partial(lines.parse_array, body, store.engine.limits, events=query.flag("events"))
+    return await append_parsed(store, request.name, await _parsed(store, body, parse), options)
 
 
 async def _cloud_events(store: Store, request: Request, options: dict[str, Any]) -> Response:
     """Append CloudEvents: an array, or one; what they say themselves counts."""
     body = await request.body(store.limits.body_bytes_max)
     if request.media_type == cloudevents.BATCH:
-        return await append_parsed(store, request.name, cloudevents.batch(body, store.engine.limits), options)
+        parsed = await _parsed(store, body, partial(cloudevents.batch, body, store.engine.limits))
+        return await append_parsed(store, request.name, parsed, options)
     structured = request.media_type == cloudevents.STRUCTURED
     item = cloudevents.structured(body) if structured else cloudevents.binary(request.headers, body)
     options |= {"type": item.type, "meta": options.get("meta", {}) | item.meta}
@@ -93,8 +100,8 @@ async def _arrow(store: Store, request: Request, options: dict[str, Any]) -> Res
     """Append the rows of an Arrow stream, in as many batches as they need."""
     body = await request.body(store.limits.body_bytes_max)
 
-    def prepare() -> list[Waiting]:
-        parts = arrow.parse(body, store.engine.limits, store.limits.arrow_events_max)
+    def prepare(sent: arrow.Sent) -> list[Waiting]:
+        parts = sent.parts()
         if len(parts) > 1 and not options.keys().isdisjoint(("producer", "expected_version")):
             raise Invalid(
                 f"the rows need {len(parts)} batches, and a producer or an expected version holds for one",
@@ -111,8 +118,16 @@ async def _arrow(store: Store, request: Request, options: dict[str, Any]) -> Res
             at += part.count
         return _in_one_call(prepared)
 
-    group = await store.blocking(prepare)
+    look = partial(arrow.look, body, store.engine.limits, store.limits.arrow_events_max)
+    here = len(body) <= PARSED_HERE_BYTES and "pyarrow" in sys.modules  # which takes long to be loaded
+    sent = look() if here else await store.blocking(look)
+    group = prepare(sent) if here and not sent.grows else await store.blocking(prepare, sent)
     return await append_group(store, request.name, group) if group else await _nothing(store, request.name, options)
+
+
+async def _parsed(store: Store, body: bytes, parse: Callable[[], R]) -> R:
+    """What parsing a body gives. A large one takes so long that the loop must not wait for it."""
+    return parse() if len(body) <= PARSED_HERE_BYTES else await store.blocking(parse)
 
 
 def _in_one_call(prepared: list[tuple[int, list[Waiting]]]) -> list[Waiting]:

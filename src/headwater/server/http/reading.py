@@ -70,7 +70,7 @@ async def read(store: Store, request: Request) -> Response:
         found = await store.feeds.follow(
             topic, start=asked.start, stop=asked.cut.end, wait=True, bytes_max=PIECE_BYTES, **asked.filters
         )
-        return Response(200, headers, _follow(store, found, format.encode, asked.cut))
+        return Response(200, headers, _follow(store, found, format.encode, asked.cut), waits=True)
     pieces = await store.blocking(_pieces, store, request, format, asked)
     first = await store.blocking(next, pieces, b"")  # which raises what is to be told before the answer begins
     return Response(200, headers, _prepend(first, store.pump(pieces)))
@@ -117,7 +117,8 @@ def _pieces(store: Store, request: Request, format: Format, asked: Asked) -> Ite
 async def _follow(
     store: Store, found: AsyncIterator[list[EventBatch]], encode: Encode, cut: Cut
 ) -> AsyncIterator[bytes]:
-    if cut.done:
+    over = cut.done
+    if over:
         return
     async for some in found:
         async for piece in store.pump(encode(some, cut)):

@@ -2,6 +2,7 @@
 
     encode(batches, cut=None, columns=None) -> Iterator[bytes]    a stream, in pieces; valid also for no events
     parse(body, limits, events_max) -> list[Parsed]               the rows of a stream, in parts of a batch each
+    look(body, limits, events_max) -> Sent                        the same in two steps: may they be more than was sent?
 
 Out, the columns are those of `read_arrow`, but that types are plain strings: dictionaries that change within a stream
 are not understood everywhere. A huge event has null data, and its size in `data_bytes`, if that is asked for.
@@ -89,19 +90,40 @@ def parse(body: bytes, limits: Limits, events_max: int) -> list[Parsed]:
     Raises Invalid for what is no stream with the columns `data` and, if there are, `key`, `type`, `content` and `meta`,
     and TooLarge for more than `events_max` rows, or more bytes than `batch_bytes_max`, however they are packed.
     """
+    return look(body, limits, events_max).parts()
+
+
+def look(body: bytes, limits: Limits, events_max: int) -> Sent:
+    """What a stream claims to be; raises as `parse` does."""
     budget = _Budget(limits, events_max)
     with _refusing():
         _look_at_messages(body, budget)
         reader = _ipc().open_stream(arrow.pyarrow().py_buffer(body))
         _check_schema(reader.schema)
+        grows = budget.bytes > len(body) or any(_names_values(field.type) for field in reader.schema)
+    return Sent(reader, limits, events_max, grows=grows)
+
+
+class Sent:
+    """A stream that was looked at. `grows` tells that its rows may take more than was sent."""
+
+    def __init__(self, reader: Any, limits: Limits, events_max: int, *, grows: bool) -> None:
+        self.grows = grows
+        self._reader = reader
+        self._limits = limits
+        self._events_max = events_max
+
+    def parts(self) -> list[Parsed]:
+        """Its rows, once."""
         parts: list[Parsed] = []
-        rest = _Budget(limits, events_max)
-        for batch in reader:
-            batch.validate(full=True)  # its buffers are used without a look at each offset
-            rest.add(batch.num_rows, sum(_bytes_of(column) for column in batch.columns))
-            for content, some in _by_content(batch):
-                parts += _parts(some, content, limits)
-    return parts
+        rest = _Budget(self._limits, self._events_max)
+        with _refusing():
+            for batch in self._reader:
+                batch.validate(full=True)  # its buffers are used without a look at each offset
+                rest.add(batch.num_rows, sum(_bytes_of(column) for column in batch.columns))
+                for content, some in _by_content(batch):
+                    parts += _parts(some, content, self._limits)
+        return parts
 
 
 class _Budget:
@@ -111,11 +133,11 @@ class _Budget:
         self._limits = limits
         self._events_max = events_max
         self._events = 0
-        self._bytes = 0
+        self.bytes = 0
 
     def add(self, count: int, size: int) -> None:
         self._events += max(count, 0)
-        self._bytes += max(size, 0)
+        self.bytes += max(size, 0)
         if self._events > self._events_max:
             raise TooLarge(
                 f"the stream has {self._events} rows or more, and may have {self._events_max}",
@@ -124,8 +146,8 @@ class _Budget:
                 maximum=self._events_max,
                 size=self._events,
             )
-        if self._bytes > 2 * self._limits.batch_bytes_max:  # offsets and validity are among them
-            raise too_long(self._bytes, self._limits)
+        if self.bytes > 2 * self._limits.batch_bytes_max:  # offsets and validity are among them
+            raise too_long(self.bytes, self._limits)
 
 
 def _look_at_messages(body: bytes, budget: _Budget) -> None:
@@ -225,6 +247,12 @@ def _is_bytes(type: Any) -> bool:
     return type in plain or bool(pa.types.is_fixed_size_binary(type))
 
 
+def _names_values(type: Any) -> bool:
+    """Whether many rows of such a column may share one value."""
+    pa = arrow.pyarrow()
+    return bool(pa.types.is_dictionary(type)) or type in (pa.binary_view(), pa.string_view())
+
+
 def _bytes_of(array: Any) -> int:
     """How many bytes the values of an array have, each counted as often as it is named."""
     if not arrow.pyarrow().types.is_dictionary(array.type):
@@ -244,6 +272,9 @@ def _lengths(array: Any) -> I64:
         return np.where(np.asarray(array.is_valid()), lengths, 0) if array.null_count else lengths
     if pa.types.is_fixed_size_binary(array.type):
         return np.full(count, array.type.byte_width, np.int64)
+    if array.null_count == 0 and array.type in (pa.binary(), pa.string()) and count:
+        offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + count + 1]
+        return np.diff(offsets).astype(np.int64)
     lengths = _compute().binary_length(array).fill_null(0)
     return np.asarray(lengths).astype(np.int64)
 
