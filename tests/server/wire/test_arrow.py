@@ -215,6 +215,15 @@ def test_what_is_no_stream_is_refused(body: bytes) -> None:
         arrow.parse(body, LIMITS, EVENTS_MAX)
 
 
+def test_offsets_that_go_back_and_text_that_is_none_are_refused() -> None:
+    body = stream(pa.table({"data": ["a", "bb", "ccc"]}))
+    offsets, wrong = struct.pack("<4i", 0, 1, 3, 6), struct.pack("<4i", 0, 5, 3, 6)
+    assert body.count(offsets) == body.count(b"abbccc") == 1
+    for damaged in (body.replace(offsets, wrong), body.replace(b"abbccc", b"abb\xffcc")):
+        with pytest.raises(Invalid):
+            arrow.parse(damaged, LIMITS, EVENTS_MAX)
+
+
 def peak_of(body: bytes, limits: Limits, events_max: int = EVENTS_MAX) -> int:
     """What refusing a stream takes at most, of Arrow's memory and of Python's."""
     usual = pa.default_memory_pool()

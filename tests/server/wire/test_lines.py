@@ -84,6 +84,9 @@ nearly_json = st.sampled_from(
 
 @given(st.lists(spelled | nearly_json, min_size=1, max_size=12), st.sampled_from(["json", "text"]))
 @example([b'" , "'] * 6, "json")
+@example([b'{"a": 1}'] * 6, "json")
+@example([b"[1 ]"] * 6, "json")
+@example([b"a\x01b"] * 6, "text")
 @example([b"1", b"2 ", b" 3", b"4", b"5"], "json")
 def test_json_and_what_is_called_so_is_printed_alike(values: list[bytes], content: Content) -> None:
     batch = of([Row(value, key=value[:5]) for value in values], content)

@@ -90,6 +90,7 @@ texts = st.lists(st.sampled_from(["a", "ä", "\n", "\r", "\r\n", ":", " ", "data
 
 @given(st.lists(texts, min_size=1, max_size=4), st.lists(texts, min_size=1, max_size=4))
 @example(["\n", "\r\n", "\r", "a\r\n\nb\r"], [""])
+@example(["a\rb"], [""])
 def test_every_line_of_the_data_and_nothing_else_starts_a_data_line(data: list[str], types: list[str]) -> None:
     rows = [Row(text.encode(), types[i % len(types)]) for i, text in enumerate(data)]
     stream = sse.encode(of(rows, "text"))
