@@ -83,6 +83,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     write_s: float = 60.0  # how long a client may take nothing of an answer that waits for it
     item_bytes_max: int = DATA_BYTES_CEILING  # one item, streamed; a topic may allow less
     body_bytes_max: int = 64 * MIB  # a body that is held in memory: several events, a transaction
+    arrow_events_max: int = 1_000_000  # rows of one Arrow stream, which is appended in several batches
     held_bytes_max: int = 256 * MIB  # all bodies that are held in memory at once; above, 503
     write_buffer_bytes: int = 256 * KIB  # what may wait for a client; a stream stops there until there is room
     pipelined_max: int = 64  # requests of one connection that wait for their turn; above, it is not read any more

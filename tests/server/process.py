@@ -13,7 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
+
 READY_S = 30.0
+
+http = httpx.Client(verify=False, timeout=30)  # one for all: a new one reads the certificates of the world first
 _URL = re.compile(rb"https?://\S+")
 
 

@@ -64,9 +64,9 @@ def test_a_network_needs_authentication_or_insecure(
         check_exposure(host, users, tls=True)
         assert caplog.messages == []
         check_exposure(host, users)
-        assert "unencrypted" in caplog.messages.pop()
+        assert "unencrypted" in caplog.messages[-1]
         check_exposure(host, Open(), insecure=True)
-        assert "everyone" in caplog.messages.pop()
+        assert "everyone" in caplog.messages[-1]
 
 
 def test_built_in_access_is_chosen_by_name(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import uvicorn
 from starlette.applications import Starlette
@@ -19,6 +18,7 @@ from starlette.routing import Mount, Route
 
 import headwater
 from tests.log.conformance import wait_for
+from tests.server.process import http
 
 
 @contextlib.contextmanager
@@ -53,39 +53,39 @@ def mounted(tmp_path: Path) -> Iterator[str]:
 
 
 def test_it_lives_beside_other_pages(mounted: str) -> None:
-    assert httpx.get(mounted).text == "hello"
-    assert httpx.put(f"{mounted}/log/topic/a%2Fb").json() is True
-    assert httpx.post(f"{mounted}/log/topic/a%2Fb/items", content=b"one").json() == 0
-    assert httpx.get(f"{mounted}/log/topics").json() == ["a/b"]
-    assert httpx.get(f"{mounted}/log/topic/a%2Fb/items").content == bytes(11) + b"\x03one"
-    assert httpx.get(f"{mounted}/log/nothing").status_code == 404
-    assert httpx.get(f"{mounted}/log/topics").headers["x-content-type-options"] == "nosniff"
+    assert http.get(mounted).text == "hello"
+    assert http.put(f"{mounted}/log/topic/a%2Fb").json() is True
+    assert http.post(f"{mounted}/log/topic/a%2Fb/items", content=b"one").json() == 0
+    assert http.get(f"{mounted}/log/topics").json() == ["a/b"]
+    assert http.get(f"{mounted}/log/topic/a%2Fb/items").content == bytes(11) + b"\x03one"
+    assert http.get(f"{mounted}/log/nothing").status_code == 404
+    assert http.get(f"{mounted}/log/topics").headers["x-content-type-options"] == "nosniff"
 
 
 def test_huge_items_are_streamed_through_it(mounted: str) -> None:
-    httpx.put(f"{mounted}/log/topic/big")
+    http.put(f"{mounted}/log/topic/big")
     data = bytes(range(256)) * 20_000
-    assert httpx.post(f"{mounted}/log/topic/big/items", content=iter([data[:3_000_000], data[3_000_000:]])).json() == 0
-    assert httpx.get(f"{mounted}/log/topic/big/items").content[12:] == data
+    assert http.post(f"{mounted}/log/topic/big/items", content=iter([data[:3_000_000], data[3_000_000:]])).json() == 0
+    assert http.get(f"{mounted}/log/topic/big/items").content[12:] == data
 
 
 def test_live_streams_go_through_it_and_end_with_the_client(mounted: str) -> None:
-    with httpx.stream("GET", f"{mounted}/log/api/events", timeout=10) as stream:
+    with http.stream("GET", f"{mounted}/log/api/events", timeout=10) as stream:
         lines = stream.iter_lines()
-        httpx.post(f"{mounted}/log/api/events?type=greeting", content="hello\nthere")
+        http.post(f"{mounted}/log/api/events?type=greeting", content="hello\nthere")
         found = [next(lines) for _ in range(7)]
     assert found[0].startswith("retry: ")
     assert found[2].startswith("id: ")
     assert found[3:6] == ["event: greeting", "data: hello", "data: there"]
-    wait_for(lambda: "headwater_subscribers 0.0" in httpx.get(f"{mounted}/log/metrics").text)
+    wait_for(lambda: "headwater_subscribers 0.0" in http.get(f"{mounted}/log/metrics").text)
 
 
 def test_it_is_opened_and_closed_by_the_lifespan(tmp_path: Path) -> None:
     app = headwater.asgi(tmp_path / "data")
     with run(app) as url:
         assert (tmp_path / "data" / "headwater.json").exists()  # before the first request
-        httpx.put(f"{url}/topic/a")
-        httpx.post(f"{url}/topic/a/items", content=b"x")
+        http.put(f"{url}/topic/a")
+        http.post(f"{url}/topic/a/items", content=b"x")
     with headwater.open(tmp_path / "data") as hw:
         assert [event.data for event in hw.read("a")] == [b"x"]
 

@@ -13,10 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.server.process import Server, served
+from tests.server.process import Server, http, served
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = ("background-networking", "component-update", "sync", "gpu", "quic", "dev-shm-usage", "extensions")
@@ -102,7 +101,7 @@ def browse(tmp_path: Path) -> Iterator[Any]:
 
 
 def publish(server: Server, type: str, data: str) -> str:
-    answer = httpx.post(f"{server.url}/api/events", params={"type": type}, content=data)
+    answer = http.post(f"{server.url}/api/events", params={"type": type}, content=data)
     assert answer.status_code == 200
     id: str = answer.json()["id"]
     return id
@@ -141,11 +140,11 @@ def test_a_page_of_another_site_may_not_follow(tmp_path: Path, page: Page, brows
 
 def test_a_browser_follows_one_type_of_a_topic(tmp_path: Path, page: Page, browse: Any) -> None:
     with served(tmp_path / "data", "--cors", "*") as server:
-        httpx.put(f"{server.url}/topic/t")
+        http.put(f"{server.url}/topic/t")
         for type in ("stop", "greeting", "stop"):
-            httpx.post(f"{server.url}/topic/t/items?type={type}", content=b"\xff binary")
+            http.post(f"{server.url}/topic/t/items?type={type}", content=b"\xff binary")
         browse(f"{page.url}/page?source={server.url}/topic/t/items?type%3Dgreet.*%26format%3Dsse")
         assert page.next("greeting")["data"] == "/yBiaW5hcnk="
-        httpx.post(f"{server.url}/topic/t/items?type=greeting", content="text", headers={"content-type": "text/plain"})
+        http.post(f"{server.url}/topic/t/items?type=greeting", content="text", headers={"content-type": "text/plain"})
         assert page.next("greeting")["data"] == "text"
         assert page.heard.empty()

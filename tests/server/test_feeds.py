@@ -229,7 +229,10 @@ async def test_a_large_batch_is_written_in_parts(log: Engine) -> None:
     async with feeding(log, SMALL) as feeds:
         slow = Collector(room=1)
         await begin(feeds, "orders", slow, start="earliest")
-        seen = 0
+        await slow.until_lines(1)
+        for _ in range(50):  # time enough to read on, if it would
+            await feeds._blocking(int)
+        seen = slow.most
         while len(slow.offsets) < 2000:
             slow.drain()
             await slow.until(lambda: slow.untaken > 0)
@@ -432,8 +435,9 @@ async def test_closing_ends_every_stream_once(log: Engine) -> None:
             await begin(feeds, "orders", sink, start=start)
         follow = await feeds.follow("orders", start="latest", bytes_max=1000)
         waiting = asyncio.ensure_future(anext(follow, None))
-        await asyncio.sleep(0)
         await sinks[0].until_lines(1)
+        while not feeds._waiters:
+            await asyncio.sleep(0.001)
         feeds.close()
         assert [sink.ended for sink in sinks] == [1, 1, 1]
         assert await asyncio.wait_for(waiting, 10) is None
@@ -441,6 +445,24 @@ async def test_closing_ends_every_stream_once(log: Engine) -> None:
             await feeds.subscribe("orders", Lines())
         never = [thread.name for thread in threading.enumerate() if thread.name == "headwater-watch"]
         assert not never
+
+
+async def test_nobody_reads_from_the_log_after_closing(log: Engine) -> None:
+    reading, done = threading.Event(), threading.Event()
+
+    class Slow(Lines):
+        def encode(self, batches: Any, before: Any) -> bytes:
+            reading.set()
+            time.sleep(0.2)
+            done.set()
+            return super().encode(batches, before)
+
+    async with feeding(log) as feeds:
+        await begin(feeds, "orders", Collector(), Slow())
+        await in_thread(append, log, 1)
+        assert await in_thread(reading.wait, 10)
+        feeds.close()
+        assert done.is_set()
 
 
 async def test_idle_streams_are_kept_alive_and_busy_ones_are_left_alone(log: Engine) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import headwater
 from tests.log.conformance import wait_for
-from tests.server.process import Server, served
+from tests.server.process import Server, http, served
 
 NDJSON = {"accept": "application/x-ndjson"}
 
@@ -31,12 +31,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def topic(server: Server) -> str:
     """The address of a new topic."""
     url = f"{server.url}/topic/{uuid4()}"
-    assert httpx.put(url).json() is True
+    assert http.put(url).json() is True
     return url
 
 
 def append(topic: str, *data: bytes, **query: Any) -> list[int]:
-    return [httpx.post(f"{topic}/items", content=each, params=query).json() for each in data]
+    return [http.post(f"{topic}/items", content=each, params=query).json() for each in data]
 
 
 def items(data: bytes) -> list[tuple[int, bytes]]:
@@ -51,7 +51,7 @@ def items(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def read(topic: str, **query: Any) -> list[tuple[int, bytes]]:
-    answer = httpx.get(f"{topic}/items", params=query)
+    answer = http.get(f"{topic}/items", params=query)
     assert answer.status_code == 200, answer.text
     return items(answer.content)
 
@@ -67,11 +67,11 @@ def test_a_topic_is_made_once(server: Server) -> None:
     url = f"{server.url}/topic/once"
     assert curl("-X", "PUT", url) == b"true"
     assert curl("-X", "PUT", url) == b"false"
-    assert "once" in httpx.get(f"{server.url}/topics").json()
-    assert httpx.delete(url).json() is True
-    assert "once" not in httpx.get(f"{server.url}/topics").json()
-    assert httpx.delete(url).status_code == 404
-    assert httpx.get(url).status_code == 404
+    assert "once" in http.get(f"{server.url}/topics").json()
+    assert http.delete(url).json() is True
+    assert "once" not in http.get(f"{server.url}/topics").json()
+    assert http.delete(url).status_code == 404
+    assert http.get(url).status_code == 404
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "tür und tor", ".", "..", "a b+c%", "x" * 1024, "\x01\n", "?#"])
@@ -83,24 +83,24 @@ def test_a_name_is_never_a_path(server: Server, name: str) -> None:
         request = client.build_request("PUT", url)
         request.url = httpx.URL(url).copy_with(raw_path=b"/topic/" + quote(name, safe="").replace(".", "%2E").encode())
         assert client.send(request).json() is True
-    assert name in httpx.get(f"{server.url}/topics").json()
+    assert name in http.get(f"{server.url}/topics").json()
     assert {path.name for path in server.path.parent.iterdir()} == {"data"}
 
 
 def test_a_topic_tells_what_it_is(topic: str) -> None:
     append(topic, b"one", b"two")
-    told = httpx.get(topic).json()
+    told = http.get(topic).json()
     assert (told["partitions"][0]["start"], told["partitions"][0]["end"]) == (0, 2)
 
 
 def test_settings_are_kept(server: Server) -> None:
     url = f"{server.url}/topic/settled"
-    httpx.put(url, params={"partitions": 3, "segment_bytes": 1_000_000, "retention_segments": 4, "compression": "zstd"})
-    told = httpx.get(url).json()
+    http.put(url, params={"partitions": 3, "segment_bytes": 1_000_000, "retention_segments": 4, "compression": "zstd"})
+    told = http.get(url).json()
     assert len(told["partitions"]) == 3
     assert told["settings"]["segment_bytes"] == 1_000_000
     assert told["settings"]["retention_segments"] == 4
-    assert httpx.put(url, params={"partitions": 2}).status_code == 400
+    assert http.put(url, params={"partitions": 2}).status_code == 400
 
 
 # Appending
@@ -113,19 +113,19 @@ def test_an_item_is_answered_with_its_id(topic: str) -> None:
 
 def test_the_answer_tells_where_the_event_is(server: Server, topic: str) -> None:
     for query in ({}, {"expected_version": "none", "key": "k"}):  # the quick way, and the other
-        answer = httpx.post(f"{topic}/items", content=b"x", params=query)
+        answer = http.post(f"{topic}/items", content=b"x", params=query)
         with headwater.open(server.path) as hw:
             (event,) = hw.read(topic.rpartition("/")[2], start=answer.json())
         assert answer.headers["headwater-id"] == str(event.id)
         assert answer.headers["headwater-partition"] == "0"
         assert answer.headers["headwater-durability"] == "fsync"
-    assert httpx.post(f"{topic}/items?durability=os", content=b"x").headers["headwater-durability"] == "os"
+    assert http.post(f"{topic}/items?durability=os", content=b"x").headers["headwater-durability"] == "os"
 
 
 def test_an_item_for_a_missing_topic_is_404_and_makes_none(server: Server) -> None:
-    answer = httpx.post(f"{server.url}/topic/missing/items", content=b"x")
+    answer = http.post(f"{server.url}/topic/missing/items", content=b"x")
     assert (answer.status_code, answer.json()["code"]) == (404, "topic_not_found")
-    assert "missing" not in httpx.get(f"{server.url}/topics").json()
+    assert "missing" not in http.get(f"{server.url}/topics").json()
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_an_item_for_a_missing_topic_is_404_and_makes_none(server: Server) -> No
     ],
 )
 def test_the_content_follows_from_the_content_type(topic: str, media: str, data: bytes, content: str) -> None:
-    answer = httpx.post(f"{topic}/items", content=data, headers={"content-type": media})
+    answer = http.post(f"{topic}/items", content=data, headers={"content-type": media})
     assert answer.json() == 0
-    (line,) = httpx.get(f"{topic}/items", headers=NDJSON).text.splitlines()
+    (line,) = http.get(f"{topic}/items", headers=NDJSON).text.splitlines()
     assert json.loads(line)["content"] == content
     assert read(topic) == [(0, data)]
 
@@ -158,24 +158,24 @@ def test_the_content_follows_from_the_content_type(topic: str, media: str, data:
     ],
 )
 def test_what_is_not_what_it_says_is_refused(topic: str, media: str, data: bytes) -> None:
-    assert httpx.post(f"{topic}/items", content=data, headers={"content-type": media}).status_code == 400
+    assert http.post(f"{topic}/items", content=data, headers={"content-type": media}).status_code == 400
     assert read(topic) == []
 
 
 def test_a_compressed_body_is_refused(topic: str) -> None:
-    answer = httpx.post(f"{topic}/items", content=b"x", headers={"content-encoding": "gzip"})
+    answer = http.post(f"{topic}/items", content=b"x", headers={"content-encoding": "gzip"})
     assert answer.status_code == 415
 
 
 def test_type_key_and_meta_are_kept(topic: str) -> None:
     key = b"\xff/&=\x00"
-    answer = httpx.post(
+    answer = http.post(
         f"{topic}/items?type=placed&key=%FF%2F%26%3D%00",
         content=b"x",
         headers={"headwater-meta": '{"by": "gr\\u00fc\\u00df"}'},
     )
     assert answer.json() == 0
-    (line,) = httpx.get(f"{topic}/items", headers=NDJSON).text.splitlines()
+    (line,) = http.get(f"{topic}/items", headers=NDJSON).text.splitlines()
     event = json.loads(line)
     assert event["type"] == "placed"
     assert event["meta"] == {"by": "grüß"}
@@ -186,61 +186,61 @@ def test_type_key_and_meta_are_kept(topic: str) -> None:
 
 def test_a_version_that_is_not_as_expected_is_a_conflict(topic: str) -> None:
     assert append(topic, b"a", key="k", expected_version="none") == [0]
-    answer = httpx.post(f"{topic}/items?key=k&expected_version=none", content=b"b")
+    answer = http.post(f"{topic}/items?key=k&expected_version=none", content=b"b")
     assert (answer.status_code, answer.json()["facts"]["version"]) == (409, 0)
     assert append(topic, b"b", key="k", expected_version=0) == [1]
-    assert httpx.get(f"{topic}/version?key=k").json() == 1
-    assert httpx.get(f"{topic}/version?key=none").json() is None
+    assert http.get(f"{topic}/version?key=k").json() == 1
+    assert http.get(f"{topic}/version?key=none").json() is None
 
 
 def test_a_request_that_is_sent_again_appends_once(topic: str) -> None:
     headers = {"headwater-producer": "p", "headwater-epoch": "1", "headwater-seq": "7"}
-    answers = [httpx.post(f"{topic}/items", content=b"a", headers=headers) for _ in range(3)]
+    answers = [http.post(f"{topic}/items", content=b"a", headers=headers) for _ in range(3)]
     assert [answer.json() for answer in answers] == [0, 0, 0]
     assert len({answer.headers["headwater-id"] for answer in answers}) == 1
     many = {**headers, "headwater-seq": "8", "content-type": "application/x-ndjson"}
-    first, again = (httpx.post(f"{topic}/items", content=b"1\n2\n", headers=many).json() for _ in range(2))
+    first, again = (http.post(f"{topic}/items", content=b"1\n2\n", headers=many).json() for _ in range(2))
     assert first == again
     assert len(read(topic)) == 3
-    old = httpx.post(f"{topic}/items", content=b"a", headers={**headers, "headwater-epoch": "0"})
+    old = http.post(f"{topic}/items", content=b"a", headers={**headers, "headwater-epoch": "0"})
     assert (old.status_code, old.json()["kind"]) == (409, "Fenced")
-    assert httpx.post(f"{topic}/items", content=b"a", headers={"headwater-seq": "9"}).status_code == 400
+    assert http.post(f"{topic}/items", content=b"a", headers={"headwater-seq": "9"}).status_code == 400
 
 
 def test_lines_are_events(topic: str) -> None:
     body = b'{"n":1}\n\n {"n": 2} \r\n3'
-    answer = httpx.post(f"{topic}/items?type=t&key=k", content=body, headers={"content-type": "application/x-ndjson"})
+    answer = http.post(f"{topic}/items?type=t&key=k", content=body, headers={"content-type": "application/x-ndjson"})
     assert answer.json()["count"] == 3
     assert read(topic) == [(0, b'{"n":1}'), (1, b'{"n": 2}'), (2, b"3")]
-    events = [json.loads(line) for line in httpx.get(f"{topic}/items", headers=NDJSON).text.splitlines()]
+    events = [json.loads(line) for line in http.get(f"{topic}/items", headers=NDJSON).text.splitlines()]
     assert [(event["type"], event["key"]) for event in events] == [("t", "k")] * 3
     assert events[0]["id"] == answer.json()["runs"][0]["id"]
 
 
 def test_what_was_read_can_be_appended_elsewhere(server: Server, topic: str) -> None:
     append(topic, b"\xff", type="raw", key="a")
-    httpx.post(f"{topic}/items?type=doc", json={"a": [1, 2]})
+    http.post(f"{topic}/items?type=doc", json={"a": [1, 2]})
     copy = f"{server.url}/topic/{uuid4()}"
-    httpx.put(copy)
-    read_first = httpx.get(f"{topic}/items", headers={"accept": "application/json"})
+    http.put(copy)
+    read_first = http.get(f"{topic}/items", headers={"accept": "application/json"})
     for event in read_first.json():  # of one content each
-        answer = httpx.post(f"{copy}/items?events=true", json=[event])
+        answer = http.post(f"{copy}/items?events=true", json=[event])
         assert answer.status_code == 200, answer.text
     assert read(copy) == read(topic)
 
 
 def test_an_array_is_many_events_or_one(topic: str) -> None:
-    assert httpx.post(f"{topic}/items", json=[1, {"a": 2}]).json()["count"] == 2
-    assert httpx.post(f"{topic}/items?one=true", json=[1, 2]).json() == 2
-    assert httpx.post(f"{topic}/items", json=[]).json()["count"] == 0
+    assert http.post(f"{topic}/items", json=[1, {"a": 2}]).json()["count"] == 2
+    assert http.post(f"{topic}/items?one=true", json=[1, 2]).json() == 2
+    assert http.post(f"{topic}/items", json=[]).json()["count"] == 0
     assert [data for _, data in read(topic)] == [b"1", b'{"a":2}', b"[1,2]"]
 
 
 def test_many_events_are_spread_over_partitions(server: Server) -> None:
     url = f"{server.url}/topic/{uuid4()}"
-    httpx.put(f"{url}?partitions=3")
+    http.put(f"{url}?partitions=3")
     lines = b"\n".join(b'{"key":"k%d","data":%d}' % (number % 5, number) for number in range(50))
-    answer = httpx.post(f"{url}/items?events=true", content=lines, headers={"content-type": "application/x-ndjson"})
+    answer = http.post(f"{url}/items?events=true", content=lines, headers={"content-type": "application/x-ndjson"})
     told = answer.json()
     assert sorted(row for run in told["runs"] for row in run["rows"]) == list(range(50))
     with headwater.open(server.path) as hw:
@@ -273,9 +273,9 @@ def test_many_events_are_spread_over_partitions(server: Server) -> None:
 )
 def test_the_first_end_that_is_met_ends_the_answer(topic: str, query: dict[str, Any], ids: range) -> None:
     append(topic, *(b"%d" % number for number in range(4)))
-    httpx.post(f"{topic}/items", json=list(range(4, 10)))
+    http.post(f"{topic}/items", json=list(range(4, 10)))
     assert read(topic, **query) == [(id, b"%d" % id) for id in ids]
-    lines = httpx.get(f"{topic}/items", params=query, headers=NDJSON).text.splitlines()
+    lines = http.get(f"{topic}/items", params=query, headers=NDJSON).text.splitlines()
     assert [json.loads(line)["offset"] for line in lines] == list(ids)
 
 
@@ -289,7 +289,7 @@ def test_a_waiting_answer_ends_where_it_should(topic: str, ends: dict[str, Any],
     found: list[bytes] = []
 
     def follow() -> None:
-        with httpx.stream("GET", f"{topic}/items", params=query, headers=headers, timeout=20) as answer:
+        with http.stream("GET", f"{topic}/items", params=query, headers=headers, timeout=20) as answer:
             found.extend(answer.iter_raw())
 
     reader = threading.Thread(target=follow)
@@ -306,7 +306,7 @@ def test_a_waiting_answer_ends_where_it_should(topic: str, ends: dict[str, Any],
 
 def test_a_waiting_answer_gives_what_others_append_to_the_directory(server: Server, topic: str) -> None:
     with (
-        httpx.stream("GET", f"{topic}/items?wait_for_more=true", timeout=20) as answer,
+        http.stream("GET", f"{topic}/items?wait_for_more=true", timeout=20) as answer,
         headwater.open(server.path) as hw,
     ):
         hw.append(topic.rpartition("/")[2], b"from another process")
@@ -314,21 +314,23 @@ def test_a_waiting_answer_gives_what_others_append_to_the_directory(server: Serv
 
 
 def test_a_reader_that_leaves_is_forgotten(server: Server, topic: str) -> None:
-    def readers() -> str:
-        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-        return next(line for line in lines if line.startswith("headwater_http_connections "))
+    with httpx.Client(verify=False) as client:
+        with client.stream("GET", f"{topic}/items?wait_for_more=true", timeout=20) as answer:
+            append(topic, b"x")
+            pieces = answer.iter_raw()  # which closes the connection when it is let go of
+            next(pieces)
+            with_it = connections(server)
+        wait_for(lambda: connections(server) < with_it)
 
-    before = readers()
-    with httpx.stream("GET", f"{topic}/items?wait_for_more=true", timeout=20) as answer:
-        append(topic, b"x")
-        next(answer.iter_raw())
-        wait_for(lambda: readers() != before)
-    wait_for(lambda: readers() == before)
+
+def connections(server: Server) -> float:
+    lines = http.get(f"{server.url}/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith("headwater_http_connections ")).split()[1])
 
 
 def test_events_are_filtered(topic: str) -> None:
     for number in range(6):
-        httpx.post(f"{topic}/items?type={'odd' if number % 2 else 'even'}&key=k{number % 3}", json={"n": number})
+        http.post(f"{topic}/items?type={'odd' if number % 2 else 'even'}&key=k{number % 3}", json={"n": number})
     assert [id for id, _ in read(topic, type="od+")] == [1, 3, 5]
     assert [id for id, _ in read(topic, key="k1")] == [1, 4]
     assert [id for id, _ in read(topic, match='{"n": {"$gt": 3}}')] == [4, 5]
@@ -345,14 +347,14 @@ def test_events_are_filtered(topic: str) -> None:
     ],
 )  # fmt: skip
 def test_a_bad_query_is_told(topic: str, query: str) -> None:
-    answer = httpx.get(f"{topic}/items?{query}")
+    answer = http.get(f"{topic}/items?{query}")
     assert answer.status_code == 400
     assert answer.json()["message"]
 
 
 def test_times_and_ids_are_places_too(topic: str) -> None:
     append(topic, b"0", b"1", b"2")
-    events = httpx.get(f"{topic}/items", headers={"accept": "application/json"}).json()
+    events = http.get(f"{topic}/items", headers={"accept": "application/json"}).json()
     assert [id for id, _ in read(topic, from_id=events[1]["id"])] == [1, 2]
     assert [id for id, _ in read(topic, from_time=events[2]["time"])] == [2]
     assert [id for id, _ in read(topic, from_time=0)] == [0, 1, 2]
@@ -361,30 +363,30 @@ def test_times_and_ids_are_places_too(topic: str) -> None:
 
 def test_an_id_that_retention_has_deleted_is_gone(server: Server) -> None:
     url = f"{server.url}/topic/{uuid4()}"
-    httpx.put(f"{url}?segment_bytes=4096")
+    http.put(f"{url}?segment_bytes=4096")
     for _ in range(4):
-        httpx.post(f"{url}/items", json=["x" * 1000] * 10)
-    deleted = httpx.post(f"{url}/retain", json={"before": 25}).json()
+        http.post(f"{url}/items", json=["x" * 1000] * 10)
+    deleted = http.post(f"{url}/retain", json={"before": 25}).json()
     assert deleted
-    answer = httpx.get(f"{url}/items?from=0")
+    answer = http.get(f"{url}/items?from=0")
     assert (answer.status_code, answer.json()["code"]) == (410, "offset_gone")
     oldest = answer.json()["facts"]["oldest"]
     assert read(url)[0][0] == oldest
-    waiting = httpx.get(f"{url}/items?from=0&wait_for_more=true")
+    waiting = http.get(f"{url}/items?from=0&wait_for_more=true")
     assert waiting.status_code == 410
 
 
 def test_several_partitions_need_a_name_where_a_number_is_all(server: Server) -> None:
     url = f"{server.url}/topic/{uuid4()}"
-    httpx.put(f"{url}?partitions=2")
-    httpx.post(f"{url}/items?partition=1", content=b"x")
-    answer = httpx.get(f"{url}/items")
+    http.put(f"{url}?partitions=2")
+    http.post(f"{url}/items?partition=1", content=b"x")
+    answer = http.get(f"{url}/items")
     assert (answer.status_code, answer.json()["code"]) == (400, "partition_needed")
     assert read(url, partition=1) == [(0, b"x")]
-    assert httpx.get(f"{url}/items?partition=7").status_code == 404
-    (line,) = httpx.get(f"{url}/items", headers=NDJSON).text.splitlines()
+    assert http.get(f"{url}/items?partition=7").status_code == 404
+    (line,) = http.get(f"{url}/items", headers=NDJSON).text.splitlines()
     assert json.loads(line)["partition"] == 1
-    assert httpx.get(f"{url}/items?end_before=1", headers=NDJSON).status_code == 400
+    assert http.get(f"{url}/items?end_before=1", headers=NDJSON).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -399,18 +401,18 @@ def test_several_partitions_need_a_name_where_a_number_is_all(server: Server) ->
 )
 def test_accept_chooses_the_format(topic: str, accept: str, media: str) -> None:
     query = "?wait_for_more=false" if media == "text/event-stream" else ""
-    answer = httpx.get(f"{topic}/items{query}", headers={"accept": accept})
+    answer = http.get(f"{topic}/items{query}", headers={"accept": accept})
     assert answer.headers["content-type"].partition(";")[0] == media
 
 
 def test_an_unknown_format_is_not_acceptable(topic: str) -> None:
-    assert httpx.get(f"{topic}/items", headers={"accept": "image/png"}).status_code == 406
+    assert http.get(f"{topic}/items", headers={"accept": "image/png"}).status_code == 406
 
 
 def test_an_empty_topic_reads_as_nothing_in_every_format(topic: str) -> None:
     assert read(topic) == []
-    assert httpx.get(f"{topic}/items?format=ndjson").text == ""
-    assert httpx.get(f"{topic}/items?format=json").json() == []
+    assert http.get(f"{topic}/items?format=ndjson").text == ""
+    assert http.get(f"{topic}/items?format=json").json() == []
 
 
 def test_much_is_read_in_order(server: Server, topic: str) -> None:
@@ -420,7 +422,7 @@ def test_much_is_read_in_order(server: Server, topic: str) -> None:
         for at in range(0, len(data), 7_000):
             hw.append_many(name, data[at : at + 7_000])
     assert read(topic) == list(enumerate(data))
-    lines = httpx.get(f"{topic}/items", headers=NDJSON).text.splitlines()
+    lines = http.get(f"{topic}/items", headers=NDJSON).text.splitlines()
     assert [json.loads(line)["offset"] for line in lines] == list(range(len(data)))
 
 
@@ -433,24 +435,24 @@ def test_tail_prints_the_first_item_as_the_documents_say(topic: str, tmp_path: P
 
 def test_cloud_events_are_appended(topic: str) -> None:
     attributes = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "placed", "subject": "o-17"}
-    one = httpx.post(
+    one = http.post(
         f"{topic}/items",
         content=json.dumps(attributes | {"data": {"n": 1}}),
         headers={"content-type": "application/cloudevents+json"},
     )
-    binary = httpx.post(
+    binary = http.post(
         f"{topic}/items",
         content=b'{"n":2}',
         headers={f"ce-{name}": value for name, value in attributes.items()} | {"content-type": "application/json"},
     )
-    many = httpx.post(
+    many = http.post(
         f"{topic}/items",
         content=json.dumps([attributes | {"data": {"n": 3}}, attributes | {"data": {"n": 4}}]),
         headers={"content-type": "application/cloudevents-batch+json; charset=utf-8"},
     )
     assert (one.json(), binary.json(), many.json()["count"]) == (0, 1, 2)
-    events = httpx.get(f"{topic}/items?key=o-17&type=placed", headers={"accept": "application/json"}).json()
+    events = http.get(f"{topic}/items?key=o-17&type=placed", headers={"accept": "application/json"}).json()
     assert [event["data"]["n"] for event in events] == [1, 2, 3, 4]
     assert {event["meta"]["ce-source"] for event in events} == {"/shop"}
-    bad = httpx.post(f"{topic}/items", content=b"{}", headers={"content-type": "application/cloudevents+json"})
+    bad = http.post(f"{topic}/items", content=b"{}", headers={"content-type": "application/cloudevents+json"})
     assert bad.status_code == 400

@@ -14,7 +14,9 @@ from headwater.errors import Fenced, Unavailable
 from headwater.event import Event
 from headwater.limits import ServerLimits
 from headwater.server.http.consumers import LINES
-from headwater.server.members import Members, RemoteMember, Window
+from headwater.server.member import RemoteMember
+from headwater.server.members import Members
+from headwater.server.window import Window
 from tests.log.unsynced import open_unsynced
 
 PATIENCE_S = 20.0

@@ -113,7 +113,7 @@ def test_a_parameter_that_a_route_does_not_take_is_refused(server: Server) -> No
         assert (answer.status_code, answer.json()["code"]) == (400, "bad_parameter"), route
 
 
-def likelier(case: Case, random: Random) -> Case:
+def likelier(case: Case[Any], random: Random) -> Case[Any]:
     """A request that more often has a meaning: few parameters, and some that mean something. And no huge topics."""
     query: dict[str, Any] = case.query or {}
     for name in sorted(query):
@@ -124,11 +124,11 @@ def likelier(case: Case, random: Random) -> Case:
     if isinstance(query.get("partitions"), int) and query["partitions"] > 3:
         query["partitions"] = 3
     if case.method == "GET" and random.random() < 0.5:
-        case.headers = {**(case.headers or {}), "Accept": random.choice(ACCEPTED)}
+        case.headers["Accept"] = random.choice(ACCEPTED)
     return case
 
 
-def ask(case: Case) -> requests.Response:
+def ask(case: Case[Any]) -> requests.Response:
     """Ask, and take the beginning of an answer that does not end."""
     response = requests.request(**case.as_transport_kwargs(), stream=True, timeout=10)
     try:
@@ -155,7 +155,7 @@ def fuzz(served: Any, method: str, pattern: str, examples: int, **path: str) -> 
             database=None,
         )
         @given(case=served[pattern][method].as_strategy(generation_mode=mode), random=st.randoms())
-        def run(case: Case, random: Random) -> None:
+        def run(case: Case[Any], random: Random) -> None:
             if path:
                 case.path_parameters = path
             case.validate_response(ask(likelier(case, random)), checks=CHECKS)
@@ -166,10 +166,10 @@ def fuzz(served: Any, method: str, pattern: str, examples: int, **path: str) -> 
 
 @pytest.mark.parametrize(("method", "pattern"), list(OPERATIONS))
 def test_whatever_is_asked_is_answered_as_the_document_tells(served: Any, method: str, pattern: str) -> None:
-    fuzz(served, method, pattern, 8)
+    fuzz(served, method, pattern, 4)
     if "{" in pattern and method != "DELETE":
         there = {"name": "billing", "topic": "orders"} if "{topic}" in pattern else {"name": "orders"}
-        fuzz(served, method, pattern, 15, **there)
+        fuzz(served, method, pattern, 8, **there)
 
 
 @pytest.mark.torture

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
 import signal
 import socket
 import threading
 import time
 from contextlib import closing
 from functools import partial
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-import httpx
 import pytest
 
 import headwater
 from headwater.engine.engine import Engine
 from tests.log.conformance import wait_for
-from tests.server.process import Server, served
+from tests.server.process import Server, http, served
 
 WRITERS = 8
 
@@ -32,10 +31,10 @@ class Writer(threading.Thread):
         self.unanswered = b""
 
     def run(self) -> None:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
             self.append(connection)
 
-    def append(self, connection: http.client.HTTPConnection) -> None:
+    def append(self, connection: HTTPConnection) -> None:
         number = 0
         while True:
             data = f"{self.name}-{number}".encode()
@@ -44,7 +43,7 @@ class Writer(threading.Thread):
                 connection.request("POST", "/topic/t/items", data)
                 answer = connection.getresponse()
                 body = answer.read()
-            except (OSError, http.client.HTTPException):
+            except (OSError, HTTPException):
                 return
             if answer.status == 503:  # it stops: nothing was appended
                 self.unanswered = b""
@@ -103,7 +102,7 @@ def test_what_was_acknowledged_survives_kills_under_load(tmp_path: Path) -> None
 def test_a_stop_under_load_answers_what_was_asked(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "data"
     server = Server(path)
-    httpx.put(f"{server.url}/topic/t")
+    http.put(f"{server.url}/topic/t")
     writers = load(server, "w")
     wait_for(lambda: have(writers, 200))
     server.process.send_signal(number)
@@ -118,7 +117,7 @@ def test_a_stop_under_load_answers_what_was_asked(tmp_path: Path, number: signal
 
 def test_a_stop_ends_idle_connections_and_waits_for_answers(tmp_path: Path) -> None:
     with served(tmp_path / "data") as server:
-        httpx.put(f"{server.url}/topic/t")
+        http.put(f"{server.url}/topic/t")
         with (
             socket.create_connection(("127.0.0.1", server.port)) as idle,
             socket.create_connection(("127.0.0.1", server.port)) as uploading,
@@ -146,7 +145,7 @@ def stop_meanwhile(server: Server, idle: socket.socket, uploading: socket.socket
 
 def test_programs_use_the_directory_beside_the_server(tmp_path: Path) -> None:
     with served(tmp_path / "data") as server, headwater.open(tmp_path / "data") as hw:
-        httpx.put(f"{server.url}/topic/t")
+        http.put(f"{server.url}/topic/t")
         writers = load(server, "w")
         mine = {hw.append("t", f"own-{number}".encode()).offset: f"own-{number}".encode() for number in range(100)}
         wait_for(lambda: have(writers, 100))

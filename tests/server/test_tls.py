@@ -146,6 +146,7 @@ def test_old_versions_are_refused(run: Run, made: Path) -> None:
         "/C=AT/ST=Wien/L=Wien/O=Shop/OU=a/OU=b/CN=ada",
         "/DC=example/DC=shop/UID=ada/emailAddress=ada@shop.example",
         '/O=a,b+c"d;e<f>g\\\\h/CN= #x ',
+        "/O=Shop /CN=x\\ ",
         "/O=Shop/CN=#x=y",
         "/O=Shop/CN=ada+UID=17",
         "/O=Kaffeehaus Müller/CN=Zoë",
@@ -262,8 +263,10 @@ def test_half_a_new_pair_changes_nothing_and_is_tried_again(
     certificate = tls.Certificate(renewable / "server.pem", renewable / "server.key", clock=clock)
     shutil.copy(made / "other" / "server.pem", renewable / "server.pem")
     with caplog.at_level(logging.WARNING):
-        assert not certificate.renew(now=True)
-    assert "the certificate stays as it was: the key" in caplog.text
+        for told in (1, 2):
+            assert not certificate.renew(now=True)
+            assert len(caplog.messages) == told
+    assert caplog.messages[-1].startswith("the certificate stays as it was: the key")
     assert run(certificate.context, caller(made)) is None
     shutil.copy(made / "other" / "server.key", renewable / "server.key")
     assert certificate.renew(now=True)

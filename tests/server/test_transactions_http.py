@@ -194,6 +194,21 @@ def test_an_ack_is_one_with_the_appends(hw: Remote, log: Engine, topic: str) -> 
     assert [event.data for event in log.read(f"{topic}-out")] == [b"a", b"b", b"c"]
 
 
+def test_a_repetition_is_answered_when_the_member_has_left(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+    log.append_many(topic, [b"a", b"b"])
+    with hw.consumer("mover", topic, timeout=0) as consumer:
+        event = next(consumer)
+        ack = {"member": consumer._member.token, "partition": event.partition, "offset": event.offset}
+        asked = {"appends": [{"topic": f"{topic}-out", "data": 1}], "acks": [ack], "producer": ["p", 1, 1]}
+        first = post(server, asked)
+        assert (first[0], post(server, asked)) == (200, first)
+    assert post(server, asked) == first
+    status, told = post(server, {**asked, "producer": ["p", 1, 2]})
+    assert (status, told["code"]) == (409, "member_gone")
+    assert len(list(log.read(f"{topic}-out"))) == 1
+    assert hw.consumers(topic)[0].cursor == 1
+
+
 def test_acks_that_were_not_sent_yet_come_before_the_transaction(hw: Remote, log: Engine, topic: str) -> None:
     log.append_many(topic, [b"a", b"b"])
     with hw.consumer("mover", topic, timeout=0) as consumer:

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-import httpx
 import pytest
 
 import headwater
 from tests.log.conformance import wait_for
-from tests.server.process import Server, served
+from tests.server.process import Server, http, served
 
 MIB = 1024 * 1024
 
@@ -24,7 +23,7 @@ MIB = 1024 * 1024
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     with served(tmp_path / "data") as server:
-        httpx.put(f"{server.url}/topic/big").raise_for_status()
+        http.put(f"{server.url}/topic/big").raise_for_status()
         yield server
 
 
@@ -61,7 +60,7 @@ class Peak(threading.Thread):
 def test_an_item_of_any_size_comes_back(server: Server, size: int) -> None:
     data = os.urandom(size)
     for said in (data, iter([data[: size // 2], data[size // 2 :]])):  # with a length, and in chunks
-        answer = httpx.post(f"{server.url}/topic/big/items", content=said)
+        answer = http.post(f"{server.url}/topic/big/items", content=said)
         assert answer.status_code == 200
         with headwater.open(server.path) as hw:
             (event,) = hw.read("big", start=answer.json())
@@ -82,7 +81,7 @@ def test_a_gibibyte_goes_in_and_out_in_little_memory(server: Server, tmp_path: P
         source.unlink()
         digest = hashlib.sha256()
         size = 0
-        with httpx.stream("GET", url, timeout=60) as answer:
+        with http.stream("GET", url, timeout=60) as answer:
             for piece in answer.iter_raw(MIB):
                 size += len(piece)
                 digest.update(piece)
@@ -100,7 +99,7 @@ def test_a_broken_upload_leaves_nothing_behind(server: Server) -> None:
         broken.sendall(os.urandom(4 * MIB))
         wait_for(lambda: bool(spooled(server.path)))
     wait_for(lambda: not spooled(server.path))
-    assert httpx.post(f"{server.url}/topic/big/items", content=b"next").json() == 0
+    assert http.post(f"{server.url}/topic/big/items", content=b"next").json() == 0
 
 
 def test_a_slow_upload_does_not_hold_up_others(server: Server) -> None:
@@ -111,20 +110,20 @@ def test_a_slow_upload_does_not_hold_up_others(server: Server) -> None:
             each.sendall(os.urandom(2 * MIB))
         wait_for(lambda: len(spooled(server.path)) == len(slow))
         for number in range(20):
-            assert httpx.post(f"{server.url}/topic/big/items", content=b"quick").json() == number
-        assert httpx.get(f"{server.url}/topic/big").status_code == 200
+            assert http.post(f"{server.url}/topic/big/items", content=b"quick").json() == number
+        assert http.get(f"{server.url}/topic/big").status_code == 200
     finally:
         for each in slow:
             each.close()
 
 
 def test_an_item_above_the_topics_limit_is_refused_before_it_is_sent(server: Server) -> None:
-    httpx.put(f"{server.url}/topic/small?data_bytes_max=2000000").raise_for_status()
-    answer = httpx.post(f"{server.url}/topic/small/items", content=iter([b"x" * MIB] * 64))
+    http.put(f"{server.url}/topic/small?data_bytes_max=2000000").raise_for_status()
+    answer = http.post(f"{server.url}/topic/small/items", content=iter([b"x" * MIB] * 64))
     assert answer.status_code == 413
     assert answer.json()["facts"]["limit"] == "data_bytes_max"
     assert not spooled(server.path)
-    assert httpx.post(f"{server.url}/topic/small/items", content=b"x" * 2_000_000).json() == 0
+    assert http.post(f"{server.url}/topic/small/items", content=b"x" * 2_000_000).json() == 0
 
 
 def test_a_huge_item_for_a_missing_topic_is_404_before_it_is_sent(server: Server) -> None:

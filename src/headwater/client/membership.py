@@ -39,7 +39,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the member has done, as the server tells it; see `server.members.State`."""
+    """What the member has done, as the server tells it; see `server.member.State`."""
 
     sent: int
     idle: bool

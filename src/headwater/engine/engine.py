@@ -19,22 +19,18 @@ from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer, place
 from headwater.engine.consumers import Consumers
-from headwater.engine.cursor import Bell, TopicCursor
 from headwater.engine.follow import Follow
 from headwater.engine.info import partition_info
-from headwater.engine.reading import Span
 from headwater.engine.retaining import Keeper
-from headwater.engine.selection import Selection
-from headwater.engine.topics import OpenTopic, Topics
+from headwater.engine.serving import Serving, wants_sync
+from headwater.engine.topics import OpenTopic
 from headwater.engine.transaction import Transaction
 from headwater.engine.transfer.exporting import Progress as TransferProgress
 from headwater.engine.transfer.files import Target
 from headwater.engine.transfer.transfer import Transfer
-from headwater.engine.waiting import Waiting
-from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
+from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
-from headwater.format.column import Column
 from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.journal import Entry
@@ -59,7 +55,7 @@ _engines: WeakSet[Engine] = WeakSet()  # which must begin anew in a forked child
 LEASE_MS_MIN = 50  # below, a stall of the machine would take every lease away
 
 
-class Engine:
+class Engine(Serving):
     """An open log directory. Close it, or use it in a `with` statement."""
 
     def __init__(
@@ -72,22 +68,18 @@ class Engine:
         disk: Disk | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._sync = _wants_sync(durability)
-        self._limits = limits
-        self._disk = disk or Disk()
-        self._clock = clock or Clock()
-        self._catalogue = Catalogue(path, self._disk, self._clock, limits)
+        sync = wants_sync(durability)
+        disk, clock = disk or Disk(), clock or Clock()
+        catalogue = Catalogue(path, disk, clock, limits)
         if create:
-            self._catalogue.init()
-        self._store = self._catalogue.open()
+            catalogue.init()
+        self._store = catalogue.open()
+        super().__init__(catalogue, limits, disk, clock, self._new_log, sync=sync)
         self._consumers = Consumers(path, self._disk, self._clock, limits, partial(restore, path / "journal"))
         self._keeper = Keeper(self._catalogue, self._consumers.slowest)
         self._sealer = Sealer(self._keeper.rolled)
         self._members: WeakSet[Consumer] = WeakSet()  # which end with this object
-        self._closed = False
         self._closing = threading.Lock()  # protects `_closed`
-        self._topics = Topics(self._catalogue, limits, self._new_log, self.check_open)
-        self._open = self._topics.open  # for appends, which look there first
         self._journal = Journal(path / "journal", self._disk, self._checkpoint)
         self._transfer = Transfer(self, limits, self._disk)
         _engines.add(self)
@@ -102,11 +94,6 @@ class Engine:
     def uuid(self) -> str:
         """What identifies this log directory, wherever it is moved."""
         return self._store.uuid
-
-    def probe(self) -> None:
-        """Raise what keeps the log from being read: it is closed, its directory is gone or damaged. Reads one file."""
-        self.check_open()
-        self._catalogue.open()
 
     # Topics
 
@@ -190,7 +177,7 @@ class Engine:
         bytes, which is streamed with bounded memory. Appends of several threads that wait together share one sync.
         """
         opened = self._open.get(topic) or self._topics.for_append(topic)
-        sync = self._sync if durability is None else _wants_sync(durability)
+        sync = self._sync if durability is None else wants_sync(durability)
         if content is not None:
             given.check_content(content)
         encoded_type = given.encode_type(type) if type else b""
@@ -249,7 +236,7 @@ class Engine:
         `expected_version` is for events that share one key. `producer` is as in `append`, in each partition.
         """
         opened = self._open.get(topic) or self._topics.for_append(topic)
-        sync = self._sync if durability is None else _wants_sync(durability)
+        sync = self._sync if durability is None else wants_sync(durability)
         reached: Durability = "fsync" if sync else "os"
         given.check_content(content)
         if not len(data):
@@ -262,110 +249,6 @@ class Engine:
         for part in parts:
             part.log = self._topics.commit(opened, part.log, part.rows)
         return waiting.refs(topic, parts)
-
-    def prepare(
-        self,
-        topic: str,
-        data: bytes,
-        *,
-        type: str = "",
-        key: bytes | None = None,
-        meta: Meta | None = None,
-        content: Content = "bytes",
-        durability: Durability | None = None,
-        partition: int | None = None,
-        expected_version: Version | None = None,
-        producer: Producer | tuple[str, int, int] | None = None,
-    ) -> Waiting:
-        """An append of one event that waits for `commit`, which may take many at once. Raises what `append` raises.
-
-        The topic must be there, else NotFound; the data is what its content says, and not huge, else TooLarge.
-        """
-        opened = self._open.get(topic) or self._topics.get(topic)
-        told = given.check_producer(producer, self._limits) if producer is not None else None
-        log = opened.only if partition is None and opened.only else opened.choose(key, partition, told)
-        limits = log.place.limits
-        if len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
-            given.check_size(len(data), limits)
-            raise TooLarge(f"{len(data)} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")
-        if key is not None:
-            key = given.encode_key(key, limits)
-        encoded_meta = given.encode_meta(meta, limits) if meta else None
-        sync = self._sync if durability is None else _wants_sync(durability)
-        rows = Rows.one(content, sync, data, given.encode_type(type) if type else b"", key, encoded_meta)
-        if expected_version is not None or producer is not None:
-            rows.guard(given.check_version(expected_version, key), told)
-        return Waiting(opened, log, rows)
-
-    def upload(
-        self,
-        topic: str,
-        *,
-        type: str = "",
-        key: bytes | None = None,
-        meta: Meta | None = None,
-        content: Content = "bytes",
-        durability: Durability | None = None,
-        partition: int | None = None,
-        expected_version: Version | None = None,
-        producer: Producer | tuple[str, int, int] | None = None,
-    ) -> tuple[Upload, LocalLog]:
-        """One event of any size whose pieces are yet to come, and the log that it goes to. Raises as `prepare`."""
-        opened = self._topics.live(topic)
-        encoded_key = given.encode_key(key, self._limits)
-        guard = (
-            given.check_version(expected_version, encoded_key),
-            given.check_producer(producer, self._limits),
-        )
-        log = opened.choose(encoded_key, partition, guard[1])
-        values = given.encode_type(type), encoded_key, given.encode_meta(meta, self._limits)
-        sync = self._sync if durability is None else _wants_sync(durability)
-        return log.upload(content, *values, sync=sync, guard=guard), log
-
-    def prepare_many(
-        self,
-        topic: str,
-        content: Content,
-        columns: dict[int, Column | None],
-        count: int,
-        *,
-        durability: Durability | None = None,
-        partition: int | None = None,
-        expected_version: Version | None = None,
-        producer: Producer | tuple[str, int, int] | None = None,
-    ) -> list[Waiting]:
-        """The same for many events, as columns by their kind: one append for each partition that they go to."""
-        opened = self._open.get(topic) or self._topics.get(topic)
-        limits = opened.logs[0].place.limits
-        given.check_columns(columns, limits)
-        sync = self._sync if durability is None else _wants_sync(durability)
-        spread = len(opened.logs) > 1 and partition is None
-        keys = waiting.keys_of(columns, count) if spread or expected_version is not None else None
-        return self._many(opened, content, columns, count, sync, partition, keys, expected_version, producer)
-
-    def commit(self, group: Sequence[Waiting]) -> None:
-        """Commit appends that wait, those of one log with one sync; each has its place then, or its `error`."""
-        self.check_open()
-        waiting.commit(self._topics, group)
-
-    def _many(
-        self,
-        opened: OpenTopic,
-        content: Content,
-        columns: dict[int, Column | None],
-        count: int,
-        sync: bool,
-        partition: int | None,
-        keys: Sequence[bytes | None] | None,
-        expected_version: Version | None,
-        producer: Producer | tuple[str, int, int] | None,
-    ) -> list[Waiting]:
-        limits = opened.logs[0].place.limits
-        key = waiting.only_key(keys) if expected_version is not None else None
-        guard = given.check_version(expected_version, key), given.check_producer(producer, limits)
-        return waiting.many(
-            opened, content, columns, count, sync=sync, partition=partition, keys=keys, only_key=key, guard=guard
-        )
 
     def append_arrow(
         self,
@@ -381,7 +264,7 @@ class Engine:
         It is split into batches as needed: what was appended before an error stays. References are grouped by batch.
         """
         opened = self._open.get(topic) or self._topics.for_append(topic)
-        sync = self._sync if durability is None else _wants_sync(durability)
+        sync = self._sync if durability is None else wants_sync(durability)
         given.check_content(content)
         runs: list[Run] = []
         logs: dict[int, LocalLog] = {}
@@ -409,7 +292,7 @@ class Engine:
         answer; see docs/TRANSACTIONS.md.
         """
         self.check_open()
-        sync = self._sync if durability is None else _wants_sync(durability)
+        sync = self._sync if durability is None else wants_sync(durability)
         told = given.check_producer(producer, self._limits)
         return Transaction(self, self._journal, sync=sync, producer=told)
 
@@ -456,25 +339,6 @@ class Engine:
         logs = self._topics.live(topic).chosen(partition)
         return reading.read_batches(logs, start, end, self._selection(type, key, match), reverse=reverse)
 
-    def span(
-        self,
-        topic: str,
-        *,
-        start: At | Sequence[int] = "earliest",
-        end: At | Sequence[int] = "latest",
-        partition: int | None = None,
-        reverse: bool = False,
-        by_time: bool = False,
-        **filters: Any,
-    ) -> Span:
-        """Like `read_batches`, with where it begins and ends, which may also be an offset for each partition.
-
-        `by_time`: batches of several partitions come in the order of their first events; in reverse, of their last.
-        """
-        opened = self._topics.live(topic)
-        logs, selection = opened.chosen(partition), self._selection(**filters)
-        return reading.span(opened.topic.uuid, logs, start, end, selection, reverse=reverse, by_time=by_time)
-
     def read_arrow(
         self,
         topic: str,
@@ -514,29 +378,6 @@ class Engine:
         logs = self._topics.live(topic).chosen(partition)
         selection = self._selection(type, key, match)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
-
-    def cursor(
-        self,
-        topic: str,
-        *,
-        start: At | Sequence[int] = "earliest",
-        partition: int | None = None,
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
-    ) -> TopicCursor:
-        """A place that moves through a topic as its user takes events; `start` may also be offsets, one a partition.
-
-        Raises as `read_batches`.
-        """
-        opened = self._topics.live(topic)
-        logs = opened.chosen(partition)
-        selection = self._selection(type, key, match)
-        return TopicCursor(topic, opened.topic.uuid, logs, reading.begin(logs, start), selection)
-
-    def bell(self) -> Bell:
-        """What a thread sleeps on until one of its cursors has more."""
-        return Bell(self._disk, self._clock)
 
     # Consumers
 
@@ -718,11 +559,6 @@ class Engine:
         """What it accepts."""
         return self._limits
 
-    def check_open(self) -> None:
-        """Raise Closed if it was closed."""
-        if self._closed:
-            raise Closed(f"{self.path} was closed")
-
     def topic_for(self, topic: str) -> OpenTopic:
         """The topic as it is now, for a transaction; made if it is not there."""
         opened = self._open.get(topic) or self._topics.for_append(topic)
@@ -801,9 +637,6 @@ class Engine:
         if failed is not None:
             raise failed
 
-    def _selection(self, type: str | None, key: bytes | str | None, match: Mapping[str, Any] | None) -> Selection:
-        return Selection(type, given.encode_key(key, self._limits), match)
-
 
 def _after_fork() -> None:
     for engine in list(_engines):
@@ -820,9 +653,3 @@ def _take_all(upload: Upload, pieces: Iterable[bytes]) -> Rows:
         return upload.commit()
     finally:
         upload.discard()
-
-
-def _wants_sync(durability: str) -> bool:
-    if durability not in ("fsync", "os"):
-        raise Invalid(f"durability {durability!r} is unknown", hint="it is 'fsync' or 'os'")
-    return durability == "fsync"

@@ -88,7 +88,8 @@ def many(
 def refs(topic: str, waiting: Sequence[Waiting]) -> Refs:
     """Where the events of one call are, in its order; raises what kept one of its parts from being committed."""
     runs = [each.run() for each in waiting]
-    places = None if len(waiting) == 1 else [each.where.tolist() for each in waiting if each.where is not None]
+    several = len(waiting) > 1 and any(each.where is not None for each in waiting)
+    places = [each.where.tolist() for each in waiting if each.where is not None] if several else None
     return Refs(topic, "fsync" if waiting[0].rows.sync else "os", runs, places)
 
 

@@ -3,7 +3,7 @@
 Requests are gathered until a turn of the loop brings none, and handed to a thread, which writes and syncs them. Then
 all are answered, and only then the next group is handed over: those who got an answer are soon back and come along, and
 thread and loop seldom want the interpreter at the same time. (Both at once, with groups of half the size, was measured
-to be slower.)
+to be slower.) Large requests, which take long to parse and to write, are handed over as they come.
 Everything but `Commits._run` belongs to the loop's thread.
 """
 
@@ -21,6 +21,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.waiting import Waiting
 from headwater.errors import Closed
 from headwater.event import Ref
+from headwater.limits import MIB
 from headwater.server.metrics import Metrics
 from headwater.storage.log import LocalLog
 
@@ -29,6 +30,7 @@ _log = logging.getLogger("headwater.server")
 Done = Callable[[Waiting], None]
 Group = Sequence[tuple[Waiting, Done]]
 THREADS_MAX = 8  # logs that sync at once; more wait for their turn
+MUCH_BYTES = MIB  # which take so long to parse and to write that both should go on at once
 TURNS_MAX = 8  # of the loop, that a group gathers for: a turn that is busy otherwise may be long
 
 
@@ -59,6 +61,7 @@ class Commits:
                 raise Closed("the server is stopping", code="stopping")
             queue = self._queues[id(log)] = _Queue(log)
         queue.waiting.append((waiting, done))
+        queue.size += waiting.rows.size
         if not queue.scheduled:
             queue.scheduled = True
             self._loop.call_soon(self._gather, queue, 0, TURNS_MAX)
@@ -100,15 +103,15 @@ class Commits:
         return not self._queues
 
     def _gather(self, queue: _Queue, seen: int, turns: int) -> None:
-        """Hand over what waits, if the last turn of the loop brought nothing new."""
+        """Hand over what waits, if the last turn of the loop brought nothing new, or it is much."""
         count = len(queue.waiting)
-        if count > seen and turns:
+        if count > seen and turns and queue.size < MUCH_BYTES:
             self._loop.call_soon(self._gather, queue, count, turns - 1)
         else:
             self._hand_over(queue)
 
     def _hand_over(self, queue: _Queue) -> None:
-        queue.group, queue.waiting = queue.waiting, []
+        queue.group, queue.waiting, queue.size = queue.waiting, [], 0
         self._busy += 1
         if self._busy > len(self._threads) < THREADS_MAX:
             thread = threading.Thread(target=self._run, name="headwater-commit", daemon=True)
@@ -138,6 +141,9 @@ class Commits:
         group, queue.group = queue.group, []
         self._busy -= 1
         self._metrics.committed(queue.seconds, len(group))
+        much = queue.size >= MUCH_BYTES
+        if much:
+            self._hand_over(queue)
         appends = events = size = 0
         for waiting, done in group:
             rows = waiting.rows
@@ -150,6 +156,8 @@ class Commits:
             except Exception:  # noqa: BLE001  # the others must be answered too
                 _log.exception("an append cannot be answered")
         self._metrics.appended(queue.topic, events, size, appends)
+        if much:
+            return
         if queue.waiting:
             self._loop.call_soon(self._gather, queue, 0, TURNS_MAX)
         else:
@@ -160,7 +168,7 @@ class Commits:
 class _Queue:
     """What waits for one log, and what is being committed to it."""
 
-    __slots__ = ("group", "log", "scheduled", "seconds", "topic", "waiting")
+    __slots__ = ("group", "log", "scheduled", "seconds", "size", "topic", "waiting")
 
     def __init__(self, log: LocalLog) -> None:
         self.log = log
@@ -168,4 +176,5 @@ class _Queue:
         self.waiting: list[tuple[Waiting, Done]] = []
         self.group: list[tuple[Waiting, Done]] = []
         self.scheduled = False
+        self.size = 0  # bytes that wait
         self.seconds = 0.0

@@ -136,12 +136,15 @@ def one_batch(group: list[Rows], limits: Limits) -> bool:
     return next(runs, None) is not None and next(runs, None) is None
 
 
-def mergeable(group: list[Rows], limits: Limits) -> Iterator[list[Rows]]:
-    """Split rows, in order, into runs that fit one batch: the same content, within the limits; some stay alone."""
+def mergeable(group: list[Rows], limits: Limits, bytes_max: int = 0) -> Iterator[list[Rows]]:
+    """Split rows, in order, into runs that fit one batch: the same content, within the limits; some stay alone.
+
+    `bytes_max` is less than a batch may have: rows that are larger are not split by it, but not merged either.
+    """
     run: list[Rows] = []
     events = size = 0
     content, alone = None, False  # of the run
-    events_max, bytes_max = limits.batch_events_max, limits.batch_bytes_max
+    events_max, bytes_max = limits.batch_events_max, bytes_max or limits.batch_bytes_max
     for rows in group:
         events += rows.count
         size += rows.size

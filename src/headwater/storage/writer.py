@@ -107,7 +107,9 @@ class Writer:
                     break
             if group:
                 ticks = max(self._clock.ticks(), slot.last_ticks + 1)
-                data, offset, last_ticks = self._encode(group, slot.visible_offset, ticks)
+                data, offset, last_ticks = self._encode(
+                    group, slot.visible_offset, ticks, self._place.limits.pack_bytes
+                )
                 if self._must_roll(slot, len(data), ticks):
                     self._may_roll(slot)
                     slot = self._roll(tail, slot)
@@ -253,8 +255,11 @@ class Writer:
                 raise
         return admitted, rest
 
-    def _encode(self, group: list[Rows], offset: int, ticks: int) -> tuple[bytes, int, int]:
-        """The bytes of all rows, the offset behind them and the ticks of the last; rows learn where they will be."""
+    def _encode(self, group: list[Rows], offset: int, ticks: int, bytes_max: int = 0) -> tuple[bytes, int, int]:
+        """The bytes of all rows, the offset behind them and the ticks of the last; rows learn where they will be.
+
+        Rows of a transaction are merged as far as can be, others only up to `bytes_max`: sealing would split them.
+        """
         if len(group) == 1:
             rows = group[0]
             rows.offset, rows.ticks = offset, ticks
@@ -265,7 +270,7 @@ class Writer:
                 return encode_one(offset, ticks, *args), offset + 1, ticks
             return encode(group, offset, ticks, zstd=self._zstd), offset + rows.count, ticks + rows.count - 1
         encoded: list[bytes] = []
-        for run in mergeable(group, self._place.limits):
+        for run in mergeable(group, self._place.limits, bytes_max):
             encoded.append(encode(run, offset, ticks, zstd=self._zstd))
             for rows in run:
                 rows.offset, rows.ticks = offset, ticks

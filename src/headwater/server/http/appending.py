@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from headwater.engine import waiting as waits
 from headwater.engine.waiting import Waiting
@@ -14,15 +18,18 @@ from headwater.format import frames
 from headwater.format.batch import KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.given import encode_meta
-from headwater.limits import MIB
+from headwater.limits import KIB, MIB, Limits
 from headwater.server.http import batches
 from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
-from headwater.server.wire import cloudevents, lines
+from headwater.server.wire import arrow, cloudevents, lines
 from headwater.server.wire.parsed import Parsed
 
 SMALL_BYTES = MIB  # up to this, an item is held in memory, and committed with others
 PIECE_BYTES = MIB  # of a large one, what is written to its file at once
+PARSED_HERE_BYTES = 256 * KIB  # up to this, parsing takes about a millisecond, and another thread costs as much
+
+R = TypeVar("R")
 
 # What a plain body is. What needs more than a look is in `append`.
 CONTENT_BY_MEDIA: dict[str, Content] = {
@@ -38,7 +45,7 @@ _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-async def append(store: Store, request: Request) -> Response:
+async def append(store: Store, request: Request) -> Response:  # noqa: PLR0911  # one for each kind of body
     """Append what the body holds."""
     options = options_of(request)
     media = request.media_type
@@ -51,12 +58,14 @@ async def append(store: Store, request: Request) -> Response:
         return await _item(store, request, said, options)
     if media == frames.MEDIA_TYPE:
         return await append_group(store, request.name, await batches.prepare(store, request, options))
+    if media == arrow.MEDIA_TYPE:
+        return await _arrow(store, request, options)
     if media in (cloudevents.STRUCTURED, cloudevents.BATCH) or cloudevents.is_binary(request.headers):
         return await _cloud_events(store, request, options)
     if media == LINES:
         body = await request.body(store.limits.body_bytes_max)
-        parsed = lines.parse(body, store.engine.limits, events=request.query.flag("events"))
-        return await append_parsed(store, request.name, parsed, options)
+        parse = partial(lines.parse, body, store.engine.limits, events=request.query.flag("events"))
+        return await append_parsed(store, request.name, await _parsed(store, body, parse), options)
     if media == JSON:
         return await _json(store, request, options)
     content: Content = "text" if media.startswith("text/") else "bson" if media == BSON else "bytes"
@@ -69,15 +78,16 @@ async def _json(store: Store, request: Request, options: dict[str, Any]) -> Resp
     query = request.query
     if query.flag("one") or (not query.flag("events") and body.lstrip()[:1] != b"["):
         return await append_one(store, request.name, body, "json", options)
-    parsed = lines.parse_array(body, store.engine.limits, events=query.flag("events"))
-    return await append_parsed(store, request.name, parsed, options)
+    parse = partial(lines.parse_array, body, store.engine.limits, events=query.flag("events"))
+    return await append_parsed(store, request.name, await _parsed(store, body, parse), options)
 
 
 async def _cloud_events(store: Store, request: Request, options: dict[str, Any]) -> Response:
     """Append CloudEvents: an array, or one; what they say themselves counts."""
     body = await request.body(store.limits.body_bytes_max)
     if request.media_type == cloudevents.BATCH:
-        return await append_parsed(store, request.name, cloudevents.batch(body, store.engine.limits), options)
+        parsed = await _parsed(store, body, partial(cloudevents.batch, body, store.engine.limits))
+        return await append_parsed(store, request.name, parsed, options)
     structured = request.media_type == cloudevents.STRUCTURED
     item = cloudevents.structured(body) if structured else cloudevents.binary(request.headers, body)
     options |= {"type": item.type, "meta": options.get("meta", {}) | item.meta}
@@ -86,20 +96,77 @@ async def _cloud_events(store: Store, request: Request, options: dict[str, Any])
     return await append_one(store, request.name, item.data, item.content, options)
 
 
+async def _arrow(store: Store, request: Request, options: dict[str, Any]) -> Response:
+    """Append the rows of an Arrow stream, in as many batches as they need."""
+    body = await request.body(store.limits.body_bytes_max)
+
+    def prepare(sent: arrow.Sent) -> list[Waiting]:
+        parts = sent.parts()
+        if len(parts) > 1 and not options.keys().isdisjoint(("producer", "expected_version")):
+            raise Invalid(
+                f"the rows need {len(parts)} batches, and a producer or an expected version holds for one",
+                hint="send fewer rows at once",
+                code="bad_parameter",
+            )
+        prepared = []
+        at = 0
+        for part in parts:
+            columns = _with_options(part, options, store.engine.limits)
+            rest = {name: value for name, value in options.items() if name not in ("type", "key", "meta")}
+            group = store.engine.prepare_many(request.name, part.content, columns, part.count, **rest)
+            prepared.append((at, group))
+            at += part.count
+        return _in_one_call(prepared)
+
+    look = partial(arrow.look, body, store.engine.limits, store.limits.arrow_events_max)
+    here = len(body) <= PARSED_HERE_BYTES and "pyarrow" in sys.modules  # which takes long to be loaded
+    sent = look() if here else await store.blocking(look)
+    group = prepare(sent) if here and not sent.grows else await store.blocking(prepare, sent)
+    return await append_group(store, request.name, group) if group else await _nothing(store, request.name, options)
+
+
+async def _parsed(store: Store, body: bytes, parse: Callable[[], R]) -> R:
+    """What parsing a body gives. A large one takes so long that the loop must not wait for it."""
+    return parse() if len(body) <= PARSED_HERE_BYTES else await store.blocking(parse)
+
+
+def _in_one_call(prepared: list[tuple[int, list[Waiting]]]) -> list[Waiting]:
+    """The appends of several parts of a request, of which each tells its rows in the whole, if that is needed."""
+    everything = [waiting for _, group in prepared for waiting in group]
+    if any(waiting.where is not None for waiting in everything):
+        for at, group in prepared:
+            for waiting in group:
+                waiting.where = at + (np.arange(waiting.rows.count) if waiting.where is None else waiting.where)
+    return everything
+
+
 async def append_parsed(store: Store, topic: str, parsed: Parsed, options: dict[str, Any]) -> Response:
     """Append the events that a body holds. A type, key or meta that the request names is of those that have none."""
-    columns = dict(parsed.columns)
-    for kind, value in ((TYPE, options.pop("type", "").encode()), (KEY, options.pop("key", None))):
-        if value and columns.get(kind) is None:
-            columns[kind] = Column(parsed.count, value)
-    meta = options.pop("meta", None)
-    if meta and columns.get(META) is None:
-        columns[META] = Column(parsed.count, encode_meta(meta, store.engine.limits) or b"{}")
+    columns = _with_options(parsed, options, store.engine.limits)
+    for name in ("type", "key", "meta"):
+        options.pop(name, None)
     if not parsed.count:
-        await store.blocking(store.engine.describe, topic)  # NotFound, if there is none
-        return json({"count": 0, "durability": options.get("durability", "fsync"), "runs": []})
+        return await _nothing(store, topic, options)
     group = store.engine.prepare_many(topic, parsed.content, columns, parsed.count, **options)
     return await append_group(store, topic, group)
+
+
+def _with_options(parsed: Parsed, options: dict[str, Any], limits: Limits) -> dict[int, Column | None]:
+    """The columns of events, with the type, key and meta that the request names for those that have none."""
+    columns = dict(parsed.columns)
+    for kind, value in ((TYPE, options.get("type", "").encode()), (KEY, options.get("key"))):
+        if value and columns.get(kind) is None:
+            columns[kind] = Column(parsed.count, value)
+    meta = options.get("meta")
+    if meta and columns.get(META) is None:
+        columns[META] = Column(parsed.count, encode_meta(meta, limits) or b"{}")
+    return columns
+
+
+async def _nothing(store: Store, topic: str, options: dict[str, Any]) -> Response:
+    """The answer to a body without events."""
+    await store.blocking(store.engine.describe, topic)  # NotFound, if there is none
+    return json({"count": 0, "durability": options.get("durability", "fsync"), "runs": []})
 
 
 async def append_group(store: Store, topic: str, group: list[Waiting]) -> Response:
@@ -158,7 +225,7 @@ def told(refs: Refs, group: list[Waiting]) -> dict[str, Any]:
         {"partition": run.partition, "offset": run.offset, "count": run.count, "id": id_text(run.ticks, run.node)}
         for run in refs.runs
     ]
-    if len(group) > 1:
+    if len(group) > 1 and any(part.where is not None for part in group):
         for run, part in zip(runs, group, strict=True):
             run["rows"] = [] if part.where is None else part.where.tolist()
     return {"count": len(refs), "durability": refs.durability, "runs": runs}

@@ -45,7 +45,7 @@ async def follow(store: Store, topic: str, start: Places, filters: dict[str, Any
             async for piece in store.pump(batches.encode_all(some)):
                 yield piece
 
-    return Response(200, _headers(cursor.uuid, cursor.offsets), body())
+    return Response(200, _headers(cursor.uuid, cursor.offsets), body(), waits=True)
 
 
 async def prepare(store: Store, request: Request, options: dict[str, Any]) -> list[Waiting]:

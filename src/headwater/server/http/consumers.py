@@ -15,7 +15,7 @@ from headwater.event import At, Event
 from headwater.format import jsonl
 from headwater.server.http.errors import response_of
 from headwater.server.http.message import Query, Request, Response, json
-from headwater.server.members import Formats, Settlement, State
+from headwater.server.member import Formats, Settlement, State
 from headwater.server.store import Store
 
 NDJSON = "application/x-ndjson"

@@ -228,17 +228,27 @@ class Stream(Protocol):
 class Response:
     """An answer. An iterator or a stream is sent as it comes, and closed when the client leaves."""
 
-    __slots__ = ("body", "headers", "status")
+    __slots__ = ("body", "headers", "status", "waits")
 
     def __init__(
         self,
         status: int = 200,
         headers: Headers = (),
         body: bytes | AsyncIterator[bytes] | Stream = b"",
+        *,
+        waits: bool = False,
     ) -> None:
+        """`waits` says that the body may have nothing for long: a client that sends no more has left then."""
+        self.waits = waits
         self.status = status
         self.headers = headers
         self.body = body
+
+
+def whole(response: Response) -> bytes:
+    """The body of an answer that is in memory."""
+    assert isinstance(response.body, bytes)
+    return response.body
 
 
 def json(value: Any, status: int = 200, headers: Headers = ()) -> Response:

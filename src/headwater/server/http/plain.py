@@ -16,7 +16,7 @@ from headwater.errors import HeadwaterError
 from headwater.event import Content, id_text
 from headwater.server.commits import Group
 from headwater.server.http.appending import CONTENT_BY_MEDIA
-from headwater.server.http.message import Query
+from headwater.server.http.message import Query, whole
 from headwater.server.http.target import parts_of
 
 if TYPE_CHECKING:
@@ -73,20 +73,29 @@ class PlainAppends:
         self._heads: dict[bytes, Head] = {}
         app.store.commits.write_answers(self.write)
 
-    def find(self, data: bytes, end: int) -> Head | None:
+    def find(self, connection: Connection, data: bytes, end: int) -> Head | None:
         """What a head means that ends at `end`, if the data is a whole request with a head that was seen before."""
-        head = self._heads.get(data[:end])
+        sent = data[:end]
+        head = self._heads.get(sent)
+        if head is None and sent == connection.secret_head[0]:
+            head = connection.secret_head[1]
         return head if head is not None and len(data) - end == head.length else None
 
-    def remember(self, data: bytes, head: Head) -> None:
-        """Remember the head that a request began with. The data is what came of it at once: not always all of it."""
+    def remember(self, connection: Connection, data: bytes, head: Head) -> None:
+        """Remember the head that a request began with. The data is what came of it at once: not always all of it.
+
+        One with a password or token is the connection's own, and forgotten with it.
+        """
         end = data.find(b"\r\n\r\n") + 4
         if "key" in head.options:
             return  # it will be another one next time
         if end <= HEAD_BYTES_MAX and head.headers.get("content-length") == str(len(data) - end):
+            head.length = len(data) - end
+            if "authorization" in head.headers:
+                connection.secret_head = data[:end], head
+                return
             if len(self._heads) >= HEADS_MAX:
                 self._heads.clear()
-            head.length = len(data) - end
             self._heads[data[:end]] = head
 
     def learn(self, url: bytes, headers: dict[str, str]) -> Head | None:
@@ -157,7 +166,7 @@ class PlainAppends:
     def finish(self, answer: Answer) -> None:
         """Do what is left when an answer was written, or could not be."""
         answer.finished = True
-        rows, status, connection = answer.waiting.rows, 200, answer.connection
+        rows, connection, response = answer.waiting.rows, answer.connection, None
         if answer.written:
             connection.answered_plainly()
         elif rows.error is None:
@@ -165,13 +174,14 @@ class PlainAppends:
         else:
             response = self._app.failure(rows.error)
             connection.answer_at_once(response)
-            status = response.status
+        status = 200 if response is None else response.status
         seconds = perf_counter() - answer.begun
         self._answered(status, seconds)
         access_log = self._metrics.access_log
         if access_log is not None:
             asked = connection.client.address, answer.user, "POST", answer.head.url.decode("latin-1"), PATTERN
-            access_log.note(*asked, status, rows.size, 0, seconds)
+            sent = len(str(rows.offset)) if response is None else len(whole(response))
+            access_log.note(*asked, status, rows.size, sent, seconds)
 
 
 class Way:

@@ -11,141 +11,33 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import httptools
 
 from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.server import tls
+from headwater.server.http.body import Body
 from headwater.server.http.errors import of_status, response_of
-from headwater.server.http.message import Client, Request, Response, Stream
+from headwater.server.http.head import SAFE, head
+from headwater.server.http.message import Client, Request, Response, Stream, whole
 from headwater.server.http.plain import Answer, Head, Way
 from headwater.server.http.target import parts_of
 
 if TYPE_CHECKING:
     from headwater.limits import ServerLimits
-    from headwater.server.http.app import App
+    from headwater.server.http.connections import Connections
     from headwater.server.scopes import User
 
-SWEEP_S = 1.0
 BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
 LINGER_S = 2.0  # how long a refused upload is read and thrown away, so that the client can read why
 LINGER_BYTES = 1024 * 1024  # an unread rest of a body up to this is read, and the connection kept
 PIPELINED_REFUSED = 16  # times `pipelined_max`, which came in one piece: the rest is not even parsed
 NEVER = float("inf")
 
-_PHRASES = {
-    200: b"OK",
-    204: b"No Content",
-    400: b"Bad Request",
-    401: b"Unauthorized",
-    403: b"Forbidden",
-    404: b"Not Found",
-    405: b"Method Not Allowed",
-    406: b"Not Acceptable",
-    408: b"Request Timeout",
-    409: b"Conflict",
-    410: b"Gone",
-    413: b"Content Too Large",
-    415: b"Unsupported Media Type",
-    417: b"Expectation Failed",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    501: b"Not Implemented",
-    503: b"Service Unavailable",
-}
-SAFE = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"  # nothing of a log is for others' caches
 _PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
 _PLAIN_LAST = _PLAIN + b"connection: close\r\n"
-
-
-class Connections:
-    """All connections of a server: their number, their deadlines, their end."""
-
-    def __init__(self, app: App, limits: ServerLimits, loop: asyncio.AbstractEventLoop) -> None:
-        self.app = app
-        self.limits = limits
-        self.loop = loop
-        self.open: set[Connection] = set()
-        self.stopping = False
-        self._timer = loop.call_later(SWEEP_S, self._sweep)
-
-    def __call__(self) -> Connection:
-        """A new one, for `loop.create_server`."""
-        return Connection(self)
-
-    def stop(self) -> None:
-        """Answer what was asked, end streams properly, and take no more requests."""
-        self.stopping = True
-        for connection in list(self.open):
-            connection.stop()
-
-    def abort(self) -> None:
-        """End all connections now."""
-        self._timer.cancel()
-        for connection in list(self.open):
-            connection.abort()
-
-    def _sweep(self) -> None:
-        now = self.loop.time()
-        for connection in [each for each in self.open if each.deadline < now]:
-            connection.expire()
-        self._timer = self.loop.call_later(SWEEP_S, self._sweep)
-
-
-class Body:
-    """The body of one request on its way in."""
-
-    __slots__ = (
-        *("connection", "dropped", "expected", "failure", "pieces", "received", "size", "taken", "waiter", "whole"),
-    )
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.pieces: deque[bytes] = deque()
-        self.size = 0  # of the pieces that wait
-        self.received = 0  # in all
-        self.whole = False  # whether all of it has arrived
-        self.taken = False  # whether its request has begun to be answered, or waits for that
-        self.dropped = False  # whether the request was answered without it
-        self.expected = False  # whether the client waits for a word before it sends
-        self.failure: BaseException | None = None
-        self.waiter: asyncio.Future[None] | None = None
-
-    async def receive(self) -> bytes:
-        """The next piece; b"" at the end."""
-        while not self.pieces:
-            if self.failure is not None:
-                raise self.failure
-            if self.whole:
-                return b""
-            self.connection.more_wanted(self)
-            self.waiter = self.connection.loop.create_future()
-            await self.waiter
-        piece = self.pieces.popleft()
-        self.size -= len(piece)
-        return piece
-
-    def put(self, piece: bytes) -> None:
-        self.pieces.append(piece)
-        self.size += len(piece)
-        self.received += len(piece)
-        if self.waiter is not None:
-            self._wake()
-
-    def end(self) -> None:
-        self.whole = True
-        self._wake()
-
-    def fail(self, error: BaseException) -> None:
-        if not self.whole and self.failure is None:
-            self.failure = error
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self.waiter = self.waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
 
 class Connection(asyncio.Protocol):
@@ -153,11 +45,11 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (  # found quicker than what is in a dictionary, and every request looks for dozens
         *("app", "client", "connections", "deadline", "limits", "loop", "sent"),
-        *("granted_head", "granted_user", "plain_answer", "_plain", "_plain_keep", "_way"),
+        *("granted_head", "granted_user", "secret_head", "plain_answer", "_plain", "_plain_keep", "_way"),
         *("_begun", "_body", "_header_bytes", "_headers", "_silent_bytes", "_twice", "_url"),
         *("_answering", "_begun_s", "_busy", "_chunked", "_full", "_head_only", "_http10", "_keep_alive", "_over"),
         *("_metrics", "_parser", "_reading", "_request", "_room", "_status", "_stream", "_task", "_transport"),
-        "_waiting",
+        *("_waiting", "_waits"),
     )
 
     def __init__(self, connections: Connections) -> None:
@@ -187,6 +79,7 @@ class Connection(asyncio.Protocol):
         self._request: Request | None = None
         self._status = 0
         self._begun_s = 0.0
+        self._waits = False  # for what may come late, or never
         self._stream: Stream | None = None
         self._answering: Body | None = None
         self._head_only = False
@@ -201,6 +94,7 @@ class Connection(asyncio.Protocol):
         self._way: Way | None = None
         self.granted_user: User | None = None  # who was last allowed to append so
         self.granted_head: Head | None = None
+        self.secret_head: tuple[bytes, Head | None] = b"", None  # with a password or token
         self._plain_keep = True  # whether the connection goes on after it
 
     # The transport
@@ -211,7 +105,7 @@ class Connection(asyncio.Protocol):
             self._metrics.connections_refused += 1
             self._over = True
             refused = of_status(503, "there are too many connections", "overloaded", "try again soon")
-            self._transport.write(head(refused, length=len(bytes_of(refused)), close=True) + bytes_of(refused))
+            self._transport.write(head(refused, length=len(whole(refused)), close=True) + whole(refused))
             self._transport.close()
             return
         self.connections.open.add(self)
@@ -253,7 +147,8 @@ class Connection(asyncio.Protocol):
         if self._body is not None and not self._body.whole:
             self._body.fail(ConnectionResetError("the body ended too early"))
         self._over = True
-        return (self._busy or bool(self._waiting)) and self._stream is None and not self.client.secure
+        ended = self._stream is not None or self._waits
+        return (self._busy or bool(self._waiting)) and not ended and not self.client.secure
 
     def pause_writing(self) -> None:
         self._full = True
@@ -298,19 +193,19 @@ class Connection(asyncio.Protocol):
         elif self._body is not None:
             self.deadline = self.loop.time() + self.limits.body_idle_s
         elif first and self._plain is not None and self._plain_keep:
-            self.app.plain.remember(data, self._plain)
+            self.app.plain.remember(self, data, self._plain)
 
     def _take_known(self, data: bytes) -> bool:
         """Take a plain append whose head was seen before, as a whole: it need not be parsed again."""
         end = data.find(b"\r\n\r\n") + 4
         plain = self.app.plain
-        head = plain.find(data, end)
+        head = plain.find(self, data, end)
         if head is None:
             return False
         self._busy = plain.take(self, head, data[end:])
         if self._busy:
             self._plain_keep = True
-            self._header_bytes = 0
+            self._silent_bytes = 0
             self.deadline = NEVER
         return self._busy
 
@@ -433,7 +328,7 @@ class Connection(asyncio.Protocol):
         """The same, with any answer that is whole."""
         if self._transport.is_closing():
             return
-        data = bytes_of(response)
+        data = whole(response)
         if self.connections.stopping:
             self._plain_keep = False
         self._transport.write(head(response, length=len(data), close=not self._plain_keep) + data)
@@ -481,7 +376,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = request.keep_alive
         self._http10 = request.http10
         self._head_only = request.method == "HEAD"
-        self._request, self._status, self.sent, self._begun_s = request, 0, 0, self.loop.time()
+        self._request, self._status, self.sent, self._begun_s = request, 0, 0, perf_counter()
         if not self._reading and len(self._waiting) <= self.limits.pipelined_max and body.size <= BODY_BYTES_READY:
             self._reading = True
             self._transport.resume_reading()
@@ -491,6 +386,11 @@ class Connection(asyncio.Protocol):
         await self._wait_for_room()  # a client that asks and asks, and reads no answers, must not fill the memory
         response = await self.app.answer(request)
         self._status = response.status
+        self._waits = response.waits
+        if self._waits and self._over:  # the client has left before it began
+            await _let_go(response)
+            self._transport.close()
+            return
         if self._transport.is_closing():
             await _let_go(response)
             return
@@ -506,7 +406,7 @@ class Connection(asyncio.Protocol):
             self._send_stream(response, response.body, body)
 
     def _send_whole(self, response: Response, body: Body) -> None:
-        data = bytes_of(response)
+        data = whole(response)
         close = self._closes(body)
         answer = head(response, length=len(data), close=close)
         self._transport.write(answer if self._head_only else answer + data)
@@ -619,7 +519,7 @@ class Connection(asyncio.Protocol):
         if request is not None:
             self._metrics.bytes_sent += self.sent
             received = self._answering.received if self._answering is not None else 0
-            self.app.ended(request, self._status, received, self.sent, self.loop.time() - self._begun_s)
+            self.app.ended(request, self._status, received, self.sent, perf_counter() - self._begun_s)
 
     def _linger(self) -> None:
         """Let the client read the answer before the connection is reset under the rest of its upload."""
@@ -679,7 +579,7 @@ class Connection(asyncio.Protocol):
                 if body is not None:
                     body.fail(Invalid("the body cannot be read", code="bad_request"))
             return
-        data = bytes_of(response)
+        data = whole(response)
         self.app.refused(response)
         self._transport.write(head(response, length=len(data), close=True) + data)
         self._linger()
@@ -687,27 +587,6 @@ class Connection(asyncio.Protocol):
     def _stop_reading(self) -> None:
         self._keep_alive = self._plain_keep = False
         self._over = True
-
-
-def head(response: Response, *, length: int | None, close: bool, chunked: bool = True) -> bytes:
-    """The status line and the headers of an answer."""
-    lines = [b"HTTP/1.1 %d %b\r\n" % (response.status, _PHRASES.get(response.status, b"Status")), SAFE]
-    lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers]
-    if length is not None:
-        if response.status != 204:
-            lines.append(b"content-length: %d\r\n" % length)
-    elif chunked:
-        lines.append(b"transfer-encoding: chunked\r\n")
-    if close:
-        lines.append(b"connection: close\r\n")
-    lines.append(b"\r\n")
-    return b"".join(lines)
-
-
-def bytes_of(response: Response) -> bytes:
-    """The body of an answer that is whole."""
-    assert isinstance(response.body, bytes)
-    return response.body
 
 
 # As clients write them, to save the work; others are made lower case one by one.

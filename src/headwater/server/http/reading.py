@@ -17,7 +17,7 @@ from headwater.limits import PARTITIONS_MAX
 from headwater.server.http import batches, sse
 from headwater.server.http.message import Query, Request, Response
 from headwater.server.store import Store
-from headwater.server.wire import items, lines
+from headwater.server.wire import arrow, items, lines
 from headwater.server.wire.pieces import PIECE_BYTES, Cut
 
 Encode = Callable[[Iterable[EventBatch], Cut | None], Iterator[bytes]]
@@ -38,7 +38,7 @@ ITEMS = Format("items", "application/octet-stream", items.encode, names_partitio
 SSE = Format("sse", "text/event-stream", None)
 LINES = Format("ndjson", "application/x-ndjson", lines.encode_all)
 ARRAY = Format("json", "application/json", lines.encode_array, can_wait=False)
-ARROW = Format("arrow", "application/vnd.apache.arrow.stream", None, can_wait=False)
+ARROW = Format("arrow", arrow.MEDIA_TYPE, None, can_wait=False)
 BATCHES = Format("batches", frames.MEDIA_TYPE, None)
 FORMATS = (ITEMS, SSE, LINES, ARRAY, ARROW, BATCHES)
 
@@ -70,7 +70,7 @@ async def read(store: Store, request: Request) -> Response:
         found = await store.feeds.follow(
             topic, start=asked.start, stop=asked.cut.end, wait=True, bytes_max=PIECE_BYTES, **asked.filters
         )
-        return Response(200, headers, _follow(store, found, format.encode, asked.cut))
+        return Response(200, headers, _follow(store, found, format.encode, asked.cut), waits=True)
     pieces = await store.blocking(_pieces, store, request, format, asked)
     first = await store.blocking(next, pieces, b"")  # which raises what is to be told before the answer begins
     return Response(200, headers, _prepend(first, store.pump(pieces)))
@@ -108,7 +108,8 @@ def _pieces(store: Store, request: Request, format: Format, asked: Asked) -> Ite
     end: At = "latest" if asked.cut.end is None else asked.cut.end
     found = store.engine.read_batches(request.name, start=asked.start, end=end, **asked.filters)
     if format is ARROW:
-        raise NotImplementedError
+        columns = request.query.text("columns")
+        return arrow.encode(found, asked.cut, None if columns is None else columns.split(","))
     assert format.encode is not None
     return format.encode(found, asked.cut)
 
@@ -116,7 +117,8 @@ def _pieces(store: Store, request: Request, format: Format, asked: Asked) -> Ite
 async def _follow(
     store: Store, found: AsyncIterator[list[EventBatch]], encode: Encode, cut: Cut
 ) -> AsyncIterator[bytes]:
-    if cut.done:
+    over = cut.done
+    if over:
         return
     async for some in found:
         async for piece in store.pump(encode(some, cut)):

@@ -120,7 +120,7 @@ async def respond(
         opening += form.gap(gap, cursor.offsets, after)
     offsets, bytes_max = cursor.offsets, store.limits.feed_chunk_bytes
     follow = await store.feeds.follow(topic, start=offsets, stop=stop, wait=wait, bytes_max=bytes_max, **selection)
-    return Response(200, HEADERS, _pieces(store, follow, form, opening, offsets, end))
+    return Response(200, HEADERS, _pieces(store, follow, form, opening, offsets, end), waits=wait)
 
 
 def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tuple[Events, dict[str, Any]]:

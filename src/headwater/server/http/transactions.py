@@ -17,7 +17,7 @@ from headwater.format import jsonl
 from headwater.format.jsonl import Line
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
-from headwater.server.members import RemoteMember, member_gone
+from headwater.server.member import RemoteMember, member_gone
 from headwater.server.store import Store
 
 Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]

@@ -209,7 +209,7 @@ def parse(body: bytes, limits: Limits, *, events: bool = False) -> Parsed:
 
     Raises TooLarge for more lines than `batch_events_max`, blank ones among them, or more bytes than the limits allow.
     """
-    lines = body.count(b"\n") + (not body.endswith(b"\n") and bool(body))
+    lines = _line_feeds(body) + (not body.endswith(b"\n") and bool(body))
     if lines > limits.batch_events_max:
         raise too_many(lines, limits)
     if len(body) - lines > limits.batch_bytes_max:
@@ -264,6 +264,12 @@ def _json(columns: list[Column], limits: Limits) -> Parsed:
     return Parsed("json", found, count)
 
 
+def _line_feeds(body: bytes) -> int:
+    """How many there are; `bytes.count` takes several times as long."""
+    raw = np.frombuffer(body, np.uint8)
+    return sum(int(np.count_nonzero(raw[at : at + _BLOCK_BYTES] == 10)) for at in range(0, len(raw), _BLOCK_BYTES))
+
+
 def _blocks(body: bytes) -> Iterator[bytes]:
     """The body in blocks of whole lines; one that is larger than usual has one line."""
     at, end = 0, len(body)
@@ -286,12 +292,13 @@ def _column(block: bytes) -> Column:
     data = b"".join(raws)
     raw = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(raw == 10)
+    feeds = len(ends)
     if not block.endswith(b"\n"):
         ends = np.append(ends, len(block))
     count = len(ends)
     # As many values as lines, and none that goes over two: so each line has one. The line feeds are all that is left
     # out, so that their positions tell the lengths.
-    if len(raws) != count or len(data) + block.count(b"\n") != len(block) or b"\n" in data:
+    if len(raws) != count or len(data) + feeds != len(block) or b"\n" in data:
         return _column_slowly(block)
     offsets = np.zeros(count + 1, np.int32)
     offsets[1:] = ends - np.arange(count)

@@ -53,7 +53,7 @@ def too_long(size: int, limits: Limits) -> TooLarge:
     """The events have more bytes than one request may append."""
     return TooLarge(
         f"the events have {size} bytes, and one request may have {limits.batch_bytes_max}",
-        hint="send them in several requests, or as Arrow, which is split",
+        hint="send them in several requests",
         limit="batch_bytes_max",
         maximum=limits.batch_bytes_max,
         size=size,

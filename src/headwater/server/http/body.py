@@ -1,0 +1,65 @@
+"""The body of a request between the connection, which receives it, and the handler, which takes it when it likes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headwater.server.http.protocol import Connection
+
+
+class Body:
+    """The body of one request on its way in."""
+
+    __slots__ = (
+        *("connection", "dropped", "expected", "failure", "pieces", "received", "size", "taken", "waiter", "whole"),
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.pieces: deque[bytes] = deque()
+        self.size = 0  # of the pieces that wait
+        self.received = 0  # in all
+        self.whole = False  # whether all of it has arrived
+        self.taken = False  # whether its request has begun to be answered, or waits for that
+        self.dropped = False  # whether the request was answered without it
+        self.expected = False  # whether the client waits for a word before it sends
+        self.failure: BaseException | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    async def receive(self) -> bytes:
+        """The next piece; b"" at the end."""
+        while not self.pieces:
+            if self.failure is not None:
+                raise self.failure
+            if self.whole:
+                return b""
+            self.connection.more_wanted(self)
+            self.waiter = self.connection.loop.create_future()
+            await self.waiter
+        piece = self.pieces.popleft()
+        self.size -= len(piece)
+        return piece
+
+    def put(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+        self.size += len(piece)
+        self.received += len(piece)
+        if self.waiter is not None:
+            self._wake()
+
+    def end(self) -> None:
+        self.whole = True
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.whole and self.failure is None:
+            self.failure = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

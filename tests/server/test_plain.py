@@ -1,0 +1,254 @@
+"""Plain appends: heads that are not parsed again, and answers that another thread writes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from headwater.engine.waiting import Waiting
+from headwater.server.http.app import App
+from headwater.server.http.message import Client
+from headwater.server.http.plain import Answer as PlainAnswer
+from headwater.server.http.plain import PlainAppends, Way
+from headwater.server.http.protocol import Connection
+from headwater.server.metrics import Metrics
+from headwater.server.scopes import EVERYONE, NOBODY
+from headwater.storage.rows import Rows
+from tests.server.people import add, revoke
+from tests.server.process import served
+from tests.server.serving import WAIT_S, Answer, Server, answers, serving
+
+AT = "/topic/orders/items"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("served") / "data") as running:
+        running.http.put("/topic/orders").raise_for_status()
+        yield running
+
+
+def post(data: bytes, query: str = "", headers: str = "") -> bytes:
+    return (
+        f"POST {AT}{query} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data
+    )
+
+
+def receive(connection: socket.socket, count: int) -> list[Answer]:
+    """So many answers, and nothing more."""
+    received = b""
+    while received.count(b"\r\n\r\n") < count or not received[-1:].isdigit():
+        piece = connection.recv(1 << 16)
+        assert piece, received
+        received += piece
+    found = answers(received)
+    assert len(found) == count
+    return found
+
+
+def ask(connection: socket.socket, *requests: bytes) -> list[Answer]:
+    connection.sendall(b"".join(requests))
+    return receive(connection, len(requests))
+
+
+def stored(server: Server, answer: Answer) -> bytes:
+    """What lies where the answer says."""
+    assert answer.status == 200, answer
+    return server.http.get(f"{AT}?from={int(answer.body)}&max_items=1").content[12:]
+
+
+def test_a_head_that_was_seen_before_comes_with_another_body(server: Server) -> None:
+    with server.connect() as connection, server.connect() as other:
+        for data in (b"one", b"two", b"", b"", b"three", b"\r\n\r\n", b"POST", b"\r\n\r\n"):
+            assert stored(server, *ask(connection, post(data))) == data
+            assert stored(server, *ask(other, post(data))) == data
+
+
+def test_a_head_that_was_seen_before_comes_in_pieces_and_in_crowds(server: Server) -> None:
+    whole = post(b"0123456789")
+    with server.connect() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ask(connection, whole)
+        for cut in range(1, len(whole), 7):
+            connection.sendall(whole[:cut])
+            assert stored(server, *ask(connection, whole[cut:])) == b"0123456789"
+        found = [stored(server, answer) for answer in ask(connection, whole, post(b"another"), whole)]
+        assert found == [b"0123456789", b"another", b"0123456789"]
+        assert stored(server, *ask(connection, whole)) == b"0123456789"
+
+
+def test_what_the_address_says_holds_for_each(server: Server) -> None:
+    with server.connect() as connection:
+        for _ in range(3):
+            for type, durability in (("a", "os"), ("b", "fsync")):
+                (answer,) = ask(connection, post(b"x", f"?type={type}&durability={durability}"))
+                assert answer.headers["headwater-durability"] == durability
+                event = server.http.get(f"{AT}?from={int(answer.body)}&max_items=1&format=json").json()[0]
+                assert (event["type"], event["id"]) == (type, answer.headers["headwater-id"])
+
+
+def test_a_head_that_ends_the_connection_does_so_each_time(server: Server) -> None:
+    for _ in range(3):
+        with server.connect() as connection:
+            (answer,) = ask(connection, post(b"last", headers="Connection: close\r\n"))
+            assert stored(server, answer) == b"last"
+            assert answer.headers["connection"] == "close"
+            assert connection.recv(1) == b""
+
+
+def test_a_topic_that_was_deleted_is_not_found_by_its_old_head(server: Server) -> None:
+    head = post(b"x").replace(b"orders", b"passing")
+    with server.connect() as connection:
+        for _ in range(2):
+            server.http.put("/topic/passing").raise_for_status()
+            for _ in range(2):
+                assert [answer.status for answer in ask(connection, head)] == [200]
+            server.http.delete("/topic/passing").raise_for_status()
+            connection.sendall(head)
+            received = connection.recv(1 << 16)
+            assert answers(received)[0].status == 404
+
+
+def test_nobody_gets_the_answer_of_one_who_left(server: Server) -> None:
+    """A connection that is closed leaves its number to the next one, while its answer is under way."""
+
+    def leave(number: int) -> None:
+        for _ in range(150):
+            with server.connect() as connection:
+                connection.sendall(post(b"leaving %d" % number))
+
+    def stay(number: int) -> None:
+        for turn in range(100):
+            with server.connect() as connection:
+                for again in range(2):
+                    data = b"staying %d %d %d" % (number, turn, again)
+                    (answer,) = ask(connection, post(data))
+                    expected.append((int(answer.body), data))
+
+    expected: list[tuple[int, bytes]] = []
+    with ThreadPoolExecutor(8) as threads:
+        work = [threads.submit(each, number) for number in range(4) for each in (leave, stay)]
+        for each in work:
+            each.result()
+    for place, data in expected[::20]:
+        assert server.http.get(f"{AT}?from={place}&max_items=1").content[12:] == data
+    assert len({place for place, _ in expected}) == len(expected)
+
+
+def test_a_way_leads_to_its_connection_after_the_loop_has_closed_it() -> None:
+    near, far = socket.socketpair()
+    way = Way(near.fileno())
+    number = near.fileno()
+    near.close()
+    others = [socket.socketpair() for _ in range(3)]
+    assert number in [each.fileno() for pair in others for each in pair]  # as the next connection would have it
+    os.write(way.number, b"answer")
+    assert far.recv(100) == b"answer"
+    del way
+    assert far.recv(100) == b""  # nobody else holds it
+    for each in (far, *(each for pair in others for each in pair)):
+        each.close()
+
+
+def test_an_answer_that_finds_no_room_is_left_to_the_loop() -> None:
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    plain, connection, waiting = _one_append()
+    connection.way = lambda: Way(near.fileno())
+    (roomy, crowded), rests = _taken(plain, connection, 2), connection.rests
+    plain.write([(waiting, roomy)])
+    plain.finish(roomy)
+    assert rests == []
+    assert far.recv(1000) == roomy.data
+    with suppress(BlockingIOError):
+        while True:
+            near.send(bytes(1000))
+    plain.write([(waiting, crowded)])
+    assert not crowded.written
+    crowded.sent = 7  # as if there had been a little room
+    plain.finish(crowded)
+    assert rests == [crowded.data[7:]]
+    near.close()
+    far.close()
+
+
+def test_while_something_waits_to_be_written_only_the_loop_writes() -> None:
+    near, far = socket.socketpair()
+    connections: Any = SimpleNamespace(app=SimpleNamespace(store=SimpleNamespace(metrics=None)), loop=None, limits=None)
+    connection, size = Connection(connections), 0
+    connection._transport = SimpleNamespace(get_write_buffer_size=lambda: size, get_extra_info=lambda _: near)
+    assert connection.way() is not None
+    size = 1
+    assert connection.way() is None
+    size = 0
+    connection.client = Client(secure=True)
+    assert connection.way() is None
+    near.close()
+    far.close()
+
+
+def test_who_asks_is_looked_up_for_each_request() -> None:
+    plain, connection, _ = _one_append()
+    _taken(plain, connection, 2)
+    for user in (NOBODY, None):
+        connection.user = user
+        head = plain.learn(b"/topic/orders/items", {"host": "localhost"})
+        assert head is not None
+        assert not plain.take(connection, head, b"x")
+
+
+def _one_append() -> tuple[PlainAppends, Any, Any]:
+    """Plain appends without a server, a connection to them, and what is appended."""
+    waiting = Waiting(
+        cast(Any, None), cast(Any, SimpleNamespace(node=1, place=SimpleNamespace(partition=0))), Rows("bytes", True)
+    )
+    connection = SimpleNamespace(user=EVERYONE, rests=[], client=None, granted_user=None, granted_head=None)
+    connection.way, connection.plain_head = lambda: None, b"HTTP/1.1 200 OK\r\n"
+    connection.answer_plainly, connection.answered_plainly = connection.rests.append, lambda: None
+    store = SimpleNamespace(
+        engine=SimpleNamespace(prepare=lambda *_, **__: waiting),
+        access=SimpleNamespace(known=lambda *_: connection.user),
+        commits=SimpleNamespace(submit=lambda *_: None, write_answers=lambda _: None),
+        metrics=Metrics(),
+    )
+    return PlainAppends(cast(App, SimpleNamespace(store=store, host_is_fine=lambda *_: True))), connection, waiting
+
+
+def _taken(plain: PlainAppends, connection: Any, count: int) -> list[PlainAnswer]:
+    """The answers to so many appends with one head."""
+    head = plain.learn(b"/topic/orders/items", {"host": "localhost"})
+    assert head is not None
+    found = []
+    for _ in range(count):
+        assert plain.take(connection, head, b"x")
+        found.append(connection.plain_answer)
+    return found
+
+
+def test_who_may_no_more_is_not_let_in_by_an_old_head(tmp_path: Path) -> None:
+    users = tmp_path / "users.json"
+    token = add(users, "shop", "append,admin:*", token=True)
+    with served(tmp_path / "data", "--auth", str(users)) as running:
+        said = f"Authorization: Bearer {token}\r\n"
+        with socket.create_connection(("127.0.0.1", running.port), WAIT_S) as connection:
+            connection.sendall(f"PUT /topic/orders HTTP/1.1\r\nHost: localhost\r\n{said}\r\n".encode())
+            connection.recv(1 << 16)
+            for _ in range(3):
+                assert [answer.status for answer in ask(connection, post(b"x", headers=said))] == [200]
+            with socket.create_connection(("127.0.0.1", running.port), WAIT_S) as stranger:
+                stranger.sendall(post(b"x"))
+                assert answers(stranger.recv(1 << 16))[0].status == 401
+            revoke(users, "shop")
+            status = 200
+            while status == 200:  # for a second at most
+                connection.sendall(post(b"x", headers=said))
+                status = answers(connection.recv(1 << 16))[0].status
+            assert status == 401
