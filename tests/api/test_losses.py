@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,6 +194,25 @@ def test_followers_get_every_event_once_through_breaks(server: Server, broken: P
         assert offsets == list(range(150))
 
 
+def test_what_failed_lets_go_of_its_connection_without_the_collector(server: Server) -> None:
+    with proxied(server, "pass") as proxy, open_remote(proxy.url) as hw:
+        hw.append("let go", b"x")
+        gc.disable()
+        try:
+            follower = hw.follow("let go", timeout=20)
+            proxy.cut_all()  # so that it is asked for again
+            hw.append("let go", b"y")
+            assert next(follower).data == b"y"
+            hw.delete("let go")
+            with contextlib.suppress(NotFound):
+                next(follower)
+            left = weakref.ref(follower._batches)
+            del follower
+            assert left() is None
+        finally:
+            gc.enable()
+
+
 def test_a_server_that_is_killed_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     with (
         serving(tmp_path / "data") as first,
@@ -219,6 +241,29 @@ def test_a_server_that_is_killed_loses_nothing_and_doubles_nothing(tmp_path: Pat
         over.set()
         restarting.join()
     assert found == Counter(b"%d-%d" % (n, i) for n in range(THREADS) for i in range(60))
+
+
+def test_followers_go_on_when_a_server_ends_and_another_begins(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path / "data") as first,
+        proxied(first, "pass") as proxy,
+        open_remote(proxy.url, retry=30.0) as hw,
+    ):
+        hw.append("restarted", b"0")
+        follower = hw.follow("restarted", start="earliest", timeout=40)
+        assert next(follower).data == b"0"
+        found: list[bytes | None] = []
+        following = threading.Thread(target=lambda: found.extend(next(follower).data for _ in range(2)))
+        following.start()
+        hw.append("restarted", b"1")
+        first.process.terminate()
+        assert first.process.wait(30) == 0
+        with serving(tmp_path / "data") as second:
+            proxy.target = second.host, second.port
+            hw.append("restarted", b"2")
+            following.join(40)
+            follower.stop()
+    assert found == [b"1", b"2"]
 
 
 def test_a_server_that_never_answered_is_told_of_at_once(tmp_path: Path) -> None:

@@ -485,6 +485,22 @@ def test_following_ends_after_its_timeout(hw: Log, topic: str) -> None:
     assert datas(hw.follow(topic, start="earliest", timeout=0.2)) == [b"x"]
     assert timedelta(seconds=0.2) <= datetime.now(UTC) - began < timedelta(seconds=15)
     assert datas(hw.follow(topic, timeout=0)) == []
+    follower = hw.follow(topic, start="earliest", timeout=0)
+    assert datas(follower) == [b"x"]  # what is there is not waited for
+    hw.append(topic, b"y")
+    assert next(hw.follow(topic, start=1, timeout=20)).data == b"y"
+
+
+def test_a_follower_that_ended_can_be_asked_again(hw: Log, topic: str) -> None:
+    hw.create(topic)
+    follower = hw.follow(topic, timeout=0.1)
+    for n in range(3):
+        assert datas(follower) == []
+        hw.append(topic, b"%d" % n)
+        assert next(iter(hw.read(topic, start=n))).offset == n
+        follower._timeout = 20
+        assert next(follower).data == b"%d" % n
+        follower._timeout = 0.1
 
 
 def test_following_is_stopped_from_another_thread(hw: Log, topic: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Self
@@ -50,19 +50,32 @@ class Batches(Iterator[EventBatch]):
     """The batches of one read. It asks when it is made, and so raises then what is wrong with the question."""
 
     def __init__(
-        self, transport: Transport, topic: str, query: dict[str, Any], partition: int | None, blob_bytes_in_memory: int
+        self,
+        transport: Transport,
+        topic: str,
+        query: dict[str, Any],
+        partition: int | None,
+        blob_bytes_in_memory: int,
+        uuid: UUID | None = None,
     ) -> None:
+        """`uuid` is that of the topic, where it must be the same as before."""
+        self.uuid = uuid
         self._transport = transport
         self._topic = topic
         self._query = {**query, "partition": partition}
         self._partition = partition
         self._in_memory = blob_bytes_in_memory
         self._reverse = bool(query.get("reverse"))
-        self._uuid: UUID | None = None
         self._found: deque[EventBatch] = deque()
         self._tries = 0
         self._failed_s = 0.0
+        self._cut = False
         self._open()
+
+    @property
+    def ends(self) -> list[int]:
+        """Where it ends in each partition; empty if it waits for more."""
+        return self._ends
 
     @property
     def several(self) -> bool:
@@ -85,10 +98,13 @@ class Batches(Iterator[EventBatch]):
                 return True
             self._stream.close()
             self._decoder.finish()
+            if self._query.get("wait_for_more"):
+                raise Broken("the server has ended it", sent=True)  # because it stops, or the topic is gone
         except Broken as error:
             self._stream.close()
-            self._begin_again(error)
-            return True
+            if not self._cut:
+                self._begin_again(error)
+                return True
         return False
 
     def found(self) -> EventBatch | None:
@@ -96,7 +112,8 @@ class Batches(Iterator[EventBatch]):
         return self._found.popleft() if self._found else None
 
     def cut(self) -> None:
-        """End what it waits for, from any thread."""
+        """End what it waits for, from any thread, for good."""
+        self._cut = True
         self._stream.cut()
 
     def close(self) -> None:
@@ -115,6 +132,8 @@ class Batches(Iterator[EventBatch]):
             raise
         self._stream: Stream = stream
         self._decoder = Decoder()
+        if self._cut:  # meanwhile
+            stream.cut()
 
     def _begun(self, headers: dict[str, str]) -> None:
         """Note which topic it is, and from where to where the answer goes in each partition."""
@@ -124,13 +143,13 @@ class Batches(Iterator[EventBatch]):
             self._ends = _offsets(headers.get("headwater-to", ""))
         except (KeyError, ValueError) as error:
             raise failures.not_headwater(self._transport.address) from error
-        if self._uuid is not None and uuid != self._uuid:
+        if self.uuid is not None and uuid != self.uuid:
             raise NotFound(
                 f"topic {self._topic!r} was deleted, and another one has its name",
                 code="topic_deleted",
                 topic=self._topic,
             )
-        self._uuid = uuid
+        self.uuid = uuid
         numbers = range(len(self._next)) if self._partition is None else (self._partition,)
         self._logs = {n: RemoteLog(self._transport, self._topic, uuid, n, self._in_memory) for n in numbers}
 
@@ -169,8 +188,13 @@ class Follow(Iterator[Event]):
     Events of one partition come in order; those of several as they are found.
     """
 
-    def __init__(self, batches: Batches, timeout: float | None, transport: Transport) -> None:
-        self._batches = batches
+    def __init__(
+        self, there: Batches, wait: Callable[[list[int]], Batches], timeout: float | None, transport: Transport
+    ) -> None:
+        """`there` is what is there at the call, for which it does not wait; `wait` gives what comes from its end on."""
+        self._batches = there
+        self._wait = wait
+        self._waits = False
         self._timeout = timeout
         self._transport = transport
         self._stopped = False
@@ -179,21 +203,25 @@ class Follow(Iterator[Event]):
     def __next__(self) -> Event:
         for event in self._events:
             return event
-        deadline_s = None if self._timeout is None else time.monotonic() + self._timeout
+        deadline_s: float | None = None
         while not self._over:
             batch = self._batches.found()
             if batch is not None:
                 self._events = iter(batch.events())
                 return next(self._events)
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                break
             try:
-                self._batches.more(left_s)
+                if not self._waits:
+                    self._catch_up()
+                    continue
+                now_s = time.monotonic()
+                if self._timeout is not None and deadline_s is None:
+                    deadline_s = now_s + self._timeout
+                if deadline_s is not None and deadline_s <= now_s:
+                    break
+                self._batches.more(None if deadline_s is None else deadline_s - now_s)
             except HeadwaterError:
                 if not self._over:
                     raise
-        self._batches.close()
         raise StopIteration
 
     def __iter__(self) -> Self:
@@ -210,6 +238,12 @@ class Follow(Iterator[Event]):
         """End the iteration, from any thread; events that were not handed out are not lost."""
         self._stopped = True
         self._batches.cut()
+
+    def _catch_up(self) -> None:
+        """Take what was there; at its end, ask for what comes."""
+        if not self._batches.more(None) and not self._over:
+            self._batches = self._wait(self._batches.ends)
+            self._waits = True
 
     @property
     def _over(self) -> bool:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack
+from uuid import UUID
 from weakref import WeakSet
 
 import msgspec
@@ -293,8 +294,13 @@ class Remote:
         match: Mapping[str, Any] | None = None,
     ) -> Follow:
         """The events from `start` on, then those that come, from anybody, until `timeout` seconds bring none."""
-        places = place_query(start, "latest") | {"wait_for_more": True}
-        return Follow(self._batches(topic, places, partition, type, key, match), timeout, self._transport)
+
+        def wait(offsets: list[int]) -> Batches:
+            places = {"from": ",".join(map(str, offsets)), "wait_for_more": True}
+            return self._batches(topic, places, partition, type, key, match, uuid=there.uuid)
+
+        there = self._batches(topic, place_query(start, "latest"), partition, type, key, match)
+        return Follow(there, wait, timeout, self._transport)
 
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
         """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""
@@ -492,13 +498,15 @@ class Remote:
         type: str | None,
         key: bytes | str | None,
         match: Mapping[str, Any] | None,
+        uuid: UUID | None = None,
     ) -> Batches:
+        """`uuid` is that of the topic, where it must be the same as before."""
         filters = {
             "type": type,
             "key": given.encode_key(key, self._limits),
             "match": None if match is None else given.encode_json(match),
         }
-        return Batches(self._transport, topic, query | filters, partition, self._limits.blob_bytes_in_memory)
+        return Batches(self._transport, topic, query | filters, partition, self._limits.blob_bytes_in_memory, uuid)
 
     def _waits_for(self, said: Durability | None) -> Durability:
         return self._durability if said is None else _checked(said)

@@ -62,6 +62,27 @@ class _Busy(Exception):
         self.told = told
 
 
+class _Doubt:
+    """What is not known of a request while it is tried: whether the server got it (`sent`), and so may have done it."""
+
+    __slots__ = ("_began_s", "_tries", "changes", "facts", "sent")
+
+    def __init__(self, changes: bool, facts: Mapping[str, Any]) -> None:
+        """`changes`: it changes something, so that it matters. `facts` are for the error that tells of it."""
+        self.changes = changes
+        self.facts = facts
+        self.sent = False
+        self._tries = 0
+        self._began_s = 0.0
+
+    def pause(self, transport: Transport) -> bool:
+        """Sleep before the next try; False if there shall be none."""
+        if self._tries == 0:
+            self._began_s = time.monotonic()
+        self._tries += 1
+        return transport.pause(self._tries - 1, self._began_s)
+
+
 class Answer:
     """A whole answer. `again` tells that the request was sent more than once, and may have been done before."""
 
@@ -93,6 +114,8 @@ class Stream:
 
     def more(self, wait_s: float | None) -> list[bytes] | None:
         """What comes within so many seconds; empty if nothing did, None at the end. Raises Broken."""
+        if self.closed:  # the connection may be another's now
+            raise Broken("it was closed", sent=True)
         return self._connection.more(wait_s)
 
     def cut(self) -> None:
@@ -211,7 +234,7 @@ class Transport:
         with self._mutex:
             idle = list(self._idle)
             self._idle.clear()
-            for connection in self._busy:
+            for connection in list(self._busy):
                 connection.cut()
         for connection in idle:
             connection.close()
@@ -226,7 +249,8 @@ class Transport:
             self._closing.set()
 
     def _begin(self) -> None:
-        self._mutex = threading.Lock()  # protects `_idle` and `_busy`
+        # Protects `_idle` and `_busy`. A stream that the collector finds anywhere lets go of its connection there.
+        self._mutex = threading.RLock()
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._closing = threading.Event()
@@ -245,31 +269,30 @@ class Transport:
     ) -> T:
         lines = (f"{method} {self._target(path, query)}{self._head}", *(f"{n}: {v}" for n, v in headers.items()))
         head = "\r\n".join(lines).encode("latin-1")
-        tries, began_s, in_doubt = 0, 0.0, False
+        doubt = _Doubt(method != "GET", facts)
         while True:
+            # No name must hold an error after its block: error and frame would hold each other, and all that they know,
+            # until the collector comes.
             try:
-                return self._try(head, body, partial(read, again=in_doubt))
+                return self._try(head, body, partial(read, again=doubt.sent))
             except Broken as error:
-                reason: Exception = error
-                in_doubt = in_doubt or error.sent
+                doubt.sent = doubt.sent or error.sent
                 # A server that never answered is not one that begins anew: the address may be wrong.
-                again = _may(repeat) or (not error.sent and isinstance(body, bytes))
-                again = again and (self._met or not isinstance(error, Refused))
+                known = self._met or not isinstance(error, Refused)
+                again = known and (_may(repeat) or (not error.sent and isinstance(body, bytes)))
+                if not again or not doubt.pause(self):
+                    raise self._given_up(error, doubt) from error
             except _Busy as error:
-                reason, again = error.told, _may(repeat)
+                if not _may(repeat) or not doubt.pause(self):
+                    raise self._given_up(error.told, doubt) from error
             except HeadwaterError as error:
-                if in_doubt:
+                if doubt.sent:
                     error.facts["again"] = True
                 raise
-            if tries == 0:
-                began_s = time.monotonic()
-            if not again or not self.pause(tries, began_s):
-                raise self._given_up(reason, in_doubt=in_doubt and method != "GET", facts=facts) from reason
-            tries += 1
 
-    def _given_up(self, reason: Exception, *, in_doubt: bool, facts: Mapping[str, Any]) -> HeadwaterError:
-        if in_doubt:
-            return failures.lost(self.address, str(reason), **facts)
+    def _given_up(self, reason: Exception, doubt: _Doubt) -> HeadwaterError:
+        if doubt.sent and doubt.changes:
+            return failures.lost(self.address, str(reason), **doubt.facts)
         if isinstance(reason, HeadwaterError):
             return reason
         return Closed(f"{self.address} was closed") if self.closed else failures.unreachable(self.address, str(reason))
@@ -288,8 +311,11 @@ class Transport:
             connection.close()
             self.release(connection)
             raise
+        raise self._refusal(answer)
+
+    def _refusal(self, answer: Answer) -> Exception:
         error = failures.error_of(answer.status, answer.body, self.address)
-        raise _Busy(error) if answer.status in AGAIN and error.code in BUSY else error
+        return _Busy(error) if answer.status in AGAIN and error.code in BUSY else error
 
     def _whole(self, connection: Connection, *, again: bool = False) -> Answer:
         answer = Answer(connection.status, connection.headers, connection.body(), again)
