@@ -12,7 +12,7 @@ SOURCES = $(wildcard src tests bench examples)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench torture format lock clean
+.PHONY: help demo test check bench torture format lock clean tools
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -21,7 +21,7 @@ help:  ## show this list
 demo: $(VENV)/.installed  ## run the demonstration
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-test: $(VENV)/.installed  ## run the tests
+test: $(VENV)/.installed tools  ## run the tests
 	@$(BIN)/pytest --quiet -n $(WORKERS) $(ARGS)
 
 check: $(VENV)/.installed  ## check format, lint, types and layers
@@ -53,8 +53,18 @@ lock:  ## pin the dependencies of pyproject.toml again (ARGS=--upgrade for newer
 	@echo "Wrote requirements.lock"
 
 clean:  ## remove the environment, caches and built files
-	@rm -rf $(VENV) build dist demo-data .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) build dist demo-data .tools.log .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Programs that tests call. Where they cannot be installed, those tests are skipped, and pytest says so.
+tools:
+	@for tool in chromium curl openssl; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "SKIPPED: tests that need$$missing; on Debian: apt install$$missing"; exit 0; fi; \
+	echo "Installing$$missing, which tests need; this takes a minute, once."; \
+	(apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $$missing) \
+		> .tools.log 2>&1 || echo "SKIPPED: tests that need$$missing; .tools.log tells why"
 
 # The environment has two steps, so that an edit of pyproject.toml does not download everything again.
 $(VENV)/.installed: $(VENV)/.locked pyproject.toml
