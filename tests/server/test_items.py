@@ -456,3 +456,12 @@ def test_cloud_events_are_appended(topic: str) -> None:
     assert {event["meta"]["ce-source"] for event in events} == {"/shop"}
     bad = http.post(f"{topic}/items", content=b"{}", headers={"content-type": "application/cloudevents+json"})
     assert bad.status_code == 400
+
+
+def test_text_is_looked_at_each_time(topic: str) -> None:
+    headers = {"content-type": "text/plain"}  # the same head, which is known after the first
+    answers = [
+        http.post(f"{topic}/items", content=data, headers=headers) for data in (b"aa", b"bb", b"\xff\xff", b"cc")
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200, 400, 200]
+    assert [data for _, data in read(topic)] == [b"aa", b"bb", b"cc"]

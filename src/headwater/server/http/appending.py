@@ -36,6 +36,9 @@ CONTENT_BY_MEDIA: dict[str, Content] = {
     "": "bytes",
     "application/octet-stream": "bytes",
     "application/x-www-form-urlencoded": "bytes",  # what curl says of anything
+    "text/plain": "text",
+    "text/plain; charset=utf-8": "text",
+    "text/plain;charset=UTF-8": "text",  # what browsers say
 }
 
 LINES = "application/x-ndjson"

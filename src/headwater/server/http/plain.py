@@ -15,7 +15,7 @@ from headwater.engine.waiting import Waiting
 from headwater.errors import HeadwaterError
 from headwater.event import Content, id_text
 from headwater.server.commits import Group
-from headwater.server.http.appending import CONTENT_BY_MEDIA
+from headwater.server.http.appending import CONTENT_BY_MEDIA, check_content
 from headwater.server.http.message import Query, whole
 from headwater.server.http.target import parts_of
 
@@ -130,6 +130,8 @@ class PlainAppends:
                 return False
             connection.granted_user, connection.granted_head = user, head
         try:
+            if head.content == "text":
+                check_content(data, "text")
             waiting = self._engine.prepare(head.topic, data, content=head.content, **head.options)
             answer = Answer(self, connection, head, user.name, waiting)
             self._commits.submit(waiting, answer)
