@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import select
@@ -18,6 +19,7 @@ import httpx
 READY_S = 30.0
 
 http = httpx.Client(verify=False, timeout=30)  # one for all: a new one reads the certificates of the world first
+atexit.register(http.close)
 _URL = re.compile(rb"https?://\S+")
 
 

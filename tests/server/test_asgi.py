@@ -17,7 +17,11 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 import headwater
+from headwater.server.http.message import Client
+from headwater.server.logins import FileAccess
+from headwater.server.scopes import User
 from tests.log.conformance import wait_for
+from tests.server import people
 from tests.server.process import http
 
 
@@ -108,3 +112,20 @@ def test_a_directory_that_is_none_stops_the_start(tmp_path: Path) -> None:
         return str(sent[0]["type"])
 
     assert asyncio.run(start()) == "lifespan.startup.failed"
+
+
+def test_a_password_is_checked_once_not_for_each_request(tmp_path: Path) -> None:
+    people.add(tmp_path / "users.json", "ada", password=people.SECRET)
+    checked = []
+
+    class Counted(FileAccess):
+        def _by_password(self, said: str, credentials: str, client: Client) -> User:
+            checked.append(credentials)
+            return super()._by_password(said, credentials, client)
+
+    with run(headwater.asgi(tmp_path / "data", access=Counted(tmp_path / "users.json"))) as url:
+        assert http.get(f"{url}/topics").status_code == 401
+        for _ in range(5):
+            assert http.get(f"{url}/topics", auth=("ada", people.SECRET)).status_code == 200
+        assert http.get(f"{url}/topics", auth=("ada", "wrong")).status_code == 401
+    assert len(checked) == 2

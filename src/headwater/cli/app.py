@@ -12,6 +12,7 @@ import keyword
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -207,6 +208,8 @@ class _Warnings(logging.Handler):
             click.echo(json.dumps({"warning": record.getMessage()}, ensure_ascii=False), err=True)
         else:
             show.warn(record.getMessage())
+            if record.exc_info:
+                click.echo("".join(traceback.format_exception(*record.exc_info)), err=True, nl=False)
 
 
 def command(*, examples: Sequence[str], **options: Any) -> Callable[[Callable[..., Any]], Command]:

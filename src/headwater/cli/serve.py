@@ -64,6 +64,7 @@ def serve(
     from headwater.server.tls import Certificate
 
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
+    logging.getLogger("headwater").propagate = False  # its handler is the program's own
     kept = {"segments": segments, "segment_bytes": segment_bytes}
     settings = Settings(
         bus=Bus(topic=bus, **{name: value for name, value in kept.items() if value is not None}), origins=cors

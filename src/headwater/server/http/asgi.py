@@ -51,6 +51,7 @@ class Asgi:
         self._opening: asyncio.Task[App] | None = None
         self._engine: Engine | None = None
         self._closed = False
+        self._cache: dict[Any, Any] = {}  # passwords that were right, by their digests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -112,7 +113,7 @@ class Asgi:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = await self.open()
         body = _Body(receive)
-        response = await app.answer(_request(scope, body))
+        response = await app.answer(_request(scope, body, self._cache))
         headers = [*SAFE, *((name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers)]
         if isinstance(response.body, bytes):
             headers.append((b"content-length", b"%d" % len(response.body)))
@@ -224,13 +225,15 @@ async def _send_all(pieces: AsyncIterator[bytes], send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def _request(scope: Scope, body: _Body) -> Request:
+def _request(scope: Scope, body: _Body, cache: dict[Any, Any]) -> Request:
+    """The request; `cache` is shared by all, because ASGI does not tell of connections."""
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     peer = scope.get("client")
     client = Client(str(peer[0]) if peer else "", secure=scope.get("scheme") == "https")
+    client.cache = cache
     failure: HeadwaterError | None = None
     try:
         path = decode_path(_path(scope))
