@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,40 @@ def test_an_upload_is_one_event_whatever_its_size(hw: Engine) -> None:
         (event,) = hw.read("huge", start=offset)
         assert b"".join(event.chunks()) == b"".join(pieces)
         assert (event.type, event.key) == ("up", b"k")
+
+
+def test_a_file_is_not_closed_under_a_write(hw: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    hw.create("huge", data_bytes_max=20_000_000)
+    upload, log = hw.upload("huge")
+    upload.write(b"x" * 3_000_000)
+    disk = log.place.disk
+    writing, go_on, ends = threading.Event(), threading.Event(), []
+
+    def slow_write(*_: object) -> None:
+        writing.set()
+        assert go_on.wait(20)
+        ends.append("written")
+
+    def closed(fd: int) -> None:
+        ends.append("closed")
+        release(fd)
+
+    release = disk.release
+    monkeypatch.setattr(disk, "write", slow_write)
+    monkeypatch.setattr(disk, "release", closed)
+    writer = threading.Thread(target=upload.write, args=(b"x" * 200_000,))
+    writer.start()
+    assert writing.wait(20)
+    leaver = threading.Thread(target=upload.discard)  # as when the client has left
+    leaver.start()
+    leaver.join(0.1)
+    assert leaver.is_alive()
+    go_on.set()
+    writer.join(20)
+    leaver.join(20)
+    assert ends == ["written", "closed"]
+    with pytest.raises(Closed):
+        upload.write(b"more")
 
 
 def test_an_upload_that_is_discarded_leaves_nothing(hw: Engine) -> None:

@@ -50,6 +50,10 @@ class Store:
         found: R = await asyncio.shield(task)
         return found
 
+    def later(self, function: Callable[[], object]) -> None:
+        """Have this called in a thread, soon, and wait for nothing: for what must be let go of when a client leaves."""
+        self.loop.run_in_executor(self._threads, function)
+
     async def pump(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         """Pieces that are read from files, one at a time, as fast as somebody takes them."""
         while piece := await self.loop.run_in_executor(self._threads, next, pieces, b""):

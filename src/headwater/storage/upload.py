@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
+from headwater.errors import Closed
 from headwater.event import Content
 from headwater.format.producers import Producer
 from headwater.storage.blobs import Spool, too_large
@@ -12,7 +14,11 @@ from headwater.storage.rows import Rows
 
 
 class Upload:
-    """Takes pieces with `write`, then `commit`s the event. `discard` it in any case. For one thread at a time."""
+    """Takes pieces with `write`, then `commit`s the event. `discard` it in any case.
+
+    For one thread at a time, but that `discard` may come from any: it waits for what is under way. A file that was
+    closed under a write would let it go to whatever file gets the number next.
+    """
 
     def __init__(
         self,
@@ -36,9 +42,34 @@ class Upload:
         self._guard = guard or (None, None)
         self._begun: list[bytes] = []  # until it is known to be huge
         self._spool: Spool | None = None
+        self._using = threading.Lock()  # protects the spool's file from being closed while it is written
+        self._discarded = False
 
     def write(self, piece: bytes) -> None:
-        """Take the next piece; raises TooLarge when it is above the topic's limit."""
+        """Take the next piece; raises TooLarge when it is above the topic's limit, Closed if it was discarded."""
+        with self._using:
+            self._check()
+            self._write(piece)
+
+    def commit(self) -> Rows:
+        """Append the event; returns when its durability is reached, with its offset and ticks set."""
+        with self._using:
+            self._check()
+            return self._commit()
+
+    def discard(self) -> None:
+        """Let go of what was not committed. May be called twice, and after `commit`."""
+        with self._using:
+            self._discarded = True
+            spool, self._spool = self._spool, None
+            if spool is not None:
+                spool.close()
+
+    def _check(self) -> None:
+        if self._discarded:
+            raise Closed("the upload was discarded")
+
+    def _write(self, piece: bytes) -> None:
         self.size += len(piece)
         limits = self._place.limits
         if self._spool is not None:
@@ -53,8 +84,7 @@ class Upload:
                     self._spool.write(begun)
                 self._begun.clear()
 
-    def commit(self) -> Rows:
-        """Append the event; returns when its durability is reached, with its offset and ticks set."""
+    def _commit(self) -> Rows:
         data = b"".join(self._begun)
         if self._spool is not None:
             self._spool.finish()
@@ -64,9 +94,3 @@ class Upload:
         rows.guard(*self._guard)
         self._append(rows)
         return rows
-
-    def discard(self) -> None:
-        """Let go of what was not committed. May be called twice, and after `commit`."""
-        spool, self._spool = self._spool, None
-        if spool is not None:
-            spool.close()

@@ -24,6 +24,8 @@ from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
 from headwater.server.wire import arrow, cloudevents, lines
 from headwater.server.wire.parsed import Parsed
+from headwater.storage.log import LocalLog
+from headwater.storage.rows import Rows
 
 SMALL_BYTES = MIB  # up to this, an item is held in memory, and committed with others
 PIECE_BYTES = MIB  # of a large one, what is written to its file at once
@@ -192,7 +194,7 @@ async def append_one(store: Store, topic: str, data: bytes, content: Content, op
     waiting = store.engine.prepare(topic, data, content=content, **options)
     await store.commits.commit([waiting])
     ref = waiting.ref()
-    return Response(200, (("content-type", JSON), *place_of(waiting)), b"%d" % ref.offset)
+    return Response(200, (("content-type", JSON), *place_of(waiting.log, waiting.rows)), b"%d" % ref.offset)
 
 
 async def _huge(store: Store, request: Request, content: Content, options: dict[str, Any]) -> Response:
@@ -215,11 +217,9 @@ async def _huge(store: Store, request: Request, content: Content, options: dict[
         await store.blocking(upload.write, b"".join(pieces))
         rows = await store.blocking(upload.commit)
     finally:
-        upload.discard()
+        store.later(upload.discard)  # a thread may be writing still, if the client has left
     store.metrics.appended(request.name, 1, total)
-    waiting = Waiting.__new__(Waiting)
-    waiting.log, waiting.rows = log, rows
-    return Response(200, (("content-type", JSON), *place_of(waiting)), b"%d" % rows.offset)
+    return Response(200, (("content-type", JSON), *place_of(log, rows)), b"%d" % rows.offset)
 
 
 def told(refs: Refs, group: list[Waiting]) -> dict[str, Any]:
@@ -261,9 +261,8 @@ def check_content(data: bytes, content: Content) -> None:
         raise Invalid(f"the body is not {content}: {error}", hint=hint, code="bad_body") from error
 
 
-def place_of(waiting: Waiting) -> tuple[tuple[str, str], ...]:
+def place_of(log: LocalLog, rows: Rows) -> tuple[tuple[str, str], ...]:
     """The headers that tell where an event is."""
-    rows, log = waiting.rows, waiting.log
     return (
         ("headwater-partition", str(log.place.partition)),
         ("headwater-id", id_text(rows.ticks, log.node)),
