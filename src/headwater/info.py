@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -74,3 +74,60 @@ class Deleted(msgspec.Struct, frozen=True):
     first: int
     end: int
     bytes: int
+
+
+class BinderInfo(msgspec.Struct, frozen=True):
+    """A binder: how many documents, the bytes of its files, the fields with an index, the projections that fill it."""
+
+    name: str
+    documents: int
+    bytes: int
+    indexes: list[str]
+    projections: list[str]
+
+
+class ViewError(msgspec.Struct, frozen=True):
+    """An event that a projection could not fold, or a function could not handle, and why."""
+
+    topic: str
+    partition: int
+    offset: int
+    id: str
+    type: str
+    error: str
+    trace: str
+    time: str
+
+
+class ViewPartition(msgspec.Struct, frozen=True):
+    """How far a view has come in one partition, and who works there: None if nobody does."""
+
+    partition: int
+    next: int
+    end: int
+    lag: int
+    owner: str | None
+
+
+class ViewInfo(msgspec.Struct, frozen=True):
+    """A projection or a function. `events` counts those folded or handled, `rate` is of the last seconds, per second.
+
+    `state` is `running`, `idle` (nobody runs it), `stopped` (by `error`), or `rebuilding`. `skipped` events had no key;
+    `missed` ones were deleted by retention before they were read; `aside` counts those quarantined or set aside.
+    """
+
+    kind: Literal["projection", "function"]
+    name: str
+    topic: str
+    binder: str | None
+    version: int
+    state: str
+    lag: int
+    events: int
+    rate: float
+    skipped: int
+    missed: int
+    errors: int
+    aside: int
+    error: ViewError | None
+    partitions: list[ViewPartition]

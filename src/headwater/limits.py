@@ -31,6 +31,15 @@ MATCH_TERMS_MAX = 256  # comparisons; each may be made for each event
 MATCH_VALUES_MAX = 10_000  # operands, as in the list of an `$in`
 MATCH_PATTERNS_MAX = 8  # each may hold the 8 MiB that RE2 takes for one
 
+# Views.
+DOCUMENT_BYTES_MAX = 16 * MIB  # as in other document stores: a fold decodes and encodes all of it for each event
+BINDER_NAME_BYTES_MAX = 64  # escaped, it fits a file's name without being shortened, so that it can be read back
+DOCUMENT_ID_BYTES_MAX = KIB  # as a key's: it is one, as a rule
+BINDER_INDEXES_MAX = 32  # each costs a write for each document that is changed
+QUARANTINED_MAX = 1000  # events that a projection may pass over: more means that its fold is wrong, not they
+VIEW_NAME_BYTES_MAX = 48  # with what stands before it, it is the name of a consumer
+FIND_SORTED_MAX = 10_000_000  # documents that are sorted without an index: about 1 GiB of keys
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one opened log accepts and how it behaves. Bytes unless the name says otherwise."""
