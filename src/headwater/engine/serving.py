@@ -52,6 +52,16 @@ class Serving:
         self._topics = Topics(catalogue, limits, new_log, self.check_open)
         self._open = self._topics.open  # for appends, which look there first
 
+    @property
+    def disk(self) -> Disk:
+        """Through which all of its files are written."""
+        return self._disk
+
+    @property
+    def clock(self) -> Clock:
+        """The time it goes by."""
+        return self._clock
+
     def check_open(self) -> None:
         """Raise Closed if it was closed."""
         if self._closed:

@@ -80,6 +80,7 @@ class Disk:
     rename = staticmethod(os.rename)
     unlink = staticmethod(os.unlink)
     link = staticmethod(os.link)
+    symlink = staticmethod(os.symlink)
     mkdir = staticmethod(os.mkdir)
 
     def open_read(self, path: Path) -> int:

@@ -1,0 +1,204 @@
+"""An application: what a module of the user's declares. Nothing here runs anything; `runner` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from headwater.engine.selection import Selection
+from headwater.errors import Conflict, Invalid, NotFound, TooLarge
+from headwater.event import Event
+from headwater.format import names
+from headwater.limits import VIEW_NAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from headwater.engine.engine import Engine
+    from headwater.views.runner import Runner
+
+Fold = Callable[[Any, Event], Any]
+KeyOf = Callable[[Event], Any]
+OnError = Literal["stop", "quarantine"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Projection(msgspec.Struct, frozen=True):
+    """Code that turns events into documents: `fold(doc, event)`, or with `many`, `fold(docs, event)`."""
+
+    name: str
+    topic: str
+    binder: str
+    fold: Fold
+    key: str | KeyOf | None = None
+    type: str | None = None
+    match: Mapping[str, Any] | None = None
+    many: bool = False
+    unordered: bool = False
+    version: int = 1
+    on_error: OnError = "stop"
+
+    @property
+    def consumer(self) -> str:
+        """The name under which its partitions are leased."""
+        return f"projection.{self.name}"
+
+    @property
+    def by_event_key(self) -> bool:
+        """Whether its documents are those of the event's key, so that one partition has all events of a document."""
+        return self.key is None and not self.many
+
+
+class Function(msgspec.Struct, frozen=True):
+    """Code that acts on events: `act(ctx, event)`."""
+
+    name: str
+    topic: str
+    act: Callable[[Any, Event], Any]
+    type: str | None = None
+    match: Mapping[str, Any] | None = None
+    tries: int = 5
+    start: Literal["earliest", "latest"] = "earliest"
+    batch: int = 1
+
+    @property
+    def consumer(self) -> str:
+        """The name under which its place is kept, and its partitions are leased."""
+        return f"function.{self.name}"
+
+
+class Query(msgspec.Struct, frozen=True):
+    """A query with a name: `ask(views, **arguments)`."""
+
+    name: str
+    ask: Callable[..., Any]
+
+
+class Shelf(msgspec.Struct):
+    """What an application wants of a binder."""
+
+    name: str
+    indexes: list[str] = []
+
+    def index(self, field: str) -> Shelf:
+        """Have an index over a field, a path as `"by.name"`."""
+        if field not in self.indexes:
+            self.indexes.append(field)
+        return self
+
+
+class App:
+    """Projections, functions and queries. Made once, in a module, at its top."""
+
+    def __init__(self) -> None:
+        self.projections: dict[str, Projection] = {}
+        self.functions: dict[str, Function] = {}
+        self.queries: dict[str, Query] = {}
+        self.binders: dict[str, Shelf] = {}
+
+    def binder(self, name: str) -> Shelf:
+        """What this application wants of a binder: `app.binder("baskets").index("total")`."""
+        return self.binders.setdefault(name, Shelf(name, []))
+
+    def projection(
+        self,
+        topic: str,
+        binder: str,
+        *,
+        key: str | KeyOf | None = None,
+        type: str | None = None,
+        match: Mapping[str, Any] | None = None,
+        many: bool = False,
+        unordered: bool = False,
+        version: int = 1,
+        name: str | None = None,
+        on_error: OnError = "stop",
+    ) -> Callable[[F], F]:
+        """Declare a projection: put on `fold(doc, event) -> doc | None`. docs/VIEWS.md tells what each argument does."""
+        Selection(type, None, match)  # raises for a bad one, where it is written
+        if many and key is not None:
+            raise Invalid("a projection of many documents has no key", hint="its fold says which documents it wants")
+        if on_error not in ("stop", "quarantine"):
+            raise Invalid(f"on_error {on_error!r} is unknown", hint="it is 'stop' or 'quarantine'")
+        if version < 1:
+            raise Invalid("a projection's version is 1 or more")
+        self.binder(binder)
+
+        def declare(fold: F) -> F:
+            found = Projection(
+                _name(name, fold), topic, binder, fold, key, type, match, many, unordered, version, on_error
+            )
+            _add(self.projections, found.name, found, "projection")
+            return fold
+
+        return declare
+
+    def function(
+        self,
+        topic: str,
+        *,
+        type: str | None = None,
+        match: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        tries: int = 5,
+        start: Literal["earliest", "latest"] = "earliest",
+        batch: int = 1,
+    ) -> Callable[[F], F]:
+        """Declare a function: put on `act(ctx, event)`. docs/VIEWS.md tells what each argument does."""
+        Selection(type, None, match)
+        if tries < 1 or batch < 1:
+            raise Invalid("an event is tried at least once, and a batch has at least one")
+
+        def declare(act: F) -> F:
+            found = Function(_name(name, act), topic, act, type, match, tries, start, batch)
+            _add(self.functions, found.name, found, "function")
+            return act
+
+        return declare
+
+    def query(self, name: str | None = None) -> Callable[[F], F]:
+        """Declare a query with a name: put on `ask(views, **arguments)`, which returns documents, or what JSON holds."""
+
+        def declare(ask: F) -> F:
+            found = Query(_name(name, ask), ask)
+            _add(self.queries, found.name, found, "query")
+            return ask
+
+        return declare
+
+    def of_binder(self, binder: str) -> list[Projection]:
+        """The projections that fill a binder; raises NotFound if there are none."""
+        found = [each for each in self.projections.values() if each.binder == binder]
+        if not found:
+            raise NotFound(
+                f"no projection of this application fills the binder {binder!r}",
+                hint=f"it has {', '.join(sorted({each.binder for each in self.projections.values()})) or 'none'}",
+                code="no_such_binder",
+            )
+        return found
+
+    def running(self, hw: Engine) -> Runner:
+        """Run it in threads of this process: `with app.running(hw): …`. Ends with the block."""
+        from headwater.views.runner import Runner
+
+        return Runner(hw, self)
+
+    def catch_up(self, hw: Engine, timeout: float = 60.0) -> None:
+        """Run it until nothing is left to do, then end. Raises Unavailable if that takes longer, or something stopped."""
+        with self.running(hw) as runner:
+            runner.settle(timeout)
+
+
+def _name(given: str | None, code: Callable[..., Any]) -> str:
+    name = given if given is not None else getattr(code, "__name__", "")
+    if not name or name == "<lambda>":
+        raise Invalid("what has no name of its own needs one", hint="give name=")
+    if len(names.directory_of(name)) > VIEW_NAME_BYTES_MAX:
+        raise TooLarge(f"the name {name!r} is too long", limit="view_name_bytes_max", maximum=VIEW_NAME_BYTES_MAX)
+    return name
+
+
+def _add(kind: dict[str, Any], name: str, found: Any, what: str) -> None:
+    if name in kind:
+        raise Conflict(f"there are two {what}s with the name {name!r}", hint="give one of them another name=")
+    kind[name] = found

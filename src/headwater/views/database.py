@@ -1,0 +1,162 @@
+"""One SQLite file with the documents of a binder and the places of what made them. Only this module opens SQLite.
+
+Write-ahead logging with full syncs: a commit that has returned is durable, and readers never wait for a writer. SQLite
+writes, syncs and locks its own files; everything else that touches the disk goes through `storage.disk`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
+
+FORMAT = 1  # of the tables; stored as SQLite's user_version
+APPLICATION_ID = 0x48574244  # "HWBD", which the program `file` shows
+BUSY_S = 30.0  # a writer waits so long for another one, which takes at most about a second at a time
+CACHE_KIB = 16 * 1024  # of pages, for each connection
+CHECKPOINT_PAGES = 10_000  # 40 MiB: a page that is changed often is written back once for many commits
+
+_TABLES = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE documents (
+    row INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    version INTEGER NOT NULL,
+    data BLOB NOT NULL
+);
+CREATE TABLE indexes (path TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE changes (number INTEGER PRIMARY KEY AUTOINCREMENT, count INTEGER NOT NULL, ids TEXT NOT NULL);
+CREATE TABLE projections (
+    name TEXT PRIMARY KEY,
+    topic TEXT NOT NULL,
+    topic_uuid TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    state TEXT NOT NULL DEFAULT 'running',
+    folded INTEGER NOT NULL DEFAULT 0,
+    skipped INTEGER NOT NULL DEFAULT 0,
+    missed INTEGER NOT NULL DEFAULT 0,
+    errors INTEGER NOT NULL DEFAULT 0,
+    rate REAL NOT NULL DEFAULT 0,
+    changed_ms INTEGER NOT NULL DEFAULT 0,
+    error TEXT
+) WITHOUT ROWID;
+CREATE TABLE cursors (
+    projection TEXT NOT NULL,
+    partition INTEGER NOT NULL,
+    next INTEGER NOT NULL,
+    fence INTEGER NOT NULL,
+    PRIMARY KEY (projection, partition)
+) WITHOUT ROWID;
+CREATE TABLE quarantined (
+    projection TEXT NOT NULL,
+    partition INTEGER NOT NULL,
+    "offset" INTEGER NOT NULL,
+    error TEXT NOT NULL,
+    PRIMARY KEY (projection, partition, "offset")
+) WITHOUT ROWID;
+"""
+
+
+def create(path: Path) -> None:
+    """Make a new, empty file; durable when it returns, but for its name in the directory."""
+    with translated(path), contextlib.closing(_connect(path, "rwc")) as connection:
+        connection.execute("PRAGMA page_size = 4096")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.executescript(f"BEGIN;{_TABLES}PRAGMA user_version = {FORMAT};COMMIT;")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection to an existing file, in which every statement is a transaction of its own unless one is begun.
+
+    Raises NotFound if there is no such file, Unsupported if a newer Headwater made it, Corrupt if it is something else.
+    It may be used by any thread, one at a time.
+    """
+    with translated(path):
+        connection = _connect(path, "rw")
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+    if version != FORMAT or application != APPLICATION_ID:
+        connection.close()
+        if application == APPLICATION_ID:
+            raise Unsupported(f"{path} has version {version}, and this Headwater knows {FORMAT}", hint="upgrade it")
+        raise Corrupt(f"{path} is not a binder", hint="delete it, and the application makes it again", path=str(path))
+    return connection
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    connection = sqlite3.connect(
+        uri, uri=True, isolation_level=None, timeout=BUSY_S, check_same_thread=False, cached_statements=64
+    )
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA cache_size = {-CACHE_KIB}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    return connection
+
+
+@contextlib.contextmanager
+def writing(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """A transaction that writes: nobody else does meanwhile. Committed, durably, if the block ends well."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """A transaction that reads: all of it sees the same state."""
+    connection.execute("BEGIN")
+    try:
+        yield connection
+    finally:
+        connection.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Raise what SQLite refuses as errors of ours."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise _translation(path, error) from error
+
+
+def _translation(path: Path, error: sqlite3.DatabaseError) -> HeadwaterError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return NotFound(f"{path} cannot be opened: {error}", code="no_such_binder")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Unavailable(f"{path} is locked: {error}", hint="does something else write to it?", code="locked")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        hint = "delete its files while no application runs, and it is made again from the log"
+        return Corrupt(f"{path} is damaged: {error}", hint=hint, path=str(path))
+    return Unavailable(f"{path} cannot be used: {error}", hint="see to the disk")
+
+
+def quoted(name: str) -> str:
+    """A name as SQLite takes any."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def column(path: str) -> str:
+    """The column of `documents` that has what an index sorts by."""
+    return quoted(f"field {path}")
+
+
+def indexes(connection: sqlite3.Connection) -> list[str]:
+    """The paths of the fields that have an index, sorted."""
+    return [path for (path,) in connection.execute("SELECT path FROM indexes ORDER BY path")]

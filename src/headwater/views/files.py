@@ -1,0 +1,142 @@
+"""The files of binders: which one is read, and how another takes its place.
+
+`binders/<name>.sqlite` is a link to the file that is read, `<name>.<generation>.sqlite`. Replacing the link is what makes
+a rebuilt binder the current one, atomically. Whoever has the old file open goes on with it until it looks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+from headwater.engine.engine import Engine
+from headwater.errors import Invalid, NotFound, TooLarge, Unavailable
+from headwater.format import names
+from headwater.limits import BINDER_NAME_BYTES_MAX
+from headwater.storage.disk import Clock, Disk
+from headwater.storage.lockfile import locked
+from headwater.views import database
+
+SUFFIX = ".sqlite"
+COMPANIONS = ("", "-wal", "-shm")  # files that SQLite keeps beside each other
+
+
+class Files:
+    """The directory `binders` of a log. Safe from any thread and process: it keeps no state."""
+
+    def __init__(self, root: Path, disk: Disk, clock: Clock, lock_wait_s: float) -> None:
+        self.path = root / "binders"
+        self._root = root
+        self._disk = disk
+        self._clock = clock
+        self._lock_wait_s = lock_wait_s
+
+    @classmethod
+    def of(cls, engine: Engine) -> Files:
+        """Those of an open log."""
+        return cls(engine.path, engine.disk, engine.clock, engine.limits.lock_wait_s)
+
+    def names(self) -> list[str]:
+        """The names of all binders, sorted."""
+        found = (name.removesuffix(SUFFIX) for name in self._disk.names(self.path) if name.endswith(SUFFIX))
+        return sorted(unquote(stem) for stem in found if "." not in stem)
+
+    def link(self, name: str) -> Path:
+        """The path under which a binder's file is always found."""
+        if not name:
+            raise Invalid("a binder has a name", hint="as in hw.binder('baskets')")
+        encoded = names.utf8(name, "a binder's name")
+        if len(encoded) > BINDER_NAME_BYTES_MAX:
+            raise TooLarge(
+                f"a binder's name has {len(encoded)} bytes", limit="binder_name_bytes_max", maximum=BINDER_NAME_BYTES_MAX
+            )
+        return self.path / f"{_escaped(name)}{SUFFIX}"
+
+    def current(self, name: str) -> Path:
+        """The file that is read now; raises NotFound if there is no such binder."""
+        link = self.link(name)
+        try:
+            return self.path / os.readlink(link)
+        except OSError:
+            raise NotFound(
+                f"there is no binder {name!r}",
+                hint="binders are made by projections: headwater views run --app …",
+                code="no_such_binder",
+            ) from None
+
+    def ensure(self, name: str) -> Path:
+        """The file that is read now; made, empty and durable, if there is no such binder."""
+        with contextlib.suppress(NotFound):
+            return self.current(name)
+        with self.building(name) as file:
+            with contextlib.suppress(NotFound):
+                return self.current(name)  # another process was first
+            self.take_place(name, file)
+            return file
+
+    @contextlib.contextmanager
+    def building(self, name: str, *, wait: bool = True) -> Iterator[Path]:
+        """A new file beside the current one, empty, by one process at a time; removed again if it has not taken place.
+
+        Raises Unavailable with the code `locked` while another process builds, at once unless `wait`.
+        """
+        link = self.link(name)
+        self._make_directory()
+        lock = self.path / f".{link.stem}.lock"
+        with locked(lock, self._disk, self._clock, self._lock_wait_s if wait else 0.0):
+            self._sweep(name)
+            file = self.path / f"{link.stem}.{self._clock.random_bytes(8).hex()}{SUFFIX}"
+            database.create(file)
+            try:
+                yield file
+            finally:
+                self._sweep(name)
+
+    def take_place(self, name: str, file: Path) -> None:
+        """Make a file the one that is read, atomically and durably. The caller is `building` it, and it is closed."""
+        link = self.link(name)
+        temporary = self.path / f"{link.name}.{self._clock.random_bytes(4).hex()}.tmp"
+        try:
+            self._disk.sync_directory(self.path)
+            self._disk.symlink(file.name, temporary)
+            self._disk.rename(temporary, link)
+            self._disk.sync_directory(self.path)
+        except OSError as error:
+            raise Unavailable(f"binder {name!r} cannot be put in place: {error.strerror}", hint="see to the disk") from error
+
+    def bytes(self, file: Path) -> int:
+        """The bytes of a file and of what SQLite keeps beside it."""
+        return sum(self._disk.file_size(file.with_name(file.name + companion)) for companion in COMPANIONS)
+
+    def _sweep(self, name: str) -> None:
+        """Remove the files of a binder that are not read: of rebuilds that ended early, or that were replaced."""
+        stem = self.link(name).stem
+        current = ""
+        with contextlib.suppress(NotFound):
+            current = self.current(name).name
+        for found in self._disk.names(self.path):
+            base = found.removesuffix("-wal").removesuffix("-shm")
+            ours = base.startswith(f"{stem}.") and base not in (f"{stem}{SUFFIX}", current)
+            if ours and (base.endswith((SUFFIX, ".tmp"))):
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(self.path / found)
+
+    def _make_directory(self) -> None:
+        try:
+            with contextlib.suppress(FileExistsError):
+                self._disk.mkdir(self.path)
+                self._disk.sync_directory(self._root)
+        except OSError as error:
+            raise Unavailable(
+                f"{self.path} cannot be made: {error.strerror}",
+                hint="is the directory writable, and is there space?",
+                code="read_only",
+            ) from error
+
+
+def _escaped(name: str) -> str:
+    """A file's name without dots, which part the generation from the name."""
+    return names.directory_of(name).replace(".", "%2E")

@@ -1,0 +1,58 @@
+"""From what `--app` says to the application: `shop.py`, `shop.py:app`, `package.module` or `package.module:app`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from headwater.errors import Invalid, NotFound
+from headwater.views.app import App
+
+
+def load(address: str) -> App:
+    """Import the module, and find the `App` in it. This runs the user's code.
+
+    Raises NotFound if there is no such module or name, Invalid if it holds no App, or several and none was named.
+    """
+    where, _, name = address.partition(":")
+    module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
+    if name:
+        found = getattr(module, name, None)
+        if not isinstance(found, App):
+            raise NotFound(f"{where} has no App named {name!r}", hint=f"in it: {name} = App()", code="no_such_app")
+        return found
+    apps = {id(value): (key, value) for key, value in vars(module).items() if isinstance(value, App)}
+    if len(apps) != 1:
+        listed = ", ".join(sorted(key for key, _ in apps.values()))
+        hint = f"say which one: {where}:{listed.split(', ')[0]}" if apps else "in it: app = headwater.App()"
+        raise Invalid(f"{where} has {f'several Apps: {listed}' if apps else 'no App'}", hint=hint, code="no_such_app")
+    return next(iter(apps.values()))[1]
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}", hint="--app takes a file, or package.module:app", code="no_such_app")
+    directory = str(path.resolve().parent)
+    if directory not in sys.path:
+        sys.path.insert(0, directory)  # as if it had been run: its neighbours can be imported
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_name(name: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # something that it imports is missing: that is told as it is
+        raise NotFound(f"there is no module {name!r}", hint="is it a file? then: --app shop.py", code="no_such_app") from None
