@@ -25,6 +25,7 @@ from headwater.errors import (
 if TYPE_CHECKING:
     from headwater.api import open  # the verb users expect, as in gzip.open
     from headwater.client.remote import Remote
+    from headwater.document import Change, Document
     from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
@@ -34,15 +35,20 @@ if TYPE_CHECKING:
     from headwater.format.producers import Producer
     from headwater.limits import Limits
     from headwater.server.http.asgi import asgi
+    from headwater.views.app import App
+    from headwater.views.local import Local
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "App",
+    "Change",
     "Closed",
     "Conflict",
     "Consumer",
     "Corrupt",
     "Denied",
+    "Document",
     "Engine",
     "Event",
     "EventBatch",
@@ -51,6 +57,7 @@ __all__ = [
     "HeadwaterError",
     "Invalid",
     "Limits",
+    "Local",
     "NotFound",
     "Producer",
     "Ref",
@@ -65,12 +72,16 @@ __all__ = [
 ]
 
 _HOMES = {
+    "App": "headwater.views.app",
+    "Change": "headwater.document",
     "Consumer": "headwater.engine.consumer",
+    "Document": "headwater.document",
     "Engine": "headwater.engine.engine",
     "Event": "headwater.event",
     "EventBatch": "headwater.format.events",
     "Follow": "headwater.engine.follow",
     "Limits": "headwater.limits",
+    "Local": "headwater.views.local",
     "Producer": "headwater.format.producers",
     "Ref": "headwater.event",
     "Refs": "headwater.event",

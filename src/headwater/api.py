@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from headwater.engine.engine import Engine
 from headwater.engine.transfer.transfer import Transfer
 from headwater.errors import Invalid, Unsupported
 from headwater.event import Durability
 from headwater.limits import DEFAULTS, Limits
+from headwater.views.local import Local
 
 if TYPE_CHECKING:
     from headwater.client.remote import Remote
 
-    Log: TypeAlias = Engine | Remote
+    Log: TypeAlias = Local | Remote
 
 
 @overload
@@ -25,7 +25,7 @@ def open(
     mode: Literal["create", "existing"] = ...,
     durability: Durability = ...,
     limits: Limits = ...,
-) -> Engine: ...
+) -> Local: ...
 @overload
 def open(
     address: str | os.PathLike[str],
@@ -40,7 +40,7 @@ def open(
     tls_key: str | os.PathLike[str] | None = ...,
     timeout: float = ...,
     retry: float = ...,
-) -> Engine | Remote: ...
+) -> Local | Remote: ...
 def open(  # the verb users expect, as in gzip.open
     address: str | os.PathLike[str],
     *,
@@ -48,7 +48,7 @@ def open(  # the verb users expect, as in gzip.open
     durability: Durability = "fsync",
     limits: Limits = DEFAULTS,
     **server: Any,
-) -> Engine | Remote:
+) -> Local | Remote:
     """Open a log: a directory, or a server at http:// or https://, with the same verbs.
 
     A directory is made if it is not there (unless `mode="existing"`, which raises NotFound); a server is connected to
@@ -71,7 +71,7 @@ def open(  # the verb users expect, as in gzip.open
     given = [name for name, value in server.items() if value is not None]
     if given:
         raise Invalid(f"{given[0]} is for servers, and {text!r} is a directory", hint="write http://host:7450")
-    return Engine(Path(text), create=mode == "create", durability=durability, limits=limits)
+    return Local(Path(text), create=mode == "create", durability=durability, limits=limits)
 
 
 def _remote(

@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from headwater.engine.engine import Engine
 from headwater.errors import Invalid, Unavailable
 from headwater.limits import DEFAULTS, MIB, SERVER_DEFAULTS
 from headwater.server.access import Access, Open, check_exposure, loopback
@@ -27,6 +26,7 @@ from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.settings import Settings
 from headwater.server.store import Store
 from headwater.server.tls import Certificate
+from headwater.views.local import Local
 
 GRACE_S = 10.0  # how long answers under way may take when the server stops
 BACKLOG = 2048
@@ -101,7 +101,7 @@ async def _serve(
             certificate.renew(now=True)
 
     loop.add_signal_handler(signal.SIGHUP, renew)
-    engine = await loop.run_in_executor(None, lambda: Engine(path, limits=DEFAULTS, disk=metrics.disk))
+    engine = await loop.run_in_executor(None, lambda: Local(path, limits=DEFAULTS, disk=metrics.disk))
     store = Store(engine, access, settings, metrics)
     connections = Connections(App(store, check_host=settings.check_host), settings.limits, loop)
     try:

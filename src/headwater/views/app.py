@@ -114,7 +114,7 @@ class App:
         name: str | None = None,
         on_error: OnError = "stop",
     ) -> Callable[[F], F]:
-        """Declare a projection: put on `fold(doc, event) -> doc | None`. docs/VIEWS.md tells what each argument does."""
+        """Declare a projection: put on `fold(doc, event) -> doc | None`. docs/VIEWS.md tells what each argument is."""
         Selection(type, None, match)  # raises for a bad one, where it is written
         if many and key is not None:
             raise Invalid("a projection of many documents has no key", hint="its fold says which documents it wants")
@@ -157,7 +157,7 @@ class App:
         return declare
 
     def query(self, name: str | None = None) -> Callable[[F], F]:
-        """Declare a query with a name: put on `ask(views, **arguments)`, which returns documents, or what JSON holds."""
+        """Declare a query with a name: put on `ask(views, **arguments)`, which returns documents, or JSON's types."""
 
         def declare(ask: F) -> F:
             found = Query(_name(name, ask), ask)
@@ -184,7 +184,7 @@ class App:
         return Runner(hw, self)
 
     def catch_up(self, hw: Engine, timeout: float = 60.0) -> None:
-        """Run it until nothing is left to do, then end. Raises Unavailable if that takes longer, or something stopped."""
+        """Run it until nothing is left to do. Raises Unavailable if that takes longer, or something has stopped."""
         with self.running(hw) as runner:
             runner.settle(timeout)
 

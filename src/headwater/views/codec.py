@@ -22,8 +22,7 @@ def codec() -> tuple[Encode, Decode]:
     try:
         import bson
         from bson.binary import UuidRepresentation
-        from bson.codec_options import CodecOptions
-        from bson.codec_options import DatetimeConversion
+        from bson.codec_options import CodecOptions, DatetimeConversion
     except ImportError as error:
         raise Unsupported("documents need the codec of BSON", hint="pip install 'headwater[bson]'") from error
     options: CodecOptions[dict[str, Any]] = CodecOptions(
@@ -69,7 +68,5 @@ def document_id(key: Any) -> str | None:
     else:
         raise Invalid(f"a document's id is text, not {type(key).__name__}", hint="give a key= that makes text of it")
     if len(id) > DOCUMENT_ID_BYTES_MAX // 4 and len(id.encode()) > DOCUMENT_ID_BYTES_MAX:
-        raise TooLarge(
-            f"the id {id[:20]}… is too long", limit="document_id_bytes_max", maximum=DOCUMENT_ID_BYTES_MAX
-        )
+        raise TooLarge(f"the id {id[:20]}… is too long", limit="document_id_bytes_max", maximum=DOCUMENT_ID_BYTES_MAX)
     return id

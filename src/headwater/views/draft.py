@@ -20,7 +20,9 @@ from headwater.views.keys import index_key
 CACHE_BYTES = 64 * 1024 * 1024  # of documents that are remembered; then all are forgotten, and those needed read again
 ENTRY_BYTES = 200  # what an entry of the cache takes beside its document
 LOADED_MAX = 10_000  # ids in one statement
-CHANGES_KEPT = 1_000_000  # ids of changed documents that are kept for those who follow; who is further behind starts anew
+CHANGES_KEPT = (
+    1_000_000  # ids of changed documents that are kept for those who follow; who is further behind starts anew
+)
 
 _encode_json = msgspec.json.Encoder().encode
 

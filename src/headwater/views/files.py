@@ -51,7 +51,9 @@ class Files:
         encoded = names.utf8(name, "a binder's name")
         if len(encoded) > BINDER_NAME_BYTES_MAX:
             raise TooLarge(
-                f"a binder's name has {len(encoded)} bytes", limit="binder_name_bytes_max", maximum=BINDER_NAME_BYTES_MAX
+                f"a binder's name has {len(encoded)} bytes",
+                limit="binder_name_bytes_max",
+                maximum=BINDER_NAME_BYTES_MAX,
             )
         return self.path / f"{_escaped(name)}{SUFFIX}"
 
@@ -105,7 +107,9 @@ class Files:
             self._disk.rename(temporary, link)
             self._disk.sync_directory(self.path)
         except OSError as error:
-            raise Unavailable(f"binder {name!r} cannot be put in place: {error.strerror}", hint="see to the disk") from error
+            raise Unavailable(
+                f"binder {name!r} cannot be put in place: {error.strerror}", hint="see to the disk"
+            ) from error
 
     def bytes(self, file: Path) -> int:
         """The bytes of a file and of what SQLite keeps beside it."""

@@ -55,4 +55,6 @@ def _from_name(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # something that it imports is missing: that is told as it is
-        raise NotFound(f"there is no module {name!r}", hint="is it a file? then: --app shop.py", code="no_such_app") from None
+        raise NotFound(
+            f"there is no module {name!r}", hint="is it a file? then: --app shop.py", code="no_such_app"
+        ) from None

@@ -1,0 +1,23 @@
+"""What a runner runs, each in a thread of its own: projections and functions."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Part(Protocol):
+    """A projection or a function at work."""
+
+    name: str
+
+    def run(self) -> None:
+        """Work until `stop` is called. What goes wrong is kept for `views status`; it ends only when it is stopped."""
+
+    def stop(self) -> None:
+        """End `run`, soon; from any thread."""
+
+    def settled(self) -> bool:
+        """Whether it has handled everything that is there now, durably; from any thread.
+
+        Raises Unavailable if it cannot go on.
+        """
