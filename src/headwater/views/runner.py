@@ -35,6 +35,7 @@ class Runner:
         files = Files.of(self._hw)
         for name in {projection.binder for projection in self._app.projections.values()}:
             files.ensure(name)
+            files.tidy(name)
             for field in self._app.binders[name].indexes:
                 self._hw.binder(name).index(field)
         for part in self._parts:
