@@ -103,7 +103,7 @@ class Draft:
 
     def fold(
         self, fold: Fold, events: Sequence[Event], ids: Sequence[str | None]
-    ) -> tuple[int, Exception | SystemExit | None]:
+    ) -> tuple[int, BaseException | None]:
         """Fold each event into its document, which must be loaded; those without one are passed over.
 
         Returns how many are done, and what the next one raised, if it did.
@@ -124,7 +124,9 @@ class Draft:
                     documents[id] = data
                     versions[id] = event.offset
                 done += 1
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
             return done, error
         return done, None
 

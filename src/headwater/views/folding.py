@@ -5,7 +5,6 @@ A `Folder` belongs to one projection and one connection, and so to one thread.
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 import time
 import traceback
@@ -110,7 +109,9 @@ class Folder:
     def _fold_one(self, event: Event) -> None:
         try:
             id = document_id(self._key_of(event))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
             self.fail(event, error)
         else:
             self._draft.load((id,))
@@ -122,7 +123,9 @@ class Folder:
             try:
                 fold(documents, event)
                 documents.keep(event.offset)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
                 documents.drop()
                 self.fail(event, error)
             else:
@@ -162,7 +165,7 @@ class Folder:
             execute("UPDATE projections SET error = ? WHERE name = ?", (last, name))
 
     def halt(self, error: ViewError) -> None:
-        """Note that the projection has stopped, and why; the caller commits."""
+        """Note that the projection has stopped, and why, after `write`; the caller commits."""
         values = encode_error(error), self._projection.name
         self._connection.execute(
             "UPDATE projections SET state = 'stopped', errors = errors + 1, error = ? WHERE name = ?", values
@@ -173,10 +176,14 @@ class Folder:
         if self._projection.many:
             return []
         ids: list[str | None] = []
-        with contextlib.suppress(Exception, SystemExit):  # it is raised again, and told, when the event has its turn
+        try:
             if self._projection.key is None:
                 return [None if (key := event.key) is None else key.decode() for event in events]
             ids.extend(map(document_id, map(self._key_of, events)))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001  # it is raised again, and told, when the event has its turn
+            return ids
         return ids
 
 

@@ -33,6 +33,7 @@ ROUND_EVENTS = 65_536  # in one transaction: a page of the file that many of the
 ROUND_S = 1.0  # and so long it may take: others who fill the binder wait for it
 WAIT_S = 0.1  # for events; then it is noted that all up to here was looked at, for those who wait for that
 LOOK_S = 0.5  # between two looks whether something that it waits for has come
+AGAIN_S = 0.02  # until it looks again for what was there just now
 PAUSE_S_MAX = 5.0  # between two tries, when something outside is wrong
 RATE_S = 1.0  # over which the rate is measured
 
@@ -64,6 +65,8 @@ class Projector:
                 self._trouble = None
             except Fenced:
                 pause_s = 0.0  # another process has taken over: look again what is ours
+            except NotFound:
+                pause_s = AGAIN_S  # the topic was deleted, or the file: look again what is there
             except HeadwaterError as error:
                 self._tell(error)
                 pause_s = min(max(0.1, pause_s * 2), PAUSE_S_MAX)
@@ -103,9 +106,11 @@ class Projector:
                     return row is not None and row.version > self._projection.version
                 registry.check_running(connection, self.name)
                 cursors = registry.cursors(connection, self.name)
+            ends = registry.topic_of(self._hw, self._projection.topic).ends
         except NotFound:
             return self._projection.topic not in self._hw.topics()
-        return all(cursors.get(number, 0) >= end for number, end in enumerate(topic.ends))
+        # One that is ahead of the log is about to be refused.
+        return all(end <= cursors.get(number, 0) <= ends[number] for number, end in enumerate(topic.ends))
 
     # For the consumer: where its cursors are kept
 
@@ -140,7 +145,7 @@ class Projector:
             return LOOK_S
         registry.check_order(self._together, projection, len(topic.ends))
         file = self._files.ensure(projection.binder)
-        with database.translated(file), contextlib.closing(self._connect(file)) as connection:
+        with database.translated(file), contextlib.closing(database.connect(file)) as connection:
             row = registry.enter(connection, projection, topic, self._together, retry=self._fresh)
             self._fresh = False
             if row.version > projection.version:
@@ -156,12 +161,6 @@ class Projector:
             else:
                 return self._rebuild(connection, file, wanted)
         return 0.0
-
-    def _connect(self, file: Path) -> sqlite3.Connection:
-        try:
-            return database.connect(file)
-        except NotFound:
-            raise Fenced(f"{file} was replaced", hint="it is looked for again") from None
 
     def _rebuild(self, connection: sqlite3.Connection, file: Path, wanted: tuple[str, int]) -> float:
         """Build the binder anew instead of this file, unless another process does."""
@@ -214,13 +213,14 @@ class Projector:
                 try:
                     self._fold(consumer, events)
                 except Halt as halt:
-                    self._folder.halt(halt.error)
                     halted = halt.error
                 self._verify()
                 for partition, next in self._reached.items():
                     consumer.secure(partition, next)
                 missed, self._missed = consumer.skipped - self._missed, consumer.skipped
                 self._folder.write(self._reached, missed=missed, rate=self._rate())
+                if halted is not None:
+                    self._folder.halt(halted)
         except BaseException:
             self._folder.abandon()
             raise
