@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from headwater.errors import Invalid, TooLarge, Unsupported
+from headwater.errors import Corrupt, Invalid, TooLarge, Unsupported
 from headwater.limits import DOCUMENT_BYTES_MAX, DOCUMENT_ID_BYTES_MAX
 
 Encode = Callable[[Any], bytes]
@@ -18,11 +18,13 @@ def codec() -> tuple[Encode, Decode]:
     """How documents become bytes and back. Raises Unsupported where the codec of BSON is not installed.
 
     Encoding raises Invalid for what is no document, TooLarge, or what the codec raises for types it does not know.
+    Decoding raises Corrupt for what is not BSON.
     """
     try:
         import bson
         from bson.binary import UuidRepresentation
         from bson.codec_options import CodecOptions, DatetimeConversion
+        from bson.errors import BSONError
     except ImportError as error:
         raise Unsupported("documents need the codec of BSON", hint="pip install 'headwater[bson]'") from error
     options: CodecOptions[dict[str, Any]] = CodecOptions(
@@ -45,7 +47,11 @@ def codec() -> tuple[Encode, Decode]:
         return data
 
     def decode(data: bytes) -> dict[str, Any]:
-        return from_bytes(data, options)
+        try:
+            return from_bytes(data, options)
+        except BSONError as error:
+            hint = "delete the binder's files while no application runs, and it is made again from the log"
+            raise Corrupt(f"a document is damaged: {error}", hint=hint) from error
 
     return encode, decode
 

@@ -154,7 +154,17 @@ def quoted(name: str) -> str:
 
 def column(path: str) -> str:
     """The column of `documents` that has what an index sorts by."""
-    return quoted(f"field {path}")
+    return quoted(f"field {_apart(path)}")
+
+
+def index(path: str) -> str:
+    """The name of the index over that column."""
+    return quoted(f"index of {_apart(path)}")
+
+
+def _apart(path: str) -> str:
+    """A path as a name that differs also where SQLite does not tell letters from their capitals: ^a stands for A."""
+    return "".join(f"^{each.lower()}" if "A" <= each <= "Z" else "^^" if each == "^" else each for each in path)
 
 
 def indexes(connection: sqlite3.Connection) -> list[str]:

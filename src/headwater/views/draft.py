@@ -103,6 +103,7 @@ class Draft:
         new: list[tuple[Any, ...]] = []
         old: list[tuple[Any, ...]] = []
         gone: list[tuple[int]] = []
+        noted: list[str] = []  # whoever follows is not told of a document that never was
         last = self._connection.execute("SELECT max(row) FROM documents").fetchone()[0] or 0
         for id in sorted(changed):
             version, data = changed[id]
@@ -111,7 +112,9 @@ class Draft:
                 if before is not None:
                     gone.append((before[0],))
                     known[id] = None
+                    noted.append(id)
                 continue
+            noted.append(id)
             keys = self._keys(data) if paths else ()
             if before is None:
                 last += 1
@@ -132,7 +135,8 @@ class Draft:
             columns = "".join(f", {database.column(path)}" for path in paths)
             marks = ", ?" * len(paths)
             execute(f"INSERT INTO documents (row, id, version, data{columns}) VALUES (?, ?, ?, ?{marks})", new)  # noqa: S608
-        self._note(list(changed))
+        if noted:
+            self._note(noted)
         changed.clear()
         if self._known_bytes + len(known) * ENTRY_BYTES > CACHE_BYTES:
             self._forget()
@@ -196,7 +200,7 @@ class Documents(MutableMapping[str, dict[str, Any]]):
         raise TypeError("a fold cannot count the documents of a binder")
 
     def keep(self, version: int) -> int:
-        """Hand over what the fold has done for one event; how many documents that are. Raises before anything is kept."""
+        """Hand over what the fold did for one event; how many documents that are. Raises before anything is kept."""
         self._draft.put_all(self._put, version)
         count = len(self._put)
         self._put = {}

@@ -16,6 +16,8 @@ from functools import lru_cache
 from typing import Any
 
 from headwater.engine.match.values import ARRAYS, kind_of
+from headwater.errors import Invalid
+from headwater.limits import FIELD_BYTES_MAX, MATCH_DEPTH_MAX
 
 Key = int | float | str | bytes | None
 Bounds = tuple[Key, Key]
@@ -81,6 +83,26 @@ def order_of(key: Key) -> tuple[int, Any]:
     if cls is str:
         return 2, key
     return (0, 0) if key is None else (3, key)
+
+
+def checked_path(path: Any, purpose: str) -> str:
+    """The path of a field as a user gave it; raises Invalid."""
+    if not isinstance(path, str):
+        raise Invalid(f"{purpose} takes the path of a field, not {type(path).__name__}", hint="as in 'by.name'")
+    parts = path.split(".")
+    if not all(parts):
+        raise Invalid(f"the path {path[:60]!r} has an empty part", hint="parts are apart by one dot each, as in a.b")
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        raise Invalid(f"the path {path[:60]!r} is not text", hint="no document has such a field") from None
+    if "\0" in path:
+        raise Invalid(f"the path {path[:60]!r} has a zero in it", hint="no document has such a field")
+    if len(parts) > MATCH_DEPTH_MAX or size > FIELD_BYTES_MAX:
+        raise Invalid(
+            f"the path {path[:60]!r}… is too long", hint=f"up to {MATCH_DEPTH_MAX} parts and {FIELD_BYTES_MAX} bytes"
+        )
+    return path
 
 
 @lru_cache(PATHS_MAX)
