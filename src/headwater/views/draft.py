@@ -103,18 +103,19 @@ class Draft:
         new: list[tuple[Any, ...]] = []
         old: list[tuple[Any, ...]] = []
         gone: list[tuple[int]] = []
-        noted: list[str] = []  # whoever follows is not told of a document that never was
+        noted: list[str] = []
         last = self._connection.execute("SELECT max(row) FROM documents").fetchone()[0] or 0
         for id in sorted(changed):
             version, data = changed[id]
             before = known[id]
-            if data is None:
-                if before is not None:
-                    gone.append((before[0],))
-                    known[id] = None
-                    noted.append(id)
-                continue
+            if before is None and data is None:
+                continue  # made and deleted again, or never there
             noted.append(id)
+            if data is None:
+                assert before is not None
+                gone.append((before[0],))
+                known[id] = None
+                continue
             keys = self._keys(data) if paths else ()
             if before is None:
                 last += 1
@@ -199,12 +200,10 @@ class Documents(MutableMapping[str, dict[str, Any]]):
     def __len__(self) -> int:
         raise TypeError("a fold cannot count the documents of a binder")
 
-    def keep(self, version: int) -> int:
-        """Hand over what the fold did for one event; how many documents that are. Raises before anything is kept."""
+    def keep(self, version: int) -> None:
+        """Hand over what the fold has done for one event; raises if one of them is no document, and keeps none."""
         self._draft.put_all(self._put, version)
-        count = len(self._put)
         self._put = {}
-        return count
 
     def drop(self) -> None:
         """Forget what the fold has done for one event."""
