@@ -41,7 +41,7 @@ VIEW_NAME_BYTES_MAX = 48  # with what stands before it, it is the name of a cons
 FIELD_BYTES_MAX = KIB  # of the path of a field that is indexed or sorted by: it names a column
 FIND_FIELDS_MAX = 256  # paths that a find may ask for: each is looked up in each document
 FIND_SORTS_MAX = 8  # fields that a find may sort by: each is a key for each document
-FIND_SORTED_MAX = 10_000_000  # documents that are sorted without an index: about 1 GiB of keys
+FIND_SORTED_MAX = 5_000_000  # documents that are sorted without an index: about 1 GiB of keys
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -130,10 +130,11 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise _translation(path, error) from error
+        raise translation(path, error) from error
 
 
-def _translation(path: Path, error: sqlite3.DatabaseError) -> HeadwaterError:
+def translation(path: Path, error: sqlite3.Error) -> HeadwaterError:
+    """What SQLite has raised, as an error of ours."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_CANTOPEN:
         return NotFound(f"{path} cannot be opened: {error}", code="no_such_binder")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -53,16 +52,16 @@ def index_key(document: dict[str, Any], path: str) -> Key:
 
 def key_of(value: Any) -> Key:
     """The key of a value."""
+    key: Key = value
     cls = value.__class__
-    if value is None or cls is str:
-        return value  # type: ignore[no-any-return]
-    if cls is int and _INT_MIN <= value <= _INT_MAX:
-        return value  # type: ignore[no-any-return]
+    if value is None or cls is str or (cls is int and _INT_MIN <= value <= _INT_MAX):
+        return key
     kind, comparable = kind_of(value)
     if kind in _KEYS:
         return _KEYS[kind](comparable)
     assert kind.startswith("bytes ")
-    return BYTES + bytes((int(kind[6:]),)) + comparable
+    data: bytes = comparable
+    return BYTES + bytes((int(kind[6:]),)) + data
 
 
 def bounds_of(value: Any) -> Bounds:
@@ -115,12 +114,8 @@ def _number(value: Any) -> Key:
 
     A float is the nearest one; behind 2^53, where that could be beyond the next whole number, it is the whole part.
     """
-    if value.__class__ is float:
-        return value  # type: ignore[no-any-return]
-    if isinstance(value, Decimal) and value.is_infinite():
-        return math.inf if value > 0 else -math.inf
     if isinstance(value, int) or _EXACT_MAX <= value < _BIAS or -_BIAS <= value <= -_EXACT_MAX:
-        whole = math.floor(value)
+        whole: int = math.floor(value)
         if _INT_MIN <= whole <= _INT_MAX:
             return whole
     try:
