@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from headwater.engine.engine import Engine
+from headwater.info import ViewInfo
+from headwater.views import status
 from headwater.views.binder import Binder
 from headwater.views.files import Files
 
@@ -18,3 +20,8 @@ class Local(Engine):
         """The names of all binders, sorted; empty if there are none."""
         self.check_open()
         return Files.of(self).names()
+
+    def views(self) -> list[ViewInfo]:
+        """How all projections and functions are, by name within their binders; empty if there are none."""
+        self.check_open()
+        return status.views(self)
