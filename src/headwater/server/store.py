@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from headwater.engine.engine import Engine
 from headwater.server.access import Access
+from headwater.server.apps import Application
 from headwater.server.commits import Commits
 from headwater.server.feeds import Feeds
 from headwater.server.members import Members
 from headwater.server.metrics import Metrics
 from headwater.server.settings import Settings
+from headwater.views.local import Local
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,12 +24,13 @@ R = TypeVar("R")
 class Store:
     """One served log directory. Made on the loop, and belongs to its thread."""
 
-    def __init__(self, engine: Engine, access: Access, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, engine: Local, access: Access, settings: Settings, metrics: Metrics) -> None:
         self.engine = engine
         self.access = access
         self.settings = settings
         self.limits = settings.limits
         self.metrics = metrics
+        self.application: Application | None = None
         self.loop = asyncio.get_running_loop()
         self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
