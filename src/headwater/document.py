@@ -8,7 +8,7 @@ import msgspec
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A member of a binder. `version` is the offset of the event that changed it last."""
+    """A member of a binder. `version` is the offset of the last event that was folded into it."""
 
     id: str
     version: int

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import length_hint
-from typing import Self, overload
+from typing import Protocol, Self, overload
 
 import msgspec
 
@@ -44,6 +44,16 @@ class Move(msgspec.Struct, frozen=True):
     cursor: int
 
 
+class Kept(Protocol):
+    """Where cursors are kept that are not the consumer's own: with what is made of its events, in one transaction."""
+
+    def cursor(self, partition: int) -> int:
+        """The next offset to read of a partition that was just taken."""
+
+    def set_aside(self, consumer: Consumer, event: Event, error: object) -> None:
+        """What to do with an event that has failed, or ended its process, too often."""
+
+
 class Consumer(Iterator[Event]):
     """One member of a consumer. Close it, or use it in a `with` statement; what it had not acked goes to the next.
 
@@ -62,6 +72,7 @@ class Consumer(Iterator[Event]):
         clock: Clock,
         set_aside: Callable[[Consumer, Event, object], None],
         timeout: float | None = None,
+        cursor_of: Callable[[int], int] | None = None,
     ) -> None:
         self.name = name
         self.topic = logs[0].place.topic
@@ -75,7 +86,7 @@ class Consumer(Iterator[Event]):
         self._monotonic = clock.monotonic
         self._set_aside = set_aside
         self._timeout = timeout
-        self._member = Member(name, logs, cursors, limits, clock)
+        self._member = Member(name, logs, cursors, limits, clock, cursor_of)
         self._held = self._member.held
         self._mutex = self._member.mutex
         self._stopped = False
@@ -310,6 +321,12 @@ class Consumer(Iterator[Event]):
         self._member.store_all()
 
     # For transactions
+
+    def secure(self, partition: int, offset: int) -> None:
+        """Make the log durable up to an offset: nothing outside of it may tell of more."""
+        log = self._logs[partition]
+        if offset > log.state().secured_offset:
+            log.sync()
 
     def holds(self, event: Event) -> bool:
         """Whether it handed out this event, and holds its partition still, as far as it knows."""

@@ -17,7 +17,7 @@ import msgspec
 from headwater.engine import checking, dead, reading, waiting
 from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
-from headwater.engine.consumer import Consumer, place
+from headwater.engine.consumer import Consumer, Kept, place
 from headwater.engine.consumers import Consumers
 from headwater.engine.follow import Follow
 from headwater.engine.info import partition_info
@@ -393,11 +393,13 @@ class Engine(Serving):
         timeout: float | None = None,
         lease_ms: int | None = None,
         failures_max: int | None = None,
+        kept: Kept | None = None,
     ) -> Consumer:
         """Join a named consumer of a topic, whose cursors are durable and shared by all members, in any process.
 
         `start` is where a new consumer begins; one that is there goes on. What `type`, `key` and `match` do not want is
         passed over. Iterating ends when `timeout` seconds bring none. Raises NotFound for a missing topic.
+        With `kept`, the truth about its cursors is elsewhere, and those stored here only follow.
         """
         opened = self._topics.live(topic)
         changes = {"lease_ms": lease_ms, "failures_max": failures_max}
@@ -410,8 +412,10 @@ class Engine(Serving):
         cursors = self._consumers.find_or_make(
             name, opened.topic, lambda: [place(log, start, len(opened.logs)) for log in opened.logs]
         )
-        aside = partial(dead.set_aside, self)
-        member = Consumer(name, opened.logs, cursors, selection, limits, self._disk, self._clock, aside, timeout)
+        aside = partial(dead.set_aside, self) if kept is None else kept.set_aside
+        place_of = None if kept is None else kept.cursor
+        own = self._disk, self._clock
+        member = Consumer(name, opened.logs, cursors, selection, limits, *own, aside, timeout, place_of)
         self._members.add(member)
         return member
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from msgspec import structs
 
 from headwater.engine.holding import Holding
-from headwater.engine.leases import Leases, Progress, Round
+from headwater.engine.leases import Claim, Leases, Progress, Round
 from headwater.errors import Fenced, HeadwaterError, NotFound
+from headwater.format.cursors import CursorSlot
 from headwater.limits import Limits
 from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Clock
@@ -26,7 +29,16 @@ TEND_S = 1.0  # how often, at least, a member that waits looks for partitions th
 class Member:
     """One reader of a consumer: what it holds, and until when. Safe from any thread."""
 
-    def __init__(self, name: str, logs: list[LocalLog], cursors: Cursors, limits: Limits, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        logs: list[LocalLog],
+        cursors: Cursors,
+        limits: Limits,
+        clock: Clock,
+        cursor_of: Callable[[int], int] | None = None,
+    ) -> None:
+        """`cursor_of` tells where a partition is to be read from, if that is kept elsewhere."""
         self.leases = Leases(cursors, clock, limits.lease_ms)
         self.mutex = threading.Lock()  # protects all below; never held during I/O
         self.held: dict[int, Holding] = {}
@@ -38,6 +50,7 @@ class Member:
         self._name = name
         self._logs = logs
         self._clock = clock
+        self._cursor_of = cursor_of
         self._ack_s = limits.ack_ms / 1000
         self._renew_s = limits.lease_ms / 3000
         self._tended_s = 0.0
@@ -56,7 +69,8 @@ class Member:
         found = self.leases.tend(fences, claim=claim)
         expires_s = found.expiry_ns / 1e9
         claimed = [
-            Holding(self._logs[each.partition], each.slot, expires_s, each.careful_until) for each in found.claimed
+            Holding(self._logs[each.partition], self._begin(each), expires_s, each.careful_until)
+            for each in found.claimed
         ]
         with self.mutex:
             for number, fence in fences.items():
@@ -70,6 +84,16 @@ class Member:
                 self.held[holding.partition] = holding
             self._share(found)
         self.give_up()
+
+    def _begin(self, claim: Claim) -> CursorSlot:
+        """Where to begin in a partition that was taken."""
+        slot = claim.slot
+        if self._cursor_of is None:
+            return slot
+        cursor = self._cursor_of(claim.partition)
+        if cursor < slot.cursor:  # what was made of the events is gone, and is made again
+            return self.leases.seek([Progress(claim.partition, slot.fence, cursor, cursor, 0, 0)])[0]
+        return structs.replace(slot, cursor=cursor)
 
     def give_up(self) -> None:
         """Release what is above the fair share, as far as the program has nothing of it in its hands."""

@@ -14,7 +14,7 @@ from headwater.format import names
 from headwater.limits import VIEW_NAME_BYTES_MAX
 
 if TYPE_CHECKING:
-    from headwater.engine.engine import Engine
+    from headwater.views.local import Local
     from headwater.views.runner import Runner
 
 Fold = Callable[[Any, Event], Any]
@@ -177,13 +177,13 @@ class App:
             )
         return found
 
-    def running(self, hw: Engine) -> Runner:
+    def running(self, hw: Local) -> Runner:
         """Run it in threads of this process: `with app.running(hw): …`. Ends with the block."""
         from headwater.views.runner import Runner
 
         return Runner(hw, self)
 
-    def catch_up(self, hw: Engine, timeout: float = 60.0) -> None:
+    def catch_up(self, hw: Local, timeout: float = 60.0) -> None:
         """Run it until nothing is left to do. Raises Unavailable if that takes longer, or something has stopped."""
         with self.running(hw) as runner:
             runner.settle(timeout)

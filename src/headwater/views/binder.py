@@ -12,7 +12,7 @@ from headwater.info import BinderInfo
 from headwater.views.files import Files
 
 AtLeast = int | Ref | Event | Refs | Sequence[Ref]
-"""What a projection must have passed: where something was appended, or an event; an offset, of a topic with one partition."""
+"""What a projection must have passed: where something was appended, an event, or an offset in an only partition."""
 
 TIMEOUT_S = 10.0
 

@@ -20,7 +20,6 @@ CACHE_KIB = 16 * 1024  # of pages, for each connection
 CHECKPOINT_PAGES = 10_000  # 40 MiB: a page that is changed often is written back once for many commits
 
 _TABLES = """
-CREATE TABLE about (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE documents (
     row INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -47,7 +46,6 @@ CREATE TABLE cursors (
     projection TEXT NOT NULL,
     partition INTEGER NOT NULL,
     next INTEGER NOT NULL,
-    fence INTEGER NOT NULL,
     PRIMARY KEY (projection, partition)
 ) WITHOUT ROWID;
 CREATE TABLE quarantined (
@@ -160,3 +158,10 @@ def column(path: str) -> str:
 def indexes(connection: sqlite3.Connection) -> list[str]:
     """The paths of the fields that have an index, sorted."""
     return [path for (path,) in connection.execute("SELECT path FROM indexes ORDER BY path")]
+
+
+def declare_index(connection: sqlite3.Connection, path: str) -> None:
+    """Add an index to a file that has no documents yet, inside of `writing`."""
+    connection.execute("INSERT INTO indexes (path) VALUES (?)", (path,))
+    connection.execute(f"ALTER TABLE documents ADD COLUMN {column(path)}")
+    connection.execute(f"CREATE INDEX {quoted(f'by {path}')} ON documents ({column(path)}, id)")

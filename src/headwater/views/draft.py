@@ -103,14 +103,18 @@ class Draft:
         new: list[tuple[Any, ...]] = []
         old: list[tuple[Any, ...]] = []
         gone: list[tuple[int]] = []
+        noted: list[str] = []
         last = self._connection.execute("SELECT max(row) FROM documents").fetchone()[0] or 0
         for id in sorted(changed):
             version, data = changed[id]
             before = known[id]
+            if before is None and data is None:
+                continue  # made and deleted again, or never there
+            noted.append(id)
             if data is None:
-                if before is not None:
-                    gone.append((before[0],))
-                    known[id] = None
+                assert before is not None
+                gone.append((before[0],))
+                known[id] = None
                 continue
             keys = self._keys(data) if paths else ()
             if before is None:
@@ -132,7 +136,8 @@ class Draft:
             columns = "".join(f", {database.column(path)}" for path in paths)
             marks = ", ?" * len(paths)
             execute(f"INSERT INTO documents (row, id, version, data{columns}) VALUES (?, ?, ?, ?{marks})", new)  # noqa: S608
-        self._note(list(changed))
+        if noted:
+            self._note(noted)
         changed.clear()
         if self._known_bytes + len(known) * ENTRY_BYTES > CACHE_BYTES:
             self._forget()
@@ -195,12 +200,10 @@ class Documents(MutableMapping[str, dict[str, Any]]):
     def __len__(self) -> int:
         raise TypeError("a fold cannot count the documents of a binder")
 
-    def keep(self, version: int) -> int:
-        """Hand over what the fold has done for one event; how many documents that are. Raises before anything is kept."""
+    def keep(self, version: int) -> None:
+        """Hand over what the fold has done for one event; raises if one of them is no document, and keeps none."""
         self._draft.put_all(self._put, version)
-        count = len(self._put)
         self._put = {}
-        return count
 
     def drop(self) -> None:
         """Forget what the fold has done for one event."""

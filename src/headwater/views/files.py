@@ -1,7 +1,7 @@
 """The files of binders: which one is read, and how another takes its place.
 
-`binders/<name>.sqlite` is a link to the file that is read, `<name>.<generation>.sqlite`. Replacing the link is what makes
-a rebuilt binder the current one, atomically. Whoever has the old file open goes on with it until it looks again.
+`binders/<name>.sqlite` is a link to the file that is read, `<name>.<generation>.sqlite`. Replacing the link is what
+makes a rebuilt binder the current one, atomically. Whoever has the old file open goes on with it until it looks again.
 """
 
 from __future__ import annotations

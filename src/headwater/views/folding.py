@@ -1,0 +1,203 @@
+"""Folding events into the documents of a binder, inside of a transaction: what live projections and rebuilds share.
+
+A `Folder` belongs to one projection and one connection, and so to one thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from headwater.event import Event
+from headwater.info import ViewError
+from headwater.limits import QUARANTINED_MAX
+from headwater.views.app import Projection
+from headwater.views.codec import document_id
+from headwater.views.draft import Documents, Draft
+
+LOOK_EVERY = 64  # events between two looks at the clock
+ERROR_CHARACTERS_MAX = 4000  # of an error and its trace that are kept
+
+_event_key = attrgetter("key")
+
+
+class Halt(Exception):  # it is no error of ours
+    """A fold raised, and its projection is to stop at this event."""
+
+    def __init__(self, error: ViewError) -> None:
+        super().__init__(error.error)
+        self.error = error
+
+
+class Folder:
+    """The documents that one transaction changes for a projection: `begin`, `fold` as often as wanted, `write`."""
+
+    def __init__(self, connection: sqlite3.Connection, projection: Projection) -> None:
+        self._connection = connection
+        self._projection = projection
+        self._draft = Draft(connection)
+        self._documents = Documents(self._draft)
+        self._key_of = _key_function(projection)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.folded = 0
+        self._skipped = 0
+        self._failed: list[ViewError] = []
+
+    def begin(self) -> None:
+        """Begin, inside of a transaction that writes."""
+        self._draft.begin()
+        self._reset()
+
+    def abandon(self) -> None:
+        """The transaction failed."""
+        self._draft.abandon()
+        self._reset()
+
+    def fold(self, events: Sequence[Event], until_s: float) -> int:
+        """Fold events in their order, and return how many; fewer than all if the time is over.
+
+        Raises Halt if a fold raises and the projection is to stop: what came before that event is folded.
+        """
+        ids = self._ids(events)
+        single = not self._projection.many
+        if single:
+            self._draft.load(ids)
+        done = 0
+        while done < len(events):
+            some = events[done : done + LOOK_EVERY]
+            if single:
+                self._fold_each(some, ids[done : done + LOOK_EVERY])
+            else:
+                self._fold_many(some)
+            done += len(some)
+            if time.monotonic() >= until_s:
+                break
+        return done
+
+    def _fold_each(self, events: Sequence[Event], ids: list[str | None]) -> None:
+        fold, get, put = self._projection.fold, self._draft.get, self._draft.put
+        for number, event in enumerate(events):
+            try:
+                id = ids[number] if number < len(ids) else document_id(self._key_of(event))
+                if id is None:
+                    self._skipped += 1
+                    continue
+                put(id, fold(get(id), event), event.offset)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
+                self.fail(event, error)
+            else:
+                self.folded += 1
+
+    def _fold_many(self, events: Sequence[Event]) -> None:
+        fold, documents = self._projection.fold, self._documents
+        for event in events:
+            try:
+                fold(documents, event)
+                documents.keep(event.offset)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
+                documents.drop()
+                self.fail(event, error)
+            else:
+                self.folded += 1
+
+    def fail(self, event: Event, error: BaseException | str) -> None:
+        """An event cannot be folded: it is noted, or the projection stops before it, which raises Halt."""
+        told = describe(event, error)
+        if self._projection.on_error == "stop":
+            raise Halt(told)
+        (before,) = self._connection.execute(
+            "SELECT count(*) FROM quarantined WHERE projection = ?", (self._projection.name,)
+        ).fetchone()
+        if before + len(self._failed) >= QUARANTINED_MAX:
+            raise Halt(told)
+        self._failed.append(told)
+
+    def write(self, reached: Mapping[int, int], *, missed: int = 0, rate: float | None = None) -> None:
+        """Write the documents, how far each partition was read, and what is told of it; the caller commits."""
+        name, execute = self._projection.name, self._connection.execute
+        self._draft.write()
+        for partition, next in reached.items():
+            execute("UPDATE cursors SET next = ? WHERE projection = ? AND partition = ?", (next, name, partition))
+        for failed in self._failed:
+            place = name, failed.partition, failed.offset, encode_error(failed)
+            execute(
+                'INSERT OR REPLACE INTO quarantined (projection, partition, "offset", error) VALUES (?, ?, ?, ?)', place
+            )
+        counts = self.folded, self._skipped, missed, len(self._failed), rate, int(time.time() * 1000), name
+        execute(
+            "UPDATE projections SET folded = folded + ?, skipped = skipped + ?, missed = missed + ?,"
+            " errors = errors + ?, rate = coalesce(?, rate), changed_ms = ? WHERE name = ?",
+            counts,
+        )
+        if self._failed:
+            last = encode_error(self._failed[-1])
+            execute("UPDATE projections SET error = ? WHERE name = ?", (last, name))
+
+    def halt(self, error: ViewError) -> None:
+        """Note that the projection has stopped, and why; the caller commits."""
+        values = encode_error(error), self._projection.name
+        self._connection.execute(
+            "UPDATE projections SET state = 'stopped', errors = errors + 1, error = ? WHERE name = ?", values
+        )
+
+    def _ids(self, events: Sequence[Event]) -> list[str | None]:
+        """The documents that events belong to; of those behind one whose key raises, they are found one by one."""
+        if self._projection.many:
+            return []
+        ids: list[str | None] = []
+        try:
+            ids.extend(map(document_id, map(self._key_of, events)))
+        except (Exception, SystemExit):  # noqa: BLE001  # it is raised again, and told, when the event has its turn
+            ids = ids[: len(ids) // LOOK_EVERY * LOOK_EVERY]
+        return ids
+
+
+def describe(event: Event, error: BaseException | str) -> ViewError:
+    """An error of the user's code, with the event that it was called for."""
+    trace = ""
+    if isinstance(error, BaseException):
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # without the call here
+        trace = "".join(traceback.format_list(frames))[-ERROR_CHARACTERS_MAX:]
+        error = f"{type(error).__name__}: {error}"
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    place = event.topic, event.partition, event.offset, str(event.id), event.type
+    return ViewError(*place, error[:ERROR_CHARACTERS_MAX], trace, now)
+
+
+def encode_error(error: ViewError) -> str:
+    """As it is kept."""
+    return msgspec.json.encode(error).decode()
+
+
+_decode_error = msgspec.json.Decoder(ViewError)
+
+
+def decode_error(text: str | None) -> ViewError | None:
+    """From what is kept; None if there is none."""
+    return None if text is None else _decode_error.decode(text)
+
+
+def _key_function(projection: Projection) -> Callable[[Event], Any]:
+    key = projection.key
+    if key is None:
+        return _event_key
+    if callable(key):
+        return key
+    path = key.split(".")
+
+    def find(event: Event) -> Any:
+        value = event.value
+        for part in path:
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    return find

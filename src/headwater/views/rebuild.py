@@ -1,0 +1,170 @@
+"""Building a binder anew beside the one that is read, and putting it in its place.
+
+The new file is made by folding everything from the beginning. When it has nearly caught up, the old file is locked
+against writers, the last events are folded, at least as far as the old file has come, and the link is replaced: readers
+never see documents go back in time, and nobody waits but for that moment. Killed before that, nothing has happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from headwater.engine.engine import Engine
+from headwater.errors import Corrupt, NotFound, Unavailable
+from headwater.event import Event
+from headwater.views import database, registry
+from headwater.views.app import Projection
+from headwater.views.files import Files
+from headwater.views.folding import Folder
+
+Progress = Callable[[int, int], object]
+"""Called with the events that are folded, and all there are now."""
+
+ROUND_EVENTS = 65_536  # in one transaction
+CLOSE_EVENTS = 10_000  # so few may be left when the old file is locked
+
+
+def rebuild(
+    hw: Engine,
+    projections: Sequence[Projection],
+    *,
+    indexes: Sequence[str] = (),
+    wait: bool = True,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> int:
+    """Build the binder of these projections anew, and have it read from then on; returns how many events were folded.
+
+    `projections` are all that fill it. Raises Halt if a fold raises, Unavailable with the code `locked` if another
+    process does the same, and with `stopped` when `stop` says so: then everything is as before.
+    """
+    files = Files.of(hw)
+    name = projections[0].binder
+    with (
+        files.building(name, wait=wait) as file,
+        database.translated(file),
+        contextlib.closing(database.connect(file)) as new,
+        contextlib.ExitStack() as stack,
+    ):
+        old = _old(files, name, stack)
+        build = _Build(hw, new, projections, stop, progress)
+        build.begin({*indexes, *(() if old is None else database.indexes(old))})
+        while build.left() > CLOSE_EVENTS:
+            build.catch_up()
+        if old is not None:
+            stack.enter_context(database.writing(old))  # whoever folds into it waits, and then looks where to
+        build.catch_up()
+        build.finish()
+        files.take_place(name, file)
+    return build.folded
+
+
+def _old(files: Files, name: str, stack: contextlib.ExitStack) -> sqlite3.Connection | None:
+    """The file that is read now, if there is one that can be."""
+    try:
+        return stack.enter_context(contextlib.closing(database.connect(files.current(name))))
+    except (NotFound, Corrupt):
+        return None
+
+
+class _Build:
+    """A new file, and how far each projection has come in it."""
+
+    def __init__(
+        self,
+        hw: Engine,
+        connection: sqlite3.Connection,
+        projections: Sequence[Projection],
+        stop: Callable[[], bool],
+        progress: Progress | None,
+    ) -> None:
+        self.folded = 0
+        self._hw = hw
+        self._connection = connection
+        self._projections = projections
+        self._stop = stop
+        self._progress = progress
+        self._passed = 0
+        self._next: dict[str, list[int]] = {}
+
+    def begin(self, indexes: Iterable[str]) -> None:
+        """Make the projections known, with their oldest events ahead of them."""
+        self._connection.execute("PRAGMA synchronous = OFF")  # until `finish`: nobody reads it before that
+        with database.writing(self._connection):
+            for path in sorted(indexes):
+                database.declare_index(self._connection, path)
+            for projection in self._projections:
+                topic = registry.topic_of(self._hw, projection.topic)
+                registry.check_order(self._projections, projection, len(topic.ends))
+                registry.add(self._connection, projection, topic)
+                self._next[projection.name] = list(topic.starts)
+
+    def left(self) -> int:
+        """How many events are still to be looked at."""
+        return sum(
+            max(0, end - next)
+            for projection in self._projections
+            for next, end in zip(
+                self._next[projection.name], registry.topic_of(self._hw, projection.topic).ends, strict=True
+            )
+        )
+
+    def catch_up(self) -> None:
+        """Fold everything that is there now."""
+        for projection in self._projections:
+            folder = Folder(self._connection, projection)
+            for partition, end in enumerate(registry.topic_of(self._hw, projection.topic).ends):
+                while self._next[projection.name][partition] < end:
+                    self._round(projection, folder, partition, end)
+
+    def finish(self) -> None:
+        """Make it all durable, and the events that it tells of."""
+        for projection in self._projections:
+            self._hw.sync(projection.topic)
+        self._connection.execute("PRAGMA synchronous = FULL")
+        (busy, _, _) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise Unavailable("the new file of the binder is in use by another program", code="locked")
+
+    def _round(self, projection: Projection, folder: Folder, partition: int, end: int) -> None:
+        """Fold about one transaction's worth of events of one partition."""
+        places = self._next[projection.name]
+        start, missed = places[partition], 0
+        batches = self._batches(projection, partition, start, end)
+        try:
+            with database.writing(self._connection):
+                folder.begin()
+                reached = end
+                for batch in batches:
+                    folder.fold(batch, math.inf)
+                    if folder.folded >= ROUND_EVENTS:
+                        reached = batch[-1].offset + 1
+                        break
+                    self._check_stop()
+                folder.write({partition: reached}, missed=missed)
+        except NotFound as error:
+            folder.abandon()
+            if error.code != "offset_gone":
+                raise
+            places[partition] = error.oldest  # retention was there first
+            with database.writing(self._connection):
+                folder.begin()
+                folder.write({partition: error.oldest}, missed=error.oldest - start)
+            return
+        places[partition] = reached
+        self.folded += folder.folded
+        self._passed += reached - start
+        if self._progress is not None:
+            self._progress(self._passed, self._passed + self.left())
+
+    def _batches(self, projection: Projection, partition: int, start: int, end: int) -> Iterator[list[Event]]:
+        filters = {"type": projection.type, "match": projection.match}
+        found = self._hw.read_batches(projection.topic, partition=partition, start=start, end=end, **filters)  # type: ignore[arg-type]
+        return (events for batch in found if (events := batch.events()))
+
+    def _check_stop(self) -> None:
+        if self._stop():
+            raise Unavailable("the rebuild was stopped: everything is as before", code="stopped")

@@ -1,0 +1,145 @@
+"""What a binder's file tells of its projections: which, of which version, how far, and what stopped them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.engine.engine import Engine
+from headwater.errors import Invalid, Unavailable
+from headwater.info import ViewError
+from headwater.views import database
+from headwater.views.app import Projection
+from headwater.views.folding import decode_error, encode_error
+
+
+class Topic(msgspec.Struct, frozen=True):
+    """A topic as it is now: where each partition begins and ends."""
+
+    uuid: str
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A projection as its binder knows it."""
+
+    name: str
+    topic: str
+    topic_uuid: str
+    version: int
+    state: str
+    folded: int
+    skipped: int
+    missed: int
+    errors: int
+    rate: float
+    changed_ms: int
+    error: ViewError | None
+
+
+def topic_of(hw: Engine, topic: str) -> Topic:
+    """Raises NotFound if there is no such topic."""
+    found = hw.cursor(topic)
+    return Topic(found.uuid, found.offsets, found.ends())
+
+
+def rows(connection: sqlite3.Connection) -> list[Row]:
+    """All projections of a binder, by name."""
+    found = connection.execute(
+        "SELECT name, topic, topic_uuid, version, state, folded, skipped, missed, errors, rate, changed_ms, error"
+        " FROM projections ORDER BY name"
+    )
+    return [_row(*values) for values in found]
+
+
+def _row(*values: Any) -> Row:
+    *rest, error = values
+    return Row(*rest, error=decode_error(error))
+
+
+def find(connection: sqlite3.Connection, name: str) -> Row | None:
+    """One of them."""
+    return next((row for row in rows(connection) if row.name == name), None)
+
+
+def cursors(connection: sqlite3.Connection, name: str) -> dict[int, int]:
+    """The next offset of each partition."""
+    found = connection.execute("SELECT partition, next FROM cursors WHERE projection = ? ORDER BY partition", (name,))
+    return dict(found.fetchall())
+
+
+def enter(connection: sqlite3.Connection, projection: Projection, topic: Topic, *, retry: bool) -> Row:
+    """The projection as the binder knows it; made known if it is new. `retry`: what stopped it is tried again."""
+    with database.writing(connection):
+        row = find(connection, projection.name)
+        if row is None:
+            add(connection, projection, topic)
+        elif retry and row.error is not None and row.version <= projection.version:
+            resume(connection, projection.name)
+        row = find(connection, projection.name)
+    assert row is not None
+    return row
+
+
+def add(connection: sqlite3.Connection, projection: Projection, topic: Topic) -> None:
+    """Make a projection known, inside of a transaction. It begins with the oldest events."""
+    connection.execute(
+        "INSERT INTO projections (name, topic, topic_uuid, version) VALUES (?, ?, ?, ?)",
+        (projection.name, projection.topic, topic.uuid, projection.version),
+    )
+    connection.executemany(
+        "INSERT INTO cursors (projection, partition, next) VALUES (?, ?, ?)",
+        [(projection.name, number, start) for number, start in enumerate(topic.starts)],
+    )
+
+
+def resume(connection: sqlite3.Connection, name: str) -> int:
+    """Have a projection tried again that an error has stopped, inside of a transaction; how many there are."""
+    changed = connection.execute("UPDATE projections SET state = 'running', error = NULL WHERE name = ?", (name,))
+    return changed.rowcount
+
+
+def note_error(connection: sqlite3.Connection, name: str, error: ViewError) -> None:
+    """Note an error that did not stop what is there, inside of a transaction: a rebuild has failed."""
+    values = encode_error(error), name
+    connection.execute("UPDATE projections SET errors = errors + 1, error = ? WHERE name = ?", values)
+
+
+def check_running(connection: sqlite3.Connection, name: str) -> None:
+    """Raise Unavailable if a projection has been stopped by an error."""
+    row = find(connection, name)
+    if row is not None and row.state == "stopped":
+        raise stopped(row)
+
+
+def stopped(row: Row) -> Unavailable:
+    """What is told to whoever waits for a projection that an error has stopped."""
+    error = row.error
+    what = "" if error is None else f" at offset {error.offset} of partition {error.partition}: {error.error}"
+    return Unavailable(
+        f"projection {row.name!r} has stopped{what}",
+        hint="mend its fold and restart the application, or: headwater views resume",
+        code="projection_stopped",
+    )
+
+
+def check_order(together: Sequence[Projection], projection: Projection, partitions: int) -> None:
+    """Raise Invalid if several partitions or topics would change a document, and nothing says that this is right."""
+    if len(together) > 1 and not projection.unordered:
+        raise Invalid(
+            f"projection {projection.name!r} shares binder {projection.binder!r} with others, and does not say that its"
+            " fold gives the same in any order",
+            hint="say unordered=True if it does, or give it a binder of its own",
+            code="needs_order",
+        )
+    if partitions > 1 and not projection.by_event_key and not projection.unordered:
+        raise Invalid(
+            f"projection {projection.name!r} has a key of its own, and topic {projection.topic!r} has {partitions}"
+            " partitions: the events of a document have no order",
+            hint="say unordered=True if its fold gives the same in any order, or use the event's key",
+            code="needs_order",
+        )
