@@ -11,6 +11,7 @@ objects that Extended JSON makes of them. One line each, without a line feed. By
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -69,7 +70,7 @@ def decode(text: bytes) -> Any:
 
 
 @cache
-def _encoders() -> tuple[Any, Any]:
+def _encoders() -> tuple[Callable[[Any], str], Callable[[Any], str]]:
     """What encodes nearly everything, and what encodes the rest, slowly."""
     options, json_util = _codec()
 

@@ -168,7 +168,8 @@ class _Process:
             raise Unavailable("too many queries wait for the application", hint="try again soon", code="overloaded")
         self._asked += 1
         number = self._asked
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
         try:
             self._writer.write(questions.framed(Question(number, name, arguments)))
             async with asyncio.timeout(self._limits.query_s):

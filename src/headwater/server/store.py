@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from headwater.server.access import Access
 from headwater.server.apps import Application
+from headwater.server.changes import Changes
 from headwater.server.commits import Commits
 from headwater.server.feeds import Feeds
 from headwater.server.members import Members
@@ -36,6 +37,7 @@ class Store:
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
         self.commits = Commits(engine, self.loop, metrics)
         self.feeds = Feeds(engine, self.blocking, self.loop, settings, metrics.live)
+        self.changes = Changes(engine, self.blocking, self.loop, settings, metrics.live)
         self.members = Members(engine, settings.limits, settings.heartbeat_s)
 
     async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -64,6 +66,7 @@ class Store:
     async def close(self) -> None:
         """End live delivery, finish what waits, and let go of the threads. The log stays open: it is not ours."""
         self.feeds.close()
+        self.changes.close()
         await self.loop.run_in_executor(None, self.members.close)
         while not self.commits.idle:
             await asyncio.sleep(0.005)

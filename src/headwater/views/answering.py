@@ -34,7 +34,7 @@ _log = logging.getLogger("headwater.views")
 class Answering:
     """Answers one server. `gone` is called, in another thread, when the server is."""
 
-    def __init__(self, connection: socket.socket, gone: Callable[[], None]) -> None:
+    def __init__(self, connection: socket.socket, gone: Callable[[], object]) -> None:
         self._connection = connection
         self._gone = gone
         self._sending = threading.Lock()  # one message at a time
@@ -114,7 +114,7 @@ def ask(app: App, hw: Engine, name: str, arguments: dict[str, Any]) -> Any:
 
 
 def encoded(answer: Any) -> bytes:
-    """What a query returned as JSON; what it goes through as an array. Raises TooLarge, and for what JSON cannot hold."""
+    """What a query returned, as JSON; an iterator as an array. Raises TooLarge, and TypeError for what JSON lacks."""
     if not isinstance(answer, Iterator):
         return _bounded([documents.encode(answer)], b"", b"")
 

@@ -1,7 +1,7 @@
 """What a server and its application say to each other: messages of JSON, each behind its length as a big-endian u32.
 
-The application begins, with `Ready` or `Broken`. Then the server sends `Question`s, and gets an `Answered` or a `Failed`
-for each, in any order. Nothing in them is code. Bytes only; safe from any thread.
+The application begins, with `Ready` or `Broken`. Then the server sends `Question`s, and gets an `Answered` or a
+`Failed` for each, in any order. Nothing in them is code. Bytes only; safe from any thread.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 Message = Ready | Broken | Answered | Failed
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-_decode_message = msgspec.json.Decoder(Message).decode  # type: ignore[arg-type]  # a union of tagged types
+_decode_message = msgspec.json.Decoder(Message).decode
 _decode_question = msgspec.json.Decoder(Question).decode
 _KINDS: dict[str, type[HeadwaterError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HeadwaterError)
