@@ -70,7 +70,7 @@ class Explained(msgspec.Struct, frozen=True):
 
 
 class Form(NamedTuple):
-    """How changes are written: the media type, what comes first, each change, a sign of life, and the end by an error."""
+    """How changes are written: what comes first, each change, a sign of life, and the end by an error."""
 
     media: str
     opening: bytes
