@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError, NotFound
 from headwater.event import time_of
 from headwater.info import ViewError, ViewInfo, ViewPartition
-from headwater.views import database, registry
+from headwater.views import database, registry, tally
 from headwater.views.files import Files
 from headwater.views.folding import decode_error
 from headwater.views.registry import Row, Topic
@@ -41,7 +41,10 @@ def views(hw: Engine) -> list[ViewInfo]:
 
 def functions(hw: Engine) -> list[ViewInfo]:
     """All functions that have run here, by name."""
-    return []  # SEAM: tally.function_infos(hw)
+    try:
+        return tally.function_infos(hw)
+    except HeadwaterError as error:
+        return [_unreadable(hw, "function", tally.FILE, None, error)]
 
 
 def projections(hw: Engine) -> list[ViewInfo]:
@@ -56,7 +59,7 @@ def projections(hw: Engine) -> list[ViewInfo]:
         except NotFound:
             continue  # it is gone meanwhile
         except HeadwaterError as error:
-            found.append(_unreadable(hw, binder, error))
+            found.append(_unreadable(hw, "projection", binder, binder, error))
         else:
             found += [_info(hw, binder, each, topics, building) for each in known]
     return found
@@ -198,11 +201,13 @@ def _places(known: _Known, topic: Topic | None) -> list[tuple[int, int, int]]:
     ]
 
 
-def _unreadable(hw: Engine, binder: str, error: HeadwaterError) -> ViewInfo:
+def _unreadable(
+    hw: Engine, kind: Literal["projection", "function"], name: str, binder: str | None, error: HeadwaterError
+) -> ViewInfo:
     told = ViewError("", 0, 0, "", "", str(error), "", time_of(hw.clock.ticks()).isoformat(timespec="milliseconds"))
     return ViewInfo(
-        kind="projection",
-        name=binder,
+        kind=kind,
+        name=name,
         topic="",
         binder=binder,
         version=0,
