@@ -35,7 +35,7 @@ class Waiter:
             self._slept.set()
             sleep(seconds)
 
-        hw.clock.sleep = note  # type: ignore[method-assign]
+        hw.clock.sleep = note  # type: ignore[assignment]
         self._result: Future[Any] = threads.submit(read)
 
     def waits(self) -> bool:
@@ -70,13 +70,14 @@ def test_what_is_passed_is_read_at_once(hw: Local, filling: Filling) -> None:
     filling.put(ANN, passed=first)
     (event,) = hw.read("orders", end=1)
     binder = hw.binder("baskets")
-    for at_least in (first, event, 0, [first], [first, event], (), hw.append_many("other", [])):
+    passed: list[Any] = [first, event, 0, [first], [first, event], (), hw.append_many("other", [])]
+    for at_least in passed:
         assert binder.get("ann", at_least=at_least, timeout=0) is not None
-    for behind in (second, 1, 17, [first, second]):
+    behind: list[Any] = [second, 1, 17, [first, second]]
+    for at_least in behind:
         with pytest.raises(Unavailable) as late:
-            binder.get("ann", at_least=behind, timeout=0)
+            binder.get("ann", at_least=at_least, timeout=0)
         assert late.value.code == "view_behind"
-    assert "offset 1 of topic 'orders', partition 0, and not yet past 17" in str(late.value) or "1" in str(late.value)
 
 
 def test_the_error_tells_how_far_it_is(hw: Local, filling: Filling) -> None:
