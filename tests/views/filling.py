@@ -50,8 +50,7 @@ class Filling:
         """The same, with something else in the same transaction."""
         with database.writing(self.connection):
             self.draft.begin()
-            for id, document in documents.items():
-                self.draft.put(id, document, self.puts)
+            self.draft.put_all(dict(documents), self.puts)
                 self.puts += 1
             self.draft.write()
             yield

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.engine.match.values import kind_of
-from headwater.views.codec import codec
+from headwater.views.codec import decode, encode
 from headwater.views.keys import ARRAY, bounds_of, index_key, key_of, order_of
 from tests.engine import matches
 
@@ -92,7 +92,6 @@ values = numbers | decimals | decimals.map(lambda value: -value) | st.integers(-
 
 def stored(value: Any) -> Any:
     """What a document gives back for it."""
-    encode, decode = codec()
     return decode(encode({"a": value}))["a"]
 
 

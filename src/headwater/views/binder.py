@@ -13,7 +13,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import Invalid
 from headwater.info import BinderInfo
 from headwater.views import database, finding, indexing, passing
-from headwater.views.codec import codec, document_id
+from headwater.views.codec import decode, document_id
 from headwater.views.files import Files
 from headwater.views.finding import Found
 from headwater.views.following import Following
@@ -43,7 +43,6 @@ class Binder:
 
     def get(self, id: str, *, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S) -> Document | None:
         """A document; None if there is none."""
-        _, decode = codec()
         if id.__class__ is not str:
             id = _checked_id(id)
         reader = self._pool.take() if at_least is None else self._passed(at_least, timeout)

@@ -12,7 +12,7 @@ from headwater.document import Document
 from headwater.errors import TooLarge
 from headwater.limits import FIND_SORTED_MAX
 from headwater.views import database
-from headwater.views.codec import codec
+from headwater.views.codec import decode
 from headwater.views.keys import index_key, order_of
 from headwater.views.plan import Count, Plan, choose
 from headwater.views.pool import Pool, Reader
@@ -124,7 +124,6 @@ def _in_order(connection: sqlite3.Connection, plan: Plan, query: Query) -> Itera
 
 def _sorted(connection: sqlite3.Connection, plan: Plan, query: Query) -> Iterator[_Entry]:
     """Documents that must be sorted: only what they are sorted by is kept, and they are read again when it is done."""
-    _, decode = codec()
     paths = [path for path, _ in query.sort]
     wanted = query.wanted
     enough = FIND_SORTED_MAX if wanted is None else min(max(2 * wanted, SORTED_MIN), FIND_SORTED_MAX)
@@ -163,7 +162,6 @@ def _matching(
     connection: sqlite3.Connection, plan: Plan, query: Query, selected: str, skip: int = 0
 ) -> Iterator[_Entry]:
     """What was selected of the documents that match, the data last, and decoded; the first of a plan may be skipped."""
-    _, decode = codec()
     matches = query.matcher
     for statement, keys in plan.statements(selected):
         with closing(connection.execute(f"{statement} LIMIT -1 OFFSET ?", (*keys, skip))) as rows:

@@ -21,7 +21,7 @@ import msgspec
 from headwater.document import Change
 from headwater.engine.engine import Engine
 from headwater.errors import Closed, Invalid, NotFound
-from headwater.views.codec import codec
+from headwater.views.codec import decode
 from headwater.views.pool import Pool, Reader
 from headwater.views.watching import Watch
 
@@ -194,7 +194,6 @@ class Following(Iterator[Change]):
 
     def _list(self, connection: sqlite3.Connection) -> None:
         """A page of all documents."""
-        _, decode = codec()
         last, size = self._place.id, 0
         query = (_FIRST, (PAGE_DOCUMENTS,)) if last is None else (_NEXT, (last, PAGE_DOCUMENTS))
         rows = connection.execute(*query)
@@ -226,7 +225,6 @@ class Following(Iterator[Change]):
 
     def _give(self, connection: sqlite3.Connection) -> None:
         """A page of documents that have changed. Only with the last of them are their commits passed."""
-        _, decode = codec()
         ids, size, count = self._ids, 0, 0
         while ids and size < PAGE_BYTES and count < PAGE_DOCUMENTS:
             id = ids.pop()

@@ -7,7 +7,7 @@ import sqlite3
 from headwater.errors import TooLarge
 from headwater.limits import BINDER_INDEXES_MAX
 from headwater.views import database
-from headwater.views.codec import codec
+from headwater.views.codec import decode
 from headwater.views.keys import index_key
 
 PAGE_ROWS = 1000  # documents that are read before their keys are written
@@ -34,7 +34,6 @@ def ensure(connection: sqlite3.Connection, path: str) -> bool:
 
 
 def _fill(connection: sqlite3.Connection, path: str) -> None:
-    _, decode = codec()
     update = f"UPDATE documents SET {database.column(path)} = ? WHERE row = ?"  # noqa: S608  # it is quoted
     last = -1
     while rows := connection.execute(_PAGE, (last, PAGE_ROWS)).fetchall():
