@@ -94,7 +94,7 @@ class KilledConnection(sqlite3.Connection):
 class LaterClock(Clock):
     """An hour later: the leases of the dead have expired."""
 
-    def monotonic(self) -> float:  # type: ignore[override]  # a method here, the function itself there
+    def monotonic(self) -> float:
         return time.monotonic() + 3600
 
 
@@ -118,7 +118,7 @@ def app_of(version: int) -> App:
 
 
 def append(hw: Local, number: int, seed: int) -> None:
-    chosen = random.Random(seed)  # noqa: S311
+    chosen = random.Random(seed)
     keys = [chosen.choice(["a", "b", "c", "d", None]) for _ in range(number)]
     types = [chosen.choice(["put", "put", "put", "end"]) for _ in range(number)]
     hw.append_many("t", [b""] * number, keys=keys, types=types)
@@ -269,7 +269,7 @@ def check_shared(path: Path) -> None:
 
 def kill_at_random(path: Path, rounds: int, seed: int) -> None:
     """Two processes share the partitions while events come; one of them after the other is killed and started anew."""
-    chosen = random.Random(seed)  # noqa: S311
+    chosen = random.Random(seed)
     with Local(path) as hw:
         hw.create("t", partitions=3)
         append(hw, 10, 0)
@@ -300,7 +300,7 @@ def test_processes_that_share_partitions_are_killed_often(arena: Path, seed: int
 
 def test_an_owner_that_was_stopped_beyond_its_lease_folds_nothing_twice(arena: Path) -> None:
     path = arena / "data"
-    chosen = random.Random(7)  # noqa: S311
+    chosen = random.Random(7)
     with Local(path) as hw:
         hw.create("t", partitions=3)
         append(hw, 10, 0)

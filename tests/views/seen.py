@@ -1,4 +1,4 @@
-"""What a binder's file tells, read straight from it, and what a plain fold over the whole log makes of the same events."""
+"""What a binder's file tells, read straight from it, and what a plain fold over the whole log makes of the events."""
 
 from __future__ import annotations
 

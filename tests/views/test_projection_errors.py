@@ -195,7 +195,7 @@ def test_an_event_that_ends_its_process_is_found_and_set_aside(tmp_path: Path, o
         hw.create("t", partitions=2)
         for partition in (0, 1):  # the other partition has events before and behind, in the same transactions
             hw.append_many("t", [b""] * 200, keys=[f"{partition}"] * 200, partition=partition)
-    made = {"unordered": True, "key": lambda event: f"{event.partition}", "on_error": on_error}
+    made: dict[str, Any] = {"unordered": True, "key": lambda event: f"{event.partition}", "on_error": on_error}
     deaths = lives(path, lambda: app_of(deadly(150), **made))
     assert 1 < deaths <= 10
     with Local(path, limits=LIMITS) as hw:
@@ -321,14 +321,17 @@ def names(hw: Local) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", [b"nonsense" * 100, b""])
-def test_a_damaged_binder_is_told_and_others_go_on(hw: Local, damage: bytes) -> None:
-    hw.append_many("t", [b""] * 3, keys=["a"] * 3)
+def test_a_damaged_binder_is_told_and_others_go_on(tmp_path: Path, damage: bytes) -> None:
     app = app_of(count)
     app.projection("t", "others", name="others")(count)
-    app.catch_up(hw, SETTLE_S)
-    Files.of(hw).current("b").write_bytes(damage)
-    hw.append("t", b"", key="a")
-    with app.running(hw) as runner:
+    app.binder("b").index("n")
+    with Local(tmp_path / "data") as hw:
+        hw.append_many("t", [b""] * 3, keys=["a"] * 3)
+        app.catch_up(hw, SETTLE_S)
+        file = Files.of(hw).current("b")
+    file.write_bytes(damage)
+    with Local(tmp_path / "data") as hw, app.running(hw) as runner:
+        hw.append("t", b"", key="a")
         with pytest.raises(HeadwaterError, match=r"is damaged|is not a binder") as told:
             runner.settle(SETTLE_S)
         assert "delete" in (told.value.hint or "")
@@ -427,7 +430,7 @@ def test_two_runners_of_one_process_fold_each_event_once(hw: Local) -> None:
     hw.create("t", partitions=3)
     app = App()
     app.projection("t", "b", name="p", unordered=True)(count)
-    app.projection("t", "b", name="q", unordered=True)(lambda doc, event: count(doc, event))
+    app.projection("t", "b", name="q", unordered=True)(count)
     with app.running(hw) as one, app.running(hw) as other:
         for _ in range(20):
             hw.append_many("t", [b""] * 30, keys=[f"k{number % 7}" for number in range(30)])
@@ -440,7 +443,7 @@ def test_one_session_serves_all_partitions_as_long_as_nothing_changes(hw: Local)
     hw.create("t", partitions=2)
     for partition in (0, 1):
         hw.append_many("t", [b""] * 5, keys=["a"] * 5, partition=partition)
-    app = app_of(count, key=lambda event: "a", unordered=True)
+    app = app_of(count, key=lambda _event: "a", unordered=True)
     app.catch_up(hw, SETTLE_S)
     with app.running(hw) as runner:
         runner.settle(SETTLE_S)

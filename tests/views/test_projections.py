@@ -261,7 +261,7 @@ def test_documents_hold_what_bson_can(hw: Local) -> None:
 def test_what_is_no_document_stops_the_projection(hw: Local, returned: Any, told: str) -> None:
     hw.append_many("t", [b""] * 3, keys=["a", "a", "b"])
     with pytest.raises(Unavailable, match=rf"stopped at offset 1 .*{told}"):
-        folded(hw, lambda doc, event: returned if event.offset == 1 else {"n": 1})
+        folded(hw, lambda _doc, event: returned if event.offset == 1 else {"n": 1})
     assert seen.documents(hw, "b") == {"a": (0, {"n": 1})}
 
 
@@ -336,7 +336,7 @@ def test_putting_what_is_no_document_keeps_nothing_of_the_event(hw: Local, put: 
     assert seen.documents(hw, "b") == {"a": (0, {"n": 0})}
 
 
-@pytest.mark.parametrize("what", [lambda docs: list(docs), lambda docs: len(docs), lambda docs: docs[5]])
+@pytest.mark.parametrize("what", [list, len, lambda docs: docs[5]])
 def test_a_fold_of_many_asks_for_documents_by_id(hw: Local, what: Any) -> None:
     hw.append("t", b"")
     with pytest.raises(Unavailable, match="TypeError"):
@@ -346,7 +346,7 @@ def test_a_fold_of_many_asks_for_documents_by_id(hw: Local, what: Any) -> None:
 # Order
 
 
-@pytest.mark.parametrize("arguments", [{"key": "by"}, {"key": lambda event: "a"}, {"many": True}])
+@pytest.mark.parametrize("arguments", [{"key": "by"}, {"key": lambda _event: "a"}, {"many": True}])
 def test_a_key_of_its_own_over_several_partitions_is_refused(hw: Local, arguments: dict[str, Any]) -> None:
     hw.create("t", partitions=2)
     with pytest.raises(Invalid) as refused:

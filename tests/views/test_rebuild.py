@@ -7,8 +7,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -70,13 +71,16 @@ class Watch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+
+    def has_read(self, times: int) -> bool:
+        return self.reads > times
 
     def _run(self) -> None:
         before: dict[str, Any] = {}
@@ -117,9 +121,8 @@ def test_readers_never_see_a_gap_or_documents_go_back(hw: Local) -> None:
         try:
             for version in (2, 3, 4):
                 with app_of(version).running(hw):
-                    wait_for(lambda version=version: seen.row(hw, "b", "p").version == version)
-                    reads = watch.reads
-                    wait_for(lambda reads=reads: watch.reads > reads + 3)
+                    wait_for(partial(is_built, hw, version))
+                    wait_for(partial(watch.has_read, watch.reads + 3))
         finally:
             done.set()
             appender.join()
@@ -128,6 +131,10 @@ def test_readers_never_see_a_gap_or_documents_go_back(hw: Local) -> None:
     assert watch.seen_versions == {1, 2, 3, 4}
     assert seen.data(hw, "b") == expected(hw, 4)
     assert len(files_of(hw)) == 2
+
+
+def is_built(hw: Local, version: int) -> bool:
+    return seen.row(hw, "b", "p").version == version
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -147,7 +154,7 @@ def test_what_the_old_file_has_folded_before_the_swap_is_in_the_new_one(
     app_of(1).catch_up(hw, SETTLE_S)
     finish = rebuild._Build.finish
     real = rebuild._Build.catch_up
-    calls = []
+    calls: list[int] = []
 
     def catch_up(self: Any) -> None:
         real(self)
@@ -311,8 +318,7 @@ def test_a_process_killed_while_it_builds_changes_nothing(hw: Local) -> None:
     assert seen.data(hw, "b") == expected(hw, 2)
 
 
-def test_indexes_are_kept(hw: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.views.draft.index_key", lambda document, path: document.get(path))
+def test_indexes_are_kept(hw: Local) -> None:
     hw.create("t")
     app_of(1).catch_up(hw, SETTLE_S)
     connection = database.connect(Files.of(hw).current("b"))
@@ -353,7 +359,7 @@ def test_a_rebuild_tells_how_far_it_is(hw: Local) -> None:
     append(hw, 3)
     app_of(1).catch_up(hw, SETTLE_S)
     told: list[tuple[int, int]] = []
-    rebuild.rebuild(hw, app_of(2).of_binder("b"), progress=lambda done, all: told.append((done, all)))
+    rebuild.rebuild(hw, app_of(2).of_binder("b"), progress=lambda done, of: told.append((done, of)))
     assert told[-1] == (15, 15)
 
 

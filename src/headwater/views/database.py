@@ -16,6 +16,8 @@ from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Uns
 
 FORMAT = 1  # of the tables; stored as SQLite's user_version
 APPLICATION_ID = 0x48574244  # "HWBD", which the program `file` shows
+COUNTS_APPLICATION_ID = 0x4857464E  # "HWFN"
+COUNTS_BUSY_S = 0.2  # a function is not to be kept from its work by its counts
 BUSY_S = 30.0  # a writer waits so long for another one, which takes at most about a second at a time
 ASK_MS = 100  # between two questions whether to go on waiting
 CACHE_KIB = 16 * 1024  # of pages, for each connection
@@ -59,6 +61,26 @@ CREATE TABLE quarantined (
 ) WITHOUT ROWID;
 """
 
+_COUNTS = """
+CREATE TABLE IF NOT EXISTS functions (
+    name TEXT PRIMARY KEY,
+    topic TEXT NOT NULL,
+    handled INTEGER NOT NULL,
+    appended INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    aside INTEGER NOT NULL,
+    missed INTEGER NOT NULL,
+    error TEXT
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rates (
+    name TEXT NOT NULL,
+    member TEXT NOT NULL,
+    rate REAL NOT NULL,
+    changed_ms INTEGER NOT NULL,
+    PRIMARY KEY (name, member)
+) WITHOUT ROWID;
+"""
+
 
 def create(path: Path) -> None:
     """Make a new, empty file; durable when it returns, but for its name in the directory."""
@@ -92,10 +114,32 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def connect_counts(path: Path, *, create: bool = False) -> sqlite3.Connection:
+    """A connection to the file with the counts of functions, whose commits do not wait for the disk.
+
+    Made if it is not there, with `create`; else raises NotFound. Whoever has it open is never waited for for long.
+    """
+    with translated(path):
+        connection = _connect(path, "rwc" if create else "rw", COUNTS_BUSY_S)
+        try:
+            connection.execute("PRAGMA synchronous = NORMAL")
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            if create and application != COUNTS_APPLICATION_ID:
+                connection.execute("PRAGMA journal_mode = WAL")
+                with writing(connection):
+                    for statement in filter(str.strip, _COUNTS.split(";")):
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA application_id = {COUNTS_APPLICATION_ID}")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _connect(path: Path, mode: str, busy_s: float = BUSY_S) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     connection = sqlite3.connect(
-        uri, uri=True, isolation_level=None, timeout=BUSY_S, check_same_thread=False, cached_statements=64
+        uri, uri=True, isolation_level=None, timeout=busy_s, check_same_thread=False, cached_statements=64
     )
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA cache_size = {-CACHE_KIB}")
@@ -157,10 +201,11 @@ def translated(path: Path, *, making: bool = False) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise _translation(path, error, making=making) from error
+        raise translation(path, error, making=making) from error
 
 
-def _translation(path: Path, error: sqlite3.DatabaseError, *, making: bool) -> HeadwaterError:
+def translation(path: Path, error: sqlite3.Error, *, making: bool = False) -> HeadwaterError:
+    """What SQLite has raised, as an error of ours; `making`: while the file is made."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_CANTOPEN and not making and not path.exists():
         return NotFound(f"{path} cannot be opened: {error}", code="no_such_binder")
@@ -182,7 +227,17 @@ def quoted(name: str) -> str:
 
 def column(path: str) -> str:
     """The column of `documents` that has what an index sorts by."""
-    return quoted(f"field {path}")
+    return quoted(f"field {_apart(path)}")
+
+
+def index(path: str) -> str:
+    """The name of the index over that column."""
+    return quoted(f"index of {_apart(path)}")
+
+
+def _apart(path: str) -> str:
+    """A path as a name that differs also where SQLite does not tell letters from their capitals: ^a stands for A."""
+    return "".join(f"^{each.lower()}" if "A" <= each <= "Z" else "^^" if each == "^" else each for each in path)
 
 
 def indexes(connection: sqlite3.Connection) -> list[str]:
@@ -192,6 +247,16 @@ def indexes(connection: sqlite3.Connection) -> list[str]:
 
 def declare_index(connection: sqlite3.Connection, path: str) -> None:
     """Add an index to a file that has no documents yet, inside of `writing`."""
-    connection.execute("INSERT INTO indexes (path) VALUES (?)", (path,))
+    add_column(connection, path)
+    create_index(connection, path)
+
+
+def add_column(connection: sqlite3.Connection, path: str) -> None:
+    """Give every document room for what an index sorts by; empty, until it is filled."""
     connection.execute(f"ALTER TABLE documents ADD COLUMN {column(path)}")
-    connection.execute(f"CREATE INDEX {quoted(f'by {path}')} ON documents ({column(path)}, id)")
+
+
+def create_index(connection: sqlite3.Connection, path: str) -> None:
+    """Make the index over a column that is there, and have it known."""
+    connection.execute(f"CREATE INDEX {index(path)} ON documents ({column(path)}, id)")
+    connection.execute("INSERT INTO indexes (path) VALUES (?)", (path,))

@@ -93,7 +93,7 @@ class Draft:
         if id not in self._data:
             self.load((id,))
         data = self._data[id]
-        return None if data is None else self._codec.decode(data, self._codec.options)
+        return None if data is None else decode(data)
 
     def put_all(self, documents: dict[str, bytes | None], version: int) -> None:
         """Change documents, which are encoded, or with None, delete them."""
@@ -101,15 +101,13 @@ class Draft:
         self._data.update(documents)
         self._versions.update(dict.fromkeys(documents, version))
 
-    def fold(
-        self, fold: Fold, events: Sequence[Event], ids: Sequence[str | None]
-    ) -> tuple[int, BaseException | None]:
+    def fold(self, fold: Fold, events: Sequence[Event], ids: Sequence[str | None]) -> tuple[int, BaseException | None]:
         """Fold each event into its document, which must be loaded; those without one are passed over.
 
         Returns how many are done, and what the next one raised, if it did.
         """
         documents, versions = self._data, self._versions
-        encode, decode, options = self._codec
+        encode, decode, options, _ = self._codec
         done = 0
         try:
             for event, id in zip(events, ids, strict=True):

@@ -7,7 +7,6 @@ makes a rebuilt binder the current one, atomically. Whoever has the old file ope
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -62,7 +61,7 @@ class Files:
         link = self.link(name)
         try:
             before = None
-            while (found := os.readlink(link)) != before:
+            while (found := self._disk.readlink(link)) != before:
                 if self._disk.inode(self.path / found) is not None:
                     return self.path / found
                 before = found  # it was replaced in between and removed; else somebody has deleted the file
@@ -101,6 +100,17 @@ class Files:
             finally:
                 self._sweep(name)
 
+    def is_building(self, name: str) -> bool:
+        """Whether another process, or another thread, builds a new file now. Nobody waits for the answer."""
+        try:
+            fd = self._disk.open_write(self._lock(name))
+        except OSError:
+            return False  # it was never locked, or is not ours to lock
+        try:
+            return not self._disk.hold(fd)
+        finally:
+            self._disk.release(fd)
+
     def take_place(self, name: str, file: Path) -> None:
         """Make a file the one that is read, atomically and durably. The caller is `building` it, and it is closed."""
         link = self.link(name)
@@ -124,9 +134,12 @@ class Files:
         """The bytes of a file and of what SQLite keeps beside it."""
         return sum(self._disk.file_size(file.with_name(file.name + companion)) for companion in COMPANIONS)
 
+    def _lock(self, name: str) -> Path:
+        return self.path / f".{self.link(name).stem}.lock"
+
     @contextlib.contextmanager
     def _locked(self, name: str, wait_s: float) -> Iterator[None]:
-        lock = self.path / f".{self.link(name).stem}.lock"
+        lock = self._lock(name)
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(lock, self._disk, self._clock, wait_s))
@@ -159,6 +172,11 @@ class Files:
 def _read_only(path: Path, error: OSError) -> Unavailable:
     hint = "is the directory writable, and is there space?"
     return Unavailable(f"{path} cannot be made: {error.strerror}", hint=hint, code="read_only")
+
+
+def generation(file: str) -> str:
+    """Which of the files that a binder has had this is, from its name."""
+    return file.split(".")[-2]
 
 
 def _escaped(name: str) -> str:

@@ -35,6 +35,7 @@ WAIT_S = 0.1  # for events; then it is noted that all up to here was looked at, 
 LOOK_S = 0.5  # between two looks whether something that it waits for has come
 AGAIN_S = 0.02  # until it looks again for what was there just now
 PAUSE_S_MAX = 5.0  # between two tries, when something outside is wrong
+LEASE_MS = 2000  # shorter than others': it goes on soon after a crash, and an owner that only stalled does no harm
 RATE_S = 1.0  # over which the rate is measured
 
 _log = logging.getLogger("headwater")
@@ -187,8 +188,15 @@ class Projector:
         self._aside: list[tuple[Event, str]] = []  # what the next transaction, or the one in work, is to pass over
         self._missed = 0
         self._window = time.monotonic(), 0
-        filters = {"type": projection.type, "match": projection.match}
-        with self._hw.consumer(projection.consumer, projection.topic, kept=self, **filters) as consumer:  # type: ignore[arg-type]
+        joined = self._hw.consumer(
+            projection.consumer,
+            projection.topic,
+            type=projection.type,
+            match=projection.match,
+            lease_ms=min(LEASE_MS, self._hw.limits.lease_ms),
+            kept=self,
+        )
+        with joined as consumer:
             self._consumer = consumer
             try:
                 if registry.topic_of(self._hw, projection.topic).uuid != topic.uuid:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Self
 
-from headwater.errors import NotFound, Unavailable
+from headwater.errors import Corrupt, NotFound, Unavailable
 from headwater.views import registry
+from headwater.views.acting import Actor
 from headwater.views.app import App
 from headwater.views.files import Files
 from headwater.views.local import Local
@@ -29,6 +31,8 @@ class Runner:
         self._check()
         for projection in app.projections.values():
             self._parts.append(Projector(hw, projection, app.of_binder(projection.binder)))
+        for function in app.functions.values():
+            self._parts.append(Actor(hw, function))
 
     def start(self) -> None:
         """Begin to work, in threads; the binders are there when this returns, with the indexes that were declared."""
@@ -36,8 +40,9 @@ class Runner:
         for name in {projection.binder for projection in self._app.projections.values()}:
             files.ensure(name)
             files.tidy(name)
-            for field in self._app.binders[name].indexes:
-                self._hw.binder(name).index(field)
+            with contextlib.suppress(Corrupt):  # it is told by whoever fills it, and the others go on
+                for field in self._app.binders[name].indexes:
+                    self._hw.binder(name).index(field)
         for part in self._parts:
             thread = threading.Thread(target=part.run, name=f"headwater-{part.name}", daemon=True)
             self._threads.append(thread)
