@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -380,6 +381,16 @@ def test_a_rebuild_by_hand_raises_what_the_fold_did(hw: Local) -> None:
     with pytest.raises(Halt):
         rebuild.rebuild(hw, app_of(1, failing).of_binder("b"))
     assert files_of(hw) == []
+
+
+@pytest.mark.parametrize(
+    "code", [sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_READONLY_DBMOVED]
+)
+def test_a_file_that_is_removed_while_it_is_opened_is_not_there(tmp_path: Path, code: int) -> None:
+    error = sqlite3.OperationalError("as SQLite tells it")
+    error.sqlite_errorcode = code
+    assert isinstance(database.translation(tmp_path / "gone", error), NotFound)  # so that it is looked for again
+    assert isinstance(database.translation(tmp_path, error), Unavailable)
 
 
 def test_a_file_is_durable_before_it_takes_its_place(hw: Local, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ COUNTS_BUSY_S = 0.2  # a function is not to be kept from its work by its counts
 BUSY_S = 30.0  # a writer waits so long for another one, which takes at most about a second at a time
 ASK_MS = 100  # between two questions whether to go on waiting
 CACHE_KIB = 16 * 1024  # of pages, for each connection
+_GONE_CODES = sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY  # by what was removed, and when
 CHECKPOINT_PAGES = 10_000  # 40 MiB: a page that is changed often is written back once for many commits
 
 _TABLES = """
@@ -207,7 +208,7 @@ def translated(path: Path, *, making: bool = False) -> Iterator[None]:
 def translation(path: Path, error: sqlite3.Error, *, making: bool = False) -> HeadwaterError:
     """What SQLite has raised, as an error of ours; `making`: while the file is made."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_CANTOPEN and not making and not path.exists():
+    if code in _GONE_CODES and not making and not path.exists():  # it may have been replaced while it was opened
         return NotFound(f"{path} cannot be opened: {error}", code="no_such_binder")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
         hint = "is the directory writable, and is there space?"

@@ -153,7 +153,7 @@ class Files:
         current = ""
         with contextlib.suppress(NotFound):
             current = self.current(name).name
-        for found in self._disk.names(self.path):
+        for found in sorted(self._disk.names(self.path)):  # a file goes before those beside it: then it is not opened
             base = found.removesuffix("-wal").removesuffix("-shm").removesuffix("-journal")
             ours = base.startswith(f"{stem}.") and base not in (f"{stem}{SUFFIX}", current)
             if ours and (base.endswith((SUFFIX, ".tmp"))):
