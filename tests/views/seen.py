@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from headwater.event import Event
@@ -15,6 +15,8 @@ from headwater.views.local import Local
 
 Documents = dict[str, tuple[int, dict[str, Any]]]
 """By id: version and data."""
+
+KeyOf = Callable[[Event], Any]
 
 
 def documents(hw: Local, binder: str) -> Documents:
@@ -63,17 +65,23 @@ def resume(hw: Local, binder: str, name: str) -> None:
         assert registry.resume(connection, name) == 1
 
 
-def plain(hw: Local, topic: str, fold: Callable[[Any, Event], Any], key: Callable[[Event], str | None]) -> Documents:
+def plain(hw: Local, topic: str, fold: Callable[[Any, Event], Any], key: KeyOf) -> Documents:
     """What folding the whole log gives: each partition in the order of its offsets, one after the other."""
+    partitions = range(len(hw.describe(topic).partitions))
+    events = (event for partition in partitions for event in hw.read(topic, partition=partition))
+    return plain_of(events, fold, key)
+
+
+def plain_of(events: Iterable[Event], fold: Callable[[Any, Event], Any], key: KeyOf) -> Documents:
+    """What folding these events gives."""
     found: Documents = {}
-    for partition in range(len(hw.describe(topic).partitions)):
-        for event in hw.read(topic, partition=partition):
-            id = key(event)
-            if id is None:
-                continue
-            document = fold(found[id][1] if id in found else None, event)
-            if document is None:
-                found.pop(id, None)
-            else:
-                found[id] = event.offset, document
+    for event in events:
+        id = key(event)
+        if id is None:
+            continue
+        document = fold(found[id][1] if id in found else None, event)
+        if document is None:
+            found.pop(id, None)
+        else:
+            found[id] = event.offset, document
     return found
