@@ -135,7 +135,7 @@ def _seconds(look: Callable[[], object]) -> float:
 
 BENCHMARKS = (
     Benchmark(
-        "views-reading",
+        "views-read",
         "`get` by id, and `find` of ten documents by an indexed field in its order, out of a binder of small "
         "documents, beside the same by hand: a table with the JSON, an index, and `msgspec` to decode. Each look is "
         "somewhere else; the pages of the files are in memory.",
