@@ -361,11 +361,11 @@ def test_a_state_that_is_none_would_lose_the_snapshot_and_stops_the_projection(h
 Step = tuple[str, str, int]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["save", "stale", "snapshot"]), st.sampled_from("abc"), st.integers(1, 9)),
-        max_size=12,
+        max_size=10,
     )
 )
 def test_an_aggregate_is_what_its_events_make_with_and_without_snapshots(
