@@ -38,6 +38,8 @@ DOCUMENT_ID_BYTES_MAX = KIB  # as a key's: it is one, as a rule
 BINDER_INDEXES_MAX = 32  # each costs a write for each document that is changed
 QUARANTINED_MAX = 1000  # events that a projection may pass over: more means that its fold is wrong, not they
 VIEW_NAME_BYTES_MAX = 48  # with what stands before it, it is the name of a consumer
+QUESTION_BYTES_MAX = MIB  # of a query with a name and its arguments, on its way to the application
+ANSWER_BYTES_MAX = 32 * MIB  # of what such a query returns: two processes hold it in memory
 FIELD_BYTES_MAX = KIB  # of the path of a field that is indexed or sorted by: it names a column
 FIND_FIELDS_MAX = 256  # paths that a find may ask for: each is looked up in each document
 FIND_SORTS_MAX = 8  # fields that a find may sort by: each is a key for each document
@@ -128,6 +130,11 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     member_events_max: int = 10_000  # sent to a member and not acked; then it waits. Enough to hide a slow network
     member_bytes_max: int = 16 * MIB  # the same in bytes of data: what a client must be able to hold
     lease_ms_max: int = 600_000  # of a remote member: a longer one would outlive its server by more than that
+    query_bytes_max: int = MIB  # of the body of a query: a match of the largest kind fits, with room
+    query_s: float = 30.0  # how long the application may take for a query with a name
+    queries_max: int = 32  # of those that wait for the application; each may hold an answer
+    view_wait_s_max: float = 60.0  # how long a request may wait for a projection: clients ask again
+    application_start_s: float = 60.0  # that an application may take to be imported, and to open the log
     acks_bytes_max: int = MIB  # of one request that acks: some 50,000 events, each named alone
 
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater import Engine
 from headwater.limits import SERVER_DEFAULTS
 from headwater.server.access import Open
 from headwater.server.http.app import App
@@ -20,6 +19,7 @@ from headwater.server.http.connections import Connections
 from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.settings import Settings
 from headwater.server.store import Store
+from headwater.views.local import Local
 from tests.server.serving import answers
 
 HOST = b"Host: localhost\r\n"
@@ -104,7 +104,7 @@ class Wire(asyncio.Transport):
 class Served:
     """A log, served to transports of ours, in a loop that runs when it is told to."""
 
-    def __init__(self, runner: asyncio.Runner, engine: Engine) -> None:
+    def __init__(self, runner: asyncio.Runner, engine: Local) -> None:
         self.runner = runner
         self.engine = engine
         self.connections = runner.run(self._open())
@@ -169,7 +169,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path: Path = tmp_path_factory.mktemp("cut") / "data"
-    with asyncio.Runner() as runner, Engine(path, durability="os") as engine:
+    with asyncio.Runner() as runner, Local(path, durability="os") as engine:
         engine.create("orders")
         served = Served(runner, engine)
         yield served

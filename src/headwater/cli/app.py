@@ -28,6 +28,7 @@ SECTIONS = {
     "Events": ("append", "tx", "read", "tail", "export", "import"),
     "Consumers": ("consume", "consumers", "seek", "forget", "replay"),
     "Keeping": ("seal", "reindex", "retain", "check", "repair"),
+    "Views": ("get", "query", "views"),
     "Serving": ("serve", "auth"),
     "Tools": ("bench", "completion"),
 }
@@ -79,13 +80,18 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
         super().format_epilog(ctx, formatter)
-        files = [option for option in self.params if isinstance(option, click.Option) and option.hidden]
+        files = [option for option in self.params if _is_of_servers(option)]
         if files:
             with formatter.section("With a server"):
                 formatter.write_text(f"{', '.join(option.opts[0] for option in files)}: see docs/CLIENT.md.")
         with formatter.section("Examples"):
             for example in self.examples:
                 formatter.write(f"  {click.style('$', dim=True)} {example}\n")
+
+
+def _is_of_servers(option: click.Parameter) -> bool:
+    """Whether it is one of `opening.server_options`, which commands are not given."""
+    return isinstance(option, click.Option) and option.hidden and not option.expose_value
 
 
 class Family(click.Group):

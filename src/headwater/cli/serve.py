@@ -15,6 +15,7 @@ from headwater.cli.arguments import Size
     examples=[
         "headwater serve data",
         "headwater serve data --http 0.0.0.0:7450 --auth users.json --tls-cert cert.pem --tls-key key.pem",
+        "headwater serve data --app shop.py",
         "headwater serve data --cors https://shop.example --segments 16 --segment-bytes 64MiB",
     ]
 )
@@ -29,6 +30,7 @@ from headwater.cli.arguments import Size
 @click.option("--tls-client-ca", metavar="FILE", help="Serve only clients with a certificate of this authority.")
 @click.option("--access-log", metavar="FILE", help="Write a line of JSON for each request; - for standard error.")
 @click.option("--insecure", is_flag=True, help="Serve the network without asking who somebody is.")
+@click.option("--app", metavar="MODULE", help="Run this application beside the server: shop.py, or package.module:app.")
 @click.option("--cors", multiple=True, metavar="ORIGIN", help="Let pages of this site call the server; * for all.")
 @click.option("--bus", metavar="TOPIC", default="events", show_default=True, help="The topic behind /api/events.")
 @click.option("--segments", type=click.IntRange(1), metavar="N", help="How many segments the bus keeps.  [default: 16]")
@@ -43,6 +45,7 @@ def serve(
     tls_client_ca: str | None,
     access_log: str | None,
     insecure: bool,
+    app: str | None,
     cors: tuple[str, ...],
     bus: str,
     segments: int | None,
@@ -51,7 +54,8 @@ def serve(
     """Serve a log directory over HTTP, beside any program that has it open.
 
     Only this machine is served unless another address is given, which needs --auth. SIGTERM and Ctrl-C end it when all
-    that was asked is answered.
+    that was asked is answered. The application of --app, if there is one, runs in a process of its own, which ends with
+    the server and is started again when it dies.
     """
     from pathlib import Path
 
@@ -67,7 +71,7 @@ def serve(
     logging.getLogger("headwater").propagate = False  # its handler is the program's own
     kept = {"segments": segments, "segment_bytes": segment_bytes}
     settings = Settings(
-        bus=Bus(topic=bus, **{name: value for name, value in kept.items() if value is not None}), origins=cors
+        bus=Bus(topic=bus, **{name: value for name, value in kept.items() if value is not None}), origins=cors, app=app
     )
     if auth is not None and access is not None:
         raise click.UsageError("--auth and --access cannot be given together")

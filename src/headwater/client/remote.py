@@ -17,17 +17,18 @@ import msgspec
 
 from headwater.client.address import Address
 from headwater.client.appending import Appends, Upload, Who
+from headwater.client.binder import RemoteBinder
 from headwater.client.consumer import RemoteConsumer, told_place
 from headwater.client.reading import Batches, Follow, events_of, place_query
 from headwater.client.transaction import Transaction
 from headwater.client.transport import Transport
 from headwater.errors import Invalid, NotFound, Unsupported
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run, ticks_of
-from headwater.format import arrow, events, given
+from headwater.format import arrow, documents, events, given
 from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.settings import Retention
-from headwater.info import ConsumerInfo, Deleted, TopicInfo
+from headwater.info import BinderInfo, ConsumerInfo, Deleted, TopicInfo, ViewInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, Limits
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ _remotes: WeakSet[Remote] = WeakSet()  # which take other producers in a forked 
 
 _decode_topic = msgspec.json.Decoder(TopicInfo).decode
 _decode_consumers = msgspec.json.Decoder(list[ConsumerInfo]).decode
+_decode_binders = msgspec.json.Decoder(list[BinderInfo]).decode
+_decode_views = msgspec.json.Decoder(list[ViewInfo]).decode
 _decode_deleted = msgspec.json.Decoder(list[Deleted]).decode
 
 
@@ -382,6 +385,32 @@ class Remote:
                 code="no_holder",
             )
         return found[0]
+
+    # Views
+
+    def binder(self, name: str) -> RemoteBinder:
+        """The documents of a binder, to be read; it need not be there yet, and reading it then raises NotFound."""
+        self._transport.check_open()
+        return RemoteBinder(self._transport, name)
+
+    def binders(self) -> list[str]:
+        """The names of all binders that one may read, sorted; empty if there are none."""
+        found = _decode_binders(self._transport.call("GET", ("binders",), repeat=True).body)
+        return [each.name for each in found]
+
+    def views(self) -> list[ViewInfo]:
+        """How the projections and functions are, of the topics that one may read."""
+        return _decode_views(self._transport.call("GET", ("views",), repeat=True).body)
+
+    def query(self, name: str, **arguments: Any) -> Any:
+        """Ask a query with a name, of the application that the server runs; what it returns, as JSON has it.
+
+        Raises NotFound if there is none, Invalid for wrong arguments, Unavailable with the code `query_failed` if it
+        raises, or `application_down`.
+        """
+        body, headers = documents.encode(arguments), {"Content-Type": "application/json"}
+        answer = self._transport.call("POST", ("query", name), body=body, headers=headers, repeat=True)
+        return documents.decode(answer.body)
 
     # Importing and exporting, as docs/TRANSFER.md tells
 

@@ -185,9 +185,11 @@ class Transport:
             return self.call(method, path, query, repeat=repeat).json()
         return self.call(method, path, query, body=_encode(value), headers={"Content-Type": JSON}, repeat=repeat).json()
 
-    def stream(self, path: Iterable[str], query: Query = NOTHING, *, accept: str) -> Stream:
-        """Ask for an answer that is read as it comes."""
-        return self._ask(self._begun, "GET", path, query, b"", {"Accept": accept}, repeat=True, facts=NOTHING)
+    def stream(self, path: Iterable[str], query: Query = NOTHING, *, accept: str, body: bytes | None = None) -> Stream:
+        """Ask for an answer that is read as it comes; with a JSON `body`, by a POST that changes nothing."""
+        method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": JSON})
+        headers["Accept"] = accept
+        return self._ask(self._begun, method, path, query, body or b"", headers, repeat=True, facts=NOTHING)
 
     def pause(self, tries: int, began_s: float) -> bool:
         """Sleep before the next try; False when it has been tried for long enough, or it was closed.

@@ -123,6 +123,16 @@ class LiveMeter:
         self.gaps = 0  # times that retention passed such a one
 
 
+class ApplicationMeter:
+    """How the application of a server is. `up` is None where there is none."""
+
+    __slots__ = ("restarts", "up")
+
+    def __init__(self) -> None:
+        self.up: bool | None = None
+        self.restarts = 0  # times that it was started again because it had died
+
+
 class Metrics:
     """All that is counted. The attributes may be changed directly, in the loop's thread."""
 
@@ -139,6 +149,7 @@ class Metrics:
         self.bytes_received = 0
         self.bytes_sent = 0
         self.live = LiveMeter()
+        self.application = ApplicationMeter()
         self.access_log: AccessLog | None = None  # counts the lines that it had to drop
 
     def appended(self, topic: str, events: int, size: int, appends: int = 1) -> None:

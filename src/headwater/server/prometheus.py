@@ -24,19 +24,22 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 import headwater
-from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
 from headwater.format.settings import FORMAT
-from headwater.info import ConsumerInfo, TopicInfo
+from headwater.info import ConsumerInfo, TopicInfo, ViewInfo
 from headwater.server.metrics import OTHER, TOPICS_MAX, Histogram, Metrics
+from headwater.views.local import Local
+from headwater.views.status import views as views_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+VIEWS_MAX = 200  # projections and functions that have series of their own; what more of them do is added up
 LAGS_MAX = 1000  # series of lag; above, the partitions of a consumer are added up, and then the consumers of a topic
 
+_VIEW = ("kind", "name", "topic")
 _process = ProcessCollector(registry=None)
 
 
-def render(metrics: Metrics, engine: Engine) -> bytes:
+def render(metrics: Metrics, engine: Local) -> bytes:
     """Everything, in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(metrics, engine))
@@ -46,7 +49,7 @@ def render(metrics: Metrics, engine: Engine) -> bytes:
 class _Families(Collector):
     """One scrape."""
 
-    def __init__(self, metrics: Metrics, engine: Engine) -> None:
+    def __init__(self, metrics: Metrics, engine: Local) -> None:
         self._metrics = metrics
         self._engine = engine
 
@@ -55,6 +58,7 @@ class _Families(Collector):
         yield from _requests(self._metrics)
         yield from _connections(self._metrics)
         yield from _log(self._metrics, self._engine)
+        yield from _application(self._metrics)
         yield from _process_families()
 
 
@@ -113,7 +117,7 @@ def _connections(metrics: Metrics) -> Iterator[Metric]:
         yield _counter("headwater_access_log_dropped", "Lines that the access log lacks.", metrics.access_log.dropped)
 
 
-def _log(metrics: Metrics, engine: Engine) -> Iterator[Metric]:
+def _log(metrics: Metrics, engine: Local) -> Iterator[Metric]:
     """What the directory holds: of the topics that have labels, and of as many others as may have one."""
     errors = 0
     try:
@@ -130,9 +134,45 @@ def _log(metrics: Metrics, engine: Engine) -> Iterator[Metric]:
             consumers += engine.consumers(name)
         except (HeadwaterError, OSError):
             errors += name in names  # one that was deleted meanwhile is none
+    views: list[ViewInfo] = []
+    try:
+        views = views_of(engine)
+    except (HeadwaterError, OSError):
+        errors += 1
     yield from _sizes(topics)
     yield _lags(consumers)
+    yield from _views(views)
     yield _gauge("headwater_scrape_errors", "What could not be looked at in this scrape.", errors)
+
+
+def _views(views: list[ViewInfo]) -> Iterator[Metric]:
+    """How projections and functions are. What is above the bound is added up, by kind and topic, then by kind."""
+    labels = [(each.kind, each.name, each.topic) for each in views]
+    if len(labels) > VIEWS_MAX:
+        labels = [(kind, OTHER, topic) for kind, _, topic in labels]
+    if len(set(labels)) > VIEWS_MAX:
+        labels = [(kind, name, OTHER) for kind, name, _ in labels]
+    for family, read in (
+        (GaugeMetricFamily("headwater_view_lag_events", "Events that were not handled yet.", labels=_VIEW), "lag"),
+        (CounterMetricFamily("headwater_view_events", "Events that were handled.", labels=_VIEW), "events"),
+        (CounterMetricFamily("headwater_view_errors", "Errors of the view's code.", labels=_VIEW), "errors"),
+        (GaugeMetricFamily("headwater_view_aside_events", "Events that were set aside.", labels=_VIEW), "aside"),
+        (GaugeMetricFamily("headwater_view_stopped", "Views that an error has stopped.", labels=_VIEW), "stopped"),
+    ):
+        sums: dict[tuple[str, str, str], float] = {}
+        for label, each in zip(labels, views, strict=True):
+            value = each.state == "stopped" if read == "stopped" else getattr(each, read)
+            sums[label] = sums.get(label, 0) + value
+        for label, value in sums.items():
+            family.add_metric(list(label), value)
+        yield family
+
+
+def _application(metrics: Metrics) -> Iterator[Metric]:
+    application = metrics.application
+    if application.up is not None:
+        yield _gauge("headwater_application_up", "Whether the application runs.", application.up)
+        yield _counter("headwater_application_restarts", "Times that it was started again.", application.restarts)
 
 
 def _sizes(topics: Iterable[TopicInfo]) -> Iterator[Metric]:

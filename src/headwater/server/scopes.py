@@ -1,7 +1,8 @@
 """What users may do: scopes, each of which grants actions on the topics whose names match a pattern.
 
 In a pattern, `*` stands for any text, the empty one too, and everything else for itself: `orders.*` is every topic
-whose name begins with `orders.`. As text, a scope is `read,append:orders.*`. Safe from any thread.
+whose name begins with `orders.`. As text, a scope is `read,append:orders.*`. Binders and queries with a name are
+granted as topics are, under `binder/` and `query/`. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -18,6 +19,16 @@ Action = Literal["read", "append", "admin"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 EVERY_TOPIC = "*"
 HINT = "write actions, a colon and a pattern of topics, as in 'read,append:orders.*' or 'admin:*'"
+
+
+def binder_scope(name: str) -> str:
+    """What a pattern must match for the right to a binder."""
+    return f"binder/{name}"
+
+
+def query_scope(name: str) -> str:
+    """What a pattern must match for the right to ask a query with a name."""
+    return f"query/{name}"
 
 
 class Scope(msgspec.Struct, frozen=True):

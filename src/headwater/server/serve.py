@@ -20,6 +20,7 @@ from headwater.errors import Invalid, Unavailable
 from headwater.limits import DEFAULTS, MIB, SERVER_DEFAULTS
 from headwater.server.access import Access, Open, check_exposure, loopback
 from headwater.server.accesslog import AccessLog
+from headwater.server.apps import Application
 from headwater.server.http.app import App
 from headwater.server.http.connections import Connections
 from headwater.server.metrics import CountingDisk, Metrics
@@ -65,7 +66,8 @@ def serve(
 ) -> None:
     """Serve a log directory until SIGTERM or SIGINT. `ready` hears the URL once connections are accepted.
 
-    Raises Invalid if it would be open to the network without authentication, Unavailable if it cannot listen.
+    Raises Invalid if it would be open to the network without authentication, Unavailable if it cannot listen, and what
+    keeps the application of the settings from running.
     """
     access = access or Open()
     check_exposure(address.host, access, insecure=insecure, tls=certificate is not None)
@@ -105,6 +107,8 @@ async def _serve(
     store = Store(engine, access, settings, metrics)
     connections = Connections(App(store, check_host=settings.check_host), settings.limits, loop)
     try:
+        if settings.app is not None and not await _started(store, settings.app, stopped):
+            return
         server = await _listen(loop, connections, address, certificate.context if certificate else None)
         host, port = server.sockets[0].getsockname()[:2]
         ready(f"{'https' if certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}")
@@ -115,6 +119,7 @@ async def _serve(
         server.close()
         store.members.leave()  # before their connections end, which would look like the death of their clients
         connections.stop()
+        store.changes.close()
         store.feeds.close()  # whoever waits for more has had all there will be
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
@@ -122,10 +127,28 @@ async def _serve(
                     await asyncio.sleep(0.01)
     finally:
         connections.abort()
+        if store.application is not None:
+            await store.application.stop()  # after the last who may have asked it
         await store.close()
         if access_log is not None:
             access_log.close()
         await loop.run_in_executor(None, engine.close)
+
+
+async def _started(store: Store, app: str, stopped: asyncio.Event) -> bool:
+    """Start the application; False if the server is told to stop before it runs. Raises what keeps it from running."""
+    store.application = Application(app, store.engine.path, store.limits, store.metrics.application)
+    starting = asyncio.ensure_future(store.application.start())
+    stopping = asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        return starting.done()
+    finally:
+        for each in (starting, stopping):
+            each.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
 
 
 async def _renew(certificate: Certificate) -> None:

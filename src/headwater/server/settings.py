@@ -21,5 +21,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bus: Bus = Bus()
     origins: tuple[str, ...] = ()
     limits: ServerLimits = SERVER_DEFAULTS
+    app: str | None = None  # a module with an application, which is run beside the server
     heartbeat_s: float = 15.0  # how often an idle stream says that it is alive: below the 30 s of many proxies
     check_host: bool = False  # refuse names that are not this machine's own: a web site could take one to get in

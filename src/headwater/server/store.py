@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from headwater.engine.engine import Engine
 from headwater.server.access import Access
+from headwater.server.apps import Application
+from headwater.server.changes import Changes
 from headwater.server.commits import Commits
 from headwater.server.feeds import Feeds
 from headwater.server.members import Members
 from headwater.server.metrics import Metrics
 from headwater.server.settings import Settings
+from headwater.views.local import Local
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,17 +25,19 @@ R = TypeVar("R")
 class Store:
     """One served log directory. Made on the loop, and belongs to its thread."""
 
-    def __init__(self, engine: Engine, access: Access, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, engine: Local, access: Access, settings: Settings, metrics: Metrics) -> None:
         self.engine = engine
         self.access = access
         self.settings = settings
         self.limits = settings.limits
         self.metrics = metrics
+        self.application: Application | None = None
         self.loop = asyncio.get_running_loop()
         self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
         self.commits = Commits(engine, self.loop, metrics)
         self.feeds = Feeds(engine, self.blocking, self.loop, settings, metrics.live)
+        self.changes = Changes(engine, self.blocking, self.loop, settings, metrics.live)
         self.members = Members(engine, settings.limits, settings.heartbeat_s)
 
     async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -62,6 +66,7 @@ class Store:
     async def close(self) -> None:
         """End live delivery, finish what waits, and let go of the threads. The log stays open: it is not ours."""
         self.feeds.close()
+        self.changes.close()
         await self.loop.run_in_executor(None, self.members.close)
         while not self.commits.idle:
             await asyncio.sleep(0.005)

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from headwater.engine.engine import Engine
 from headwater.errors import Closed, HeadwaterError
 from headwater.server.access import Access, Open
 from headwater.server.http.app import App
@@ -25,6 +24,7 @@ from headwater.server.http.target import decode_path
 from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.settings import Settings
 from headwater.server.store import Store
+from headwater.views.local import Local
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -49,7 +49,7 @@ class Asgi:
         self._access = access
         self._settings = settings
         self._opening: asyncio.Task[App] | None = None
-        self._engine: Engine | None = None
+        self._engine: Local | None = None
         self._closed = False
         self._cache: dict[Any, Any] = {}  # passwords that were right, by their digests
 
@@ -92,7 +92,7 @@ class Asgi:
 
     async def _open(self) -> App:
         metrics = Metrics(CountingDisk())
-        self._engine = await asyncio.to_thread(Engine, self._path, disk=metrics.disk)
+        self._engine = await asyncio.to_thread(Local, self._path, disk=metrics.disk)
         return App(Store(self._engine, self._access, self._settings, metrics))
 
     async def _live(self, receive: Receive, send: Send) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, TypeVar
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
 from msgspec import Meta
 
-from headwater.errors import HeadwaterError, Invalid
+from headwater.errors import Invalid
 from headwater.event import At, Event
 from headwater.format import jsonl
-from headwater.server.http.errors import response_of
-from headwater.server.http.message import Query, Request, Response, json
+from headwater.server.http.errors import error_line
+from headwater.server.http.message import Query, Request, Response, decoded, json
 from headwater.server.member import Formats, Settlement, State
 from headwater.server.store import Store
 
@@ -23,7 +23,6 @@ SMALL_BODY = 64 * 1024
 
 Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
-T = TypeVar("T")
 
 
 class Seek(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +77,7 @@ async def join(store: Store, request: Request) -> Response:
     """Join a consumer, and stream what its member is handed until the connection ends."""
     query = request.query
     formats = _formats(request)
-    timeout = _seconds(query, "timeout")
+    timeout = query.seconds("timeout")
     options = {
         "start": _start(query),
         "type": query.text("type"),
@@ -112,7 +111,7 @@ async def join(store: Store, request: Request) -> Response:
 
 async def settle(store: Store, request: Request) -> Response:
     """Take acks and failures; whatever it says, the member is known to live."""
-    said = _decoded(_decode_acks, await request.body(store.limits.acks_bytes_max))
+    said = decoded(_decode_acks, await request.body(store.limits.acks_bytes_max))
     member = store.members.get(said.member, request.user.name, request.name, request.path[2])
     acks = [(each.partition, each.offset, each.offset + 1 if each.end is None else each.end) for each in said.acks]
     settlement = Settlement(acks, said.to, said.fails, said.flush or said.leave)
@@ -133,7 +132,7 @@ async def settle(store: Store, request: Request) -> Response:
 
 async def seek(store: Store, request: Request) -> Response:
     """Move a consumer to another place, durably."""
-    said = _decoded(_decode_seek, await request.body(SMALL_BODY))
+    said = decoded(_decode_seek, await request.body(SMALL_BODY))
     place = place_of(said.at)
     topic = request.path[2]
     cursors = await store.blocking(store.engine.seek, request.name, topic, place, partition=said.partition)
@@ -174,27 +173,7 @@ def _start(query: Query) -> At:
 
 def _match(query: Query) -> dict[str, object] | None:
     said = query.data("match")
-    return None if said is None else _decoded(_decode_match, said)
-
-
-def _seconds(query: Query, name: str) -> float | None:
-    said = query.text(name)
-    if said is None:
-        return None
-    try:
-        seconds = float(said)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise Invalid(f"the parameter {name!r} is no number of seconds", code="bad_parameter")
-    return seconds
-
-
-def _decoded(decode: Callable[[bytes], T], said: bytes) -> T:
-    try:
-        return decode(said)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the JSON cannot be used: {error}", code="bad_body") from error
+    return None if said is None else decoded(_decode_match, said)
 
 
 def _formats(request: Request) -> Formats:
@@ -211,10 +190,4 @@ def _lines(events: Sequence[Event]) -> bytes:
     return b"".join(jsonl.encode(event) + b"\n" if event.data is None else _lines([event]) for event in events)
 
 
-def _error_line(error: HeadwaterError) -> bytes:
-    body = response_of(error).body
-    assert isinstance(body, bytes)
-    return b'{"error":' + body + b"}\n"
-
-
-LINES = Formats(NDJSON, _lines, b"\n", _error_line)
+LINES = Formats(NDJSON, _lines, b"\n", error_line)

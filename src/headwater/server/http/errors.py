@@ -19,7 +19,7 @@ from headwater.errors import (
     Unavailable,
     Unsupported,
 )
-from headwater.server.http.message import JSON, Headers, Response
+from headwater.server.http.message import JSON, Headers, Response, whole
 
 STATUS_BY_KIND: dict[type[HeadwaterError], int] = {
     TooLarge: 413,
@@ -44,6 +44,7 @@ STATUS_BY_CODE = {
     "unauthenticated": 401,
     "forbidden": 403,
     "too_many_failures": 429,
+    "query_failed": 500,
 }
 RETRY_AFTER_S = 1
 _encode = msgspec.json.Encoder(enc_hook=str).encode
@@ -61,6 +62,11 @@ def response_of(error: HeadwaterError, headers: Headers = ()) -> Response:
     """The answer to a request that failed."""
     kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "headwater.errors"), "Error")
     return _response(status_of(error), kind, error.code, error.message, error.hint, error.facts, headers)
+
+
+def error_line(error: HeadwaterError) -> bytes:
+    """The last line of an answer of lines that cannot go on."""
+    return b'{"error":' + whole(response_of(error)) + b"}\n"
 
 
 def of_status(status: int, message: str, code: str, hint: str, headers: Headers = ()) -> Response:

@@ -8,7 +8,7 @@ thread of the loop.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -18,6 +18,7 @@ from headwater.server.scopes import NOBODY
 
 Headers = tuple[tuple[str, str], ...]
 JSON = "application/json"
+T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -72,6 +73,19 @@ class Query:
                 code="bad_parameter",
             )
         return int(value)
+
+    def seconds(self, name: str) -> float | None:
+        """A number of seconds; None if it is absent."""
+        said = self.text(name)
+        if said is None:
+            return None
+        try:
+            seconds = float(said)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < 1e9:
+            raise Invalid(f"the parameter {name!r} is no number of seconds", code="bad_parameter")
+        return seconds
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._values.get(name)
@@ -254,6 +268,14 @@ def whole(response: Response) -> bytes:
 def json(value: Any, status: int = 200, headers: Headers = ()) -> Response:
     """An answer in JSON."""
     return Response(status, (("content-type", JSON), *headers), _encode(value))
+
+
+def decoded(decode: Callable[[bytes], T], said: bytes) -> T:
+    """What JSON says; raises Invalid for what it may not say."""
+    try:
+        return decode(said)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(f"the JSON cannot be used: {error}", code="bad_body") from error
 
 
 def _body_too_large(size: int, most: int) -> TooLarge:

@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 import headwater
+from headwater.document import Document
 from headwater.event import Durability
 from headwater.format.jsonl import Line
-from headwater.info import ConsumerInfo, Deleted, TopicInfo
+from headwater.info import BinderInfo, ConsumerInfo, Deleted, TopicInfo, ViewInfo
 from headwater.server.http import parameters
+from headwater.server.http.binders import Asked as Found
+from headwater.server.http.binders import Counted, Explained, Field
 from headwater.server.http.consumers import Acks, Seek, Settled
 from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
 from headwater.server.http.routes import ROUTES, Route
@@ -182,6 +185,30 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         (404, 409, 410, 413),
         _json(Acks),
     ),
+    ("GET", "/binders"): Operation("The binders, and what they hold.", _json(list[BinderInfo])),
+    ("GET", "/binders/{binder}"): Operation("What a binder holds, and what fills it.", _json(BinderInfo), (404, 413)),
+    ("GET", "/binders/{binder}/{id}"): Operation("A document.", _json(Document), (404, 413)),
+    ("POST", "/binders/{binder}/query"): Operation(
+        "Find documents; or count them, or tell how they would be found.",
+        {"application/json": list[Document] | Counted | Explained, NDJSON: BYTES},
+        (404, 406, 413, 501),
+        _json(Found),
+        body_required=False,
+    ),
+    ("GET", "/binders/{binder}/changes"): Operation(
+        "The changes of documents, as they come. As JSON only: the document with the id changes.",
+        {SSE: TEXT, NDJSON: BYTES, "application/json": Document},
+        (404, 406, 413),
+    ),
+    ("POST", "/binders/{binder}/index"): Operation("Have an index over a field.", TRUE, (404, 413), _json(Field)),
+    ("GET", "/views"): Operation("How projections and functions are.", _json(list[ViewInfo])),
+    ("POST", "/query/{query}"): Operation(
+        "Ask a query with a name; the body has its arguments.",
+        _json({}),
+        (404, 409, 410, 413, 501),
+        _json({"type": "object"}),
+        body_required=False,
+    ),
     ("GET", "/health"): Operation(
         "Whether the log can be read.", _json({"type": "object", "properties": {"status": {"const": "ok"}}})
     ),
@@ -281,7 +308,8 @@ def _operation(route: Route, operation: Operation, authenticates: bool) -> dict[
 def _of_path(pattern: str) -> tuple[Parameter, ...]:
     if pattern.startswith("/consumer/"):
         return parameters.CONSUMER_NAME, parameters.CONSUMER_TOPIC
-    return (parameters.TOPIC_NAME,) if "{name}" in pattern else ()
+    named = (parameters.TOPIC_NAME, parameters.BINDER_NAME, parameters.DOCUMENT_ID, parameters.QUERY_NAME)
+    return tuple(each for each in named if f"{{{each.name}}}" in pattern)
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:

@@ -48,6 +48,10 @@ TOPIC_NAME = Parameter("name", {**TEXT, "minLength": 1, "maxLength": 1024}, "A t
 CONSUMER_NAME = Parameter("name", {**TEXT, "minLength": 1, "maxLength": 64}, "A consumer.", "path", True)
 CONSUMER_TOPIC = Parameter("topic", TOPIC_NAME.schema, "The topic that it reads.", "path", True)
 
+BINDER_NAME = Parameter("binder", {**TEXT, "minLength": 1, "maxLength": 64}, "A binder.", "path", True)
+DOCUMENT_ID = Parameter("id", {**TEXT, "maxLength": 1024}, "A document's id.", "path", True)
+QUERY_NAME = Parameter("query", {**TEXT, "minLength": 1, "maxLength": 64}, "A query with a name.", "path", True)
+
 # Of any request about events
 
 TYPE = Parameter("type", EVENT_TYPE, "The event's type.")
@@ -149,5 +153,23 @@ CONSUME = (
     Parameter("instead", TEXT, "A member of this client that is to leave at once: its connection broke."),
 )
 
-QUERY_NAMES = frozenset(names((*CREATE, *VERSION, *REPLAY, *APPEND, *READ, *PUBLISH, *BUS, *CONSUMERS, *CONSUME)))
+_PLACES: Schema = {"type": "string", "pattern": "^[^:,]+:[0-9]+:[0-9]+(,[^:,]+:[0-9]+:[0-9]+)*$"}
+_SECONDS: Schema = {"type": "number", "minimum": 0}
+PASSED = (
+    Parameter(
+        "at_least",
+        {"oneOf": [NUMBER, _PLACES]},
+        "Answer when the projections have passed this: topic:partition:offset, apart by commas; or an offset.",
+    ),
+    Parameter("timeout", _SECONDS, "Seconds to wait for that; 10 unless said."),
+)
+CHANGES = (
+    Parameter("after", TEXT, "Go on after this place, or latest; unless said, all documents come first."),
+    Parameter("Last-Event-ID", TEXT, "The same; it counts more.", "header"),
+    *PASSED,
+)
+
+QUERY_NAMES = frozenset(
+    names((*CREATE, *VERSION, *REPLAY, *APPEND, *READ, *PUBLISH, *BUS, *CONSUMERS, *CONSUME, *CHANGES))
+)
 """All that a query may have. Whatever else somebody puts there may be a secret, and is not for any log."""

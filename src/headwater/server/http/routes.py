@@ -6,10 +6,21 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple
 
 from headwater.errors import Invalid, NotFound
-from headwater.server.http import appending, bus, consumers, parameters, reading, system, topics, transactions
+from headwater.server.http import (
+    appending,
+    binders,
+    bus,
+    consumers,
+    parameters,
+    reading,
+    system,
+    topics,
+    transactions,
+    views,
+)
 from headwater.server.http.message import Request, Response
 from headwater.server.http.parameters import Parameter
-from headwater.server.scopes import Action
+from headwater.server.scopes import Action, binder_scope, query_scope
 from headwater.server.store import Store
 
 Handler = Callable[[Store, Request], Awaitable[Response]]
@@ -20,7 +31,8 @@ class Route(NamedTuple):
 
     "user" only asks who it is, and None not even that.
 
-    Parts of the pattern in braces stand for any name; the topic's is `{name}`, or `{topic}` where there are two.
+    Parts of the pattern in braces stand for any name; the topic's is `{name}`, or `{topic}` where there are two. What
+    is not about a topic is granted as if it were one of another kind of name: see `scopes`.
     """
 
     method: str
@@ -31,11 +43,19 @@ class Route(NamedTuple):
     on_bus: bool = False  # whether it is about the bus's topic
 
     def topic(self, path: tuple[str, ...]) -> str | None:
-        """The topic in a path of this route."""
-        parts = self.pattern.split("/")[1:]
-        at = parts.index("{topic}") if "{topic}" in parts else parts.index("{name}") if "{name}" in parts else None
-        return None if at is None else path[at]
+        """The topic in a path of this route, or what stands for one in scopes."""
+        for named, scope in _SCOPES:
+            if named in self.pattern:
+                return scope(path[self.pattern.split("/")[1:].index(named)])
+        return None
 
+
+_SCOPES: tuple[tuple[str, Callable[[str], str]], ...] = (
+    ("{binder}", binder_scope),
+    ("{query}", query_scope),
+    ("{topic}", str),
+    ("{name}", str),
+)
 
 ROUTES = (
     Route("GET", "/topics", "user", topics.list_topics),
@@ -56,6 +76,14 @@ ROUTES = (
     Route("DELETE", "/consumer/{name}/{topic}", "admin", consumers.forget),
     Route("POST", "/api/events", "append", bus.publish, parameters.PUBLISH, on_bus=True),
     Route("GET", "/api/events", "read", bus.follow, parameters.BUS, on_bus=True),
+    Route("GET", "/binders", "user", binders.list_binders),
+    Route("GET", "/binders/{binder}", "read", binders.describe),
+    Route("POST", "/binders/{binder}/query", "read", binders.query, parameters.PASSED),
+    Route("GET", "/binders/{binder}/changes", "read", binders.changes, parameters.CHANGES),
+    Route("POST", "/binders/{binder}/index", "admin", binders.index),
+    Route("GET", "/binders/{binder}/{id}", "read", binders.get, parameters.PASSED),
+    Route("GET", "/views", "user", views.list_views),
+    Route("POST", "/query/{query}", "read", views.ask),
     Route("GET", "/health", None, system.health),
     Route("GET", "/version", None, system.version),
     Route("GET", "/metrics", "read", system.metrics),
@@ -78,11 +106,17 @@ class Router:
             methods[route.method] = route
 
     def methods(self, path: tuple[str, ...]) -> dict[str, Route]:
-        """The routes of a path, by method; raises NotFound if nothing is there."""
+        """The routes of a path, by method; raises NotFound if nothing is there.
+
+        Of several that fit, the first counts for each method: a document may have the name of another route.
+        """
+        found: dict[str, Route] = {}
         for pattern, methods in self._by_length.get(len(path), ()):
-            if all(part == named or (part[:1] == "{" and named) for part, named in zip(pattern, path, strict=True)):
-                return methods
-        raise NotFound("nothing is at this address", hint="GET /openapi.json lists what is", code="no_such_route")
+            if all(map(_fits, pattern, path)):
+                found = methods | found
+        if not found:
+            raise NotFound("nothing is at this address", hint="GET /openapi.json lists what is", code="no_such_route")
+        return found
 
     def find(self, method: str, path: tuple[str, ...]) -> Route:
         """The route of a request; raises NotFound, or Invalid for another method."""
@@ -92,6 +126,11 @@ class Router:
             may = allowed(methods)
             raise Invalid(f"{method} does not go here", hint=f"use {may}", code="method_not_allowed", allow=may)
         return found
+
+
+def _fits(part: str, named: str) -> bool:
+    """Whether a part of a path is what the pattern wants: that, or any name. Only a document's may be empty."""
+    return part == named or (part[:1] == "{" and (named != "" or part == "{id}"))
 
 
 def allowed(methods: dict[str, Route]) -> str:

@@ -1,0 +1,112 @@
+"""`headwater views`: applications, which turn events into documents and act on them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.exceptions import Exit
+
+from headwater.cli import show
+from headwater.cli.app import FAILED, group
+from headwater.errors import HeadwaterError, Invalid, Unsupported
+
+if TYPE_CHECKING:
+    from headwater.api import Log
+    from headwater.views.answering import Answering
+    from headwater.views.app import App
+    from headwater.views.local import Local
+
+
+@group
+def views() -> None:
+    """Run an application's projections and functions, and see how they are (docs/VIEWS.md)."""
+
+
+def app_option(function: Any) -> Any:
+    """The option --app, which is needed."""
+    told = "The application: shop.py, or package.module:app."
+    return click.option("--app", "address", metavar="MODULE", required=True, help=told)(function)
+
+
+@views.command(
+    examples=[
+        "headwater views run data --app shop.py",
+        "headwater views run data --app shop.views:app",
+    ]
+)
+@click.argument("data", metavar="[DATA]", default="data")
+@app_option
+@click.option("--server-fd", type=int, hidden=True, help="A socket to the server that has started this.")
+def run(data: str, address: str, server_fd: int | None) -> None:
+    """Run an application until SIGTERM or Ctrl-C: its projections and functions, each in a thread.
+
+    As many processes as you like may run the same one: each partition is worked on by one of them, and by another when
+    that one dies.
+    """
+    from headwater.views.answering import Answering
+
+    awake, ring = os.pipe()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A terminal's Ctrl-C reaches the server too, which then tells us to end: after the queries that it waits for.
+        ours = server_fd is None or number == signal.SIGTERM
+        signal.signal(number, (lambda *_: os.write(ring, b".")) if ours else signal.SIG_IGN)
+    answering = None
+    if server_fd is not None:
+        os.set_inheritable(server_fd, False)  # what user code starts need not know of it
+        answering = Answering(socket.socket(fileno=server_fd), lambda: os.write(ring, b"."))
+    try:
+        _run(data, address, answering, awake)
+    except HeadwaterError as error:
+        if answering is None:
+            raise
+        answering.broken(error)  # the server tells it, and prints it
+        raise Exit(FAILED) from error
+
+
+def in_directory(hw: Log, verb: str, rest: str) -> Local:
+    """An open log that is a directory; raises Unsupported for a server, with what to run where the directory is."""
+    from headwater.views.local import Local
+
+    if not isinstance(hw, Local):
+        hint = f"run 'headwater views {verb} DIRECTORY {rest}' where the directory is"
+        raise Unsupported(f"a server does not {verb} views", hint=hint, code="needs_directory")
+    return hw
+
+
+def load_app(address: str) -> App:
+    """The application; what it raises while it is imported is told with its traceback."""
+    from headwater.views.loading import load
+
+    try:
+        return load(address)
+    except HeadwaterError:
+        raise
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        told = f"{address} cannot be imported: {type(error).__name__}: {error}"
+        raise Invalid(told, hint="the traceback tells where", code="app_broken") from error
+
+
+def _run(data: str, address: str, answering: Answering | None, awake: int) -> None:
+    from pathlib import Path
+
+    from headwater.views.local import Local
+
+    app = load_app(address)
+    with Local(Path(data)) as hw, app.running(hw):
+        if answering is None:
+            show.done(f"running {address} on {data}")
+        else:
+            answering.ready(app, hw)
+        sys.stdout.flush()
+        os.read(awake, 1)
+
+
+# The rest of the family, each in a file of its own: they are added to it when they are imported.
+from headwater.cli import views_follow, views_rebuild, views_resume, views_status  # noqa: E402, F401

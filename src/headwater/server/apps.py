@@ -1,0 +1,235 @@
+"""The application of a server: user code, in a process of its own, so that it never stalls the server or ends it.
+
+The process is `headwater views run`, with one end of a pair of sockets. Over it, the server asks queries with a name
+(views/questions.py); and when the server is gone, even killed, the socket is closed and the process ends by itself.
+When the process dies, it is started again, after pauses that grow. Belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from headwater.errors import HeadwaterError, Invalid, Unavailable
+from headwater.limits import ServerLimits
+from headwater.server.metrics import ApplicationMeter
+from headwater.views import questions
+from headwater.views.questions import Answered, Broken, Failed, Question, Ready
+
+END_S = 10.0  # how long it may take to end when it is told to; then it is killed
+PAUSE_S, PAUSE_MAX_S = 0.5, 30.0  # before it is started again
+WELL_S = 60.0  # who lived so long was not ill from the start: the pauses begin anew
+
+_log = logging.getLogger("headwater.server")
+
+
+class Application:
+    """The application, started again and again until it is stopped."""
+
+    def __init__(self, address: str, data: Path, limits: ServerLimits, meter: ApplicationMeter) -> None:
+        """`address` is what `--app` said, `data` the log's directory."""
+        self._address = address
+        self._data = data
+        self._limits = limits
+        self._meter = meter
+        self._process: _Process | None = None
+        self._supervising: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start it; returns when it runs. Raises what keeps it from that, as a module that cannot be imported."""
+        self._meter.up = False
+        process = await self._launch()
+        self._supervising = asyncio.get_running_loop().create_task(self._supervise(process))
+
+    async def ask(self, name: str, arguments: dict[str, Any]) -> bytes:
+        """Have a query answered, as JSON. Raises what it raised, or Unavailable while the application is down."""
+        process = self._process
+        if process is None:
+            raise Unavailable("the application is down", hint="it is being started again", code="application_down")
+        return await process.ask(name, arguments)
+
+    async def stop(self) -> None:
+        """End the process, by force if it must be. May be called twice, and before it was started."""
+        supervising, self._supervising = self._supervising, None
+        if supervising is not None:
+            supervising.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await supervising
+
+    async def _launch(self) -> _Process:
+        process = await _Process.begin(self._address, self._data, self._limits)
+        try:
+            async with asyncio.timeout(self._limits.application_start_s):
+                await process.ready()
+        except TimeoutError as error:
+            await process.end()
+            raise Unavailable(
+                f"{self._address} has not begun in {self._limits.application_start_s:g} s",
+                hint="what does it do when it is imported?",
+                code="app_broken",
+            ) from error
+        except BaseException:
+            await process.end()
+            raise
+        self._process, self._meter.up = process, True
+        return process
+
+    async def _supervise(self, process: _Process | None) -> None:
+        """Start it again whenever it ends, until this is cancelled."""
+        loop = asyncio.get_running_loop()
+        pause_s, began_s = PAUSE_S, loop.time()
+        try:
+            while True:
+                if process is not None:
+                    told = await process.over()
+                    await self._let_go()
+                    process = None
+                    pause_s = PAUSE_S if loop.time() - began_s > WELL_S else pause_s
+                    _log.error("the application %s; it is started again in %g s", told, pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s, began_s = min(PAUSE_MAX_S, pause_s * 2), loop.time()
+                self._meter.restarts += 1
+                try:
+                    process = await self._launch()
+                except (HeadwaterError, OSError) as error:
+                    _log.error("the application cannot be started: %s; tried again in %g s", error, pause_s)
+        finally:
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        process, self._process, self._meter.up = self._process, None, False
+        if process is not None:
+            await process.end()
+
+
+class _Process:
+    """One life of the application."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        limits: ServerLimits,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._limits = limits
+        self._asked = 0
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._listening: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def begin(cls, address: str, data: Path, limits: ServerLimits) -> _Process:
+        """Start the process. What it prints goes to standard error, as what it complains of."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptor = theirs.fileno()
+            command = (sys.executable, "-m", "headwater.cli", "views", "run", str(data), "--app", address)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    "--server-fd",
+                    str(descriptor),
+                    pass_fds=(descriptor,),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=sys.stderr.fileno(),
+                )
+            except BaseException:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return cls(process, reader, writer, limits)
+
+    async def ready(self) -> None:
+        """Wait until it runs; raises what it says that keeps it from that, or Invalid if it only ends."""
+        try:
+            said = await self._receive()
+        except (asyncio.IncompleteReadError, OSError):
+            code = await self._process.wait()
+            hint = "what it printed tells why"
+            raise Invalid(f"the application {_ended(code)} before it ran", hint=hint, code="app_broken") from None
+        if isinstance(said, Broken):
+            raise questions.raised(said.error)
+        if not isinstance(said, Ready):
+            raise Invalid("the application says something else than that it is ready", code="bad_message")
+        self._listening = asyncio.get_running_loop().create_task(self._listen())
+
+    async def ask(self, name: str, arguments: dict[str, Any]) -> bytes:
+        """Send a question, and wait for its answer for a limited time."""
+        if len(self._waiting) >= self._limits.queries_max:
+            raise Unavailable("too many queries wait for the application", hint="try again soon", code="overloaded")
+        self._asked += 1
+        number = self._asked
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            self._writer.write(questions.framed(Question(number, name, arguments)))
+            async with asyncio.timeout(self._limits.query_s):
+                return await answer
+        except TimeoutError as error:
+            raise Unavailable(
+                f"the query {name!r} has not answered in {self._limits.query_s:g} s", code="query_timeout"
+            ) from error
+        finally:
+            del self._waiting[number]
+
+    async def over(self) -> str:
+        """Wait until it ends, or does not keep to what was agreed; tells how it went."""
+        assert self._listening is not None
+        ending = asyncio.ensure_future(self._process.wait())
+        try:
+            await asyncio.wait((ending, self._listening), return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():  # it has closed its socket, as a rule because it ends
+                await asyncio.wait((ending,), timeout=END_S)
+            return _ended(ending.result()) if ending.done() else "hears nothing any more"
+        finally:
+            ending.cancel()
+
+    async def end(self) -> None:
+        """Have it end, by force if it takes too long; whoever waits for an answer hears of it."""
+        if self._listening is not None:
+            self._listening.cancel()
+        down = Unavailable("the application has ended", hint="it is being started again", code="application_down")
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(down)
+        self._writer.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
+        except TimeoutError:
+            _log.warning("the application does not end, and is killed")
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    async def _listen(self) -> None:
+        """Hand out answers until it says nothing more."""
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError, HeadwaterError):
+            while True:
+                said = await self._receive()
+                answer = self._waiting.get(said.id) if isinstance(said, Answered | Failed) else None
+                if answer is None or answer.done():  # nobody waits any more
+                    continue
+                if isinstance(said, Answered):
+                    answer.set_result(bytes(said.answer))
+                elif isinstance(said, Failed):
+                    answer.set_exception(questions.raised(said.error))
+
+    async def _receive(self) -> questions.Message:
+        length = questions.length_of(await self._reader.readexactly(questions.LENGTH.size))
+        return questions.message_of(await self._reader.readexactly(length))
+
+
+def _ended(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"

@@ -1,0 +1,180 @@
+"""Live changes of binders: one look at each binder for all who follow it, and a read for each of them when it has more.
+
+Nothing tells another process that SQLite has committed, so a binder that is followed is looked at every few
+milliseconds, by one task however many follow it, in a worker thread for as long as that takes. Belongs to the loop's
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+
+from headwater.document import Change
+from headwater.errors import Closed, HeadwaterError
+from headwater.server.channels import Blocking
+from headwater.server.metrics import LiveMeter
+from headwater.server.settings import Settings
+from headwater.views.binder import Binder
+from headwater.views.local import Local
+
+LOOK_S = 0.02  # between two looks at a binder that is followed
+PIECE_BYTES = 64 * 1024  # of changes that a stream writes at once
+
+Encode = Callable[[Change], bytes]
+
+
+class Changes:
+    """All who follow binders on one server."""
+
+    def __init__(
+        self,
+        engine: Local,
+        blocking: Blocking,
+        loop: asyncio.AbstractEventLoop,
+        settings: Settings,
+        counts: LiveMeter,
+    ) -> None:
+        self.closed = False
+        self._engine = engine
+        self._blocking = blocking
+        self._loop = loop
+        self._heartbeat_s = settings.heartbeat_s
+        self._counts = counts
+        self._watches: dict[str, _Watch] = {}
+
+    async def follow(self, name: str, after: str | None, encode: Encode) -> AsyncGenerator[bytes, None]:
+        """The encoded changes after a place, then those that come, some at a time; b"" as a sign of life.
+
+        As `Binder.follow`. Raises NotFound if there is no such binder, Invalid for a place that is none. It ends when
+        the server stops.
+        """
+        if self.closed:
+            raise Closed("the server is stopping", code="stopping")
+        binder = self._engine.binder(name)
+        if after == "latest":
+            after = await self._blocking(binder.place)
+        reading = _Reading(binder, after, encode)
+        first = await self._blocking(reading.more)  # raises what is to be told before the answer begins
+        return self._follow(reading, first)
+
+    def close(self) -> None:
+        """End all streams properly. May be called twice."""
+        self.closed = True
+        for watch in list(self._watches.values()):
+            watch.close()
+
+    async def _follow(self, reading: _Reading, some: bytes) -> AsyncGenerator[bytes, None]:
+        watch = self._join(reading.binder)
+        seen = -1  # what it was told before it joined, it may have read too early
+        try:
+            while not self.closed:
+                while some and not self.closed:
+                    self._counts.events += reading.taken
+                    self._counts.bytes += len(some)
+                    yield some
+                    some = await self._blocking(reading.more)
+                if not await watch.wait(seen, self._heartbeat_s) and not self.closed:
+                    yield b""
+                seen = watch.news  # before it reads: whatever comes later is news
+                some = await self._blocking(reading.more)
+        finally:
+            self._leave(watch)
+
+    def _join(self, binder: Binder) -> _Watch:
+        watch = self._watches.get(binder.name)
+        if watch is None:
+            watch = self._watches[binder.name] = _Watch(binder, self._blocking, self._loop)
+        watch.followers += 1
+        self._counts.subscribers += 1
+        return watch
+
+    def _leave(self, watch: _Watch) -> None:
+        self._counts.subscribers -= 1
+        watch.followers -= 1
+        if not watch.followers:
+            watch.close()
+            self._watches.pop(watch.name, None)
+
+
+class _Watch:
+    """Looks at one binder for all who follow it. `news` grows with each commit that is seen."""
+
+    def __init__(self, binder: Binder, blocking: Blocking, loop: asyncio.AbstractEventLoop) -> None:
+        self.name = binder.name
+        self.followers = 0
+        self.news = 0
+        self._place = binder.place
+        self._blocking = blocking
+        self._waiting: set[asyncio.Future[bool]] = set()
+        self._loop = loop
+        self._closed = False
+        self._task = loop.create_task(self._look())
+
+    async def wait(self, seen: int, timeout_s: float) -> bool:
+        """Wait until there are more news than were seen; False if nothing came in time."""
+        if self.news != seen or self._closed:
+            return True
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        timer = self._loop.call_later(timeout_s, _settle, waiter, False)
+        self._waiting.add(waiter)
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            self._waiting.discard(waiter)
+
+    def close(self) -> None:
+        """Wake all who wait, and look no more."""
+        self._closed = True
+        self._wake()
+        self._task.cancel()
+
+    async def _look(self) -> None:
+        before: str | None = None
+        while True:
+            try:
+                place = await self._blocking(self._place)
+            except HeadwaterError:
+                place = None  # those who follow it meet the error when they read
+            if place is None or place != before:
+                self._wake()
+            before = place
+            await asyncio.sleep(LOOK_S)
+
+    def _wake(self) -> None:
+        self.news += 1
+        for waiter in self._waiting:
+            _settle(waiter, True)
+
+
+def _settle(waiter: asyncio.Future[bool], value: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(value)
+
+
+class _Reading:
+    """How far one stream is. Its reads are made one after the other, in worker threads."""
+
+    def __init__(self, binder: Binder, after: str | None, encode: Encode) -> None:
+        self.binder = binder
+        self.taken = 0  # changes in what was read last
+        self._after = after
+        self._encode = encode
+        self._found: Iterator[Change] | None = None
+
+    def more(self) -> bytes:
+        """Some of the changes that are there, encoded; b"" if there are none."""
+        if self._found is None:
+            self._found = iter(self.binder.follow(after=self._after, timeout=0))
+        pieces, size = [], 0
+        for change in self._found:
+            pieces.append(self._encode(change))
+            self._after = change.place
+            size += len(pieces[-1])
+            if size >= PIECE_BYTES:
+                break
+        else:
+            self._found = None
+        self.taken = len(pieces)
+        return b"".join(pieces)

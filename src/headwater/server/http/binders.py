@@ -1,0 +1,262 @@
+"""Binders over HTTP: their documents, one by one, found and counted, and live (docs/HTTP.md, "Binders").
+
+Nobody who waits holds a thread: a request that waits for a projection asks again and again, and those that follow a
+binder share one look at it (server/changes.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from functools import partial
+from typing import Annotated, Any, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import Meta
+
+from headwater.document import Change, Document
+from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
+from headwater.event import Ref
+from headwater.format import documents
+from headwater.info import BinderInfo
+from headwater.limits import PARTITIONS_MAX
+from headwater.server.http import sse
+from headwater.server.http.errors import error_line
+from headwater.server.http.message import JSON, Query, Request, Response, decoded, json
+from headwater.server.http.reading import ARRAY, LINES, SSE, chosen
+from headwater.server.scopes import binder_scope
+from headwater.server.store import Store
+from headwater.server.wire import sse as wire
+from headwater.server.wire.pieces import joined
+from headwater.views.binder import TIMEOUT_S, AtLeast
+
+LOOK_S, LOOK_MAX_S = 0.002, 0.1  # between two looks whether a projection has come far enough
+SMALL_BODY = 64 * 1024
+
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+T = TypeVar("T")
+
+
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `POST /binders/{binder}/query` asks for: documents, how many there are, or how they would be found."""
+
+    match: dict[str, Any] = {}
+    sort: str | list[str] = []
+    skip: Number = 0
+    limit: Number | None = None
+    fields: list[str] | None = None
+    count: bool = False
+    explain: bool = False
+
+
+class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The field that is to have an index."""
+
+    field: str
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """How many documents match."""
+
+    count: int
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """How they would be found."""
+
+    plan: str
+
+
+class Form(NamedTuple):
+    """How changes are written: what comes first, each change, a sign of life, and the end by an error."""
+
+    media: str
+    opening: bytes
+    change: Callable[[Change], bytes]
+    heartbeat: bytes
+    failure: Callable[[HeadwaterError], bytes]
+
+
+_decode_asked = msgspec.json.Decoder(Asked).decode
+_decode_field = msgspec.json.Decoder(Field).decode
+
+
+async def list_binders(store: Store, request: Request) -> Response:
+    """What each binder holds, of those that the user may read."""
+
+    def look() -> list[BinderInfo]:
+        found = []
+        for name in store.engine.binders():
+            if request.user.may("read", binder_scope(name)):
+                with contextlib.suppress(NotFound):  # it was deleted meanwhile
+                    found.append(store.engine.binder(name).info())
+        return found
+
+    return json(await store.blocking(look))
+
+
+async def describe(store: Store, request: Request) -> Response:
+    """What a binder holds, and what fills it."""
+    return json(await store.blocking(store.engine.binder(request.name).info))
+
+
+async def get(store: Store, request: Request) -> Response:
+    """A document."""
+    binder, id = store.engine.binder(request.name), request.path[2]
+    found = await _waiting(store, request.query, partial(binder.get, id))
+    if found is None:
+        raise NotFound(
+            f"binder {binder.name!r} has no document {id[:100]!r}", code="no_such_document", binder=binder.name
+        )
+    return Response(200, (("content-type", JSON),), documents.encode(found))
+
+
+async def query(store: Store, request: Request) -> Response:
+    """The documents that match, as they were at one moment; or only how many, or how they would be found."""
+    format = chosen(request, (ARRAY, LINES))
+    asked = decoded(_decode_asked, await request.body(store.limits.query_bytes_max) or b"{}")
+    binder = store.engine.binder(request.name)
+    if asked.explain:
+        return json(Explained(await store.blocking(binder.explain, asked.match, sort=asked.sort)))
+    if asked.count:
+        return json(Counted(await _waiting(store, request.query, partial(binder.count, asked.match))))
+    find = partial(binder.find, asked.match, sort=asked.sort, skip=asked.skip, limit=asked.limit, fields=asked.fields)
+    found, first = await _waiting(store, request.query, partial(_begun, find, array=format is ARRAY))
+    return Response(200, (("content-type", format.media),), _pumped(store, found, first))
+
+
+async def changes(store: Store, request: Request) -> Response:
+    """The changes of a binder's documents, as they come. A document of that name is had by accepting only JSON."""
+    format = chosen(request, (SSE, LINES, ARRAY))
+    if format is ARRAY:
+        return await get(store, request)
+    after = request.headers.get("last-event-id") or request.query.text("after")
+    form = EVENTS if format is SSE else CHANGE_LINES
+    found = await store.changes.follow(request.name, after, form.change)
+    headers = sse.HEADERS if format is SSE else (("content-type", form.media),)
+    return Response(200, headers, _told(store, found, form), waits=True)
+
+
+async def index(store: Store, request: Request) -> Response:
+    """Have an index over a field."""
+    said = decoded(_decode_field, await request.body(SMALL_BODY))
+    await store.blocking(store.engine.binder(request.name).index, said.field)
+    return json(True)
+
+
+async def _waiting(store: Store, query: Query, ask: Callable[..., T]) -> T:
+    """Ask; with `at_least`, until the projections have come so far, or the time is over."""
+    at_least, timeout = at_least_of(query), query.seconds("timeout")
+    if at_least is None:
+        return await store.blocking(ask)
+    left_s = min(TIMEOUT_S if timeout is None else timeout, store.limits.view_wait_s_max)
+    pause_s = LOOK_S
+    while True:
+        try:
+            return await store.blocking(ask, at_least=at_least, timeout=0)
+        except Unavailable as error:
+            if error.code != "view_behind" or left_s <= 0 or store.changes.closed:
+                raise
+        pause_s = min(pause_s, left_s)
+        await asyncio.sleep(pause_s)
+        left_s, pause_s = left_s - pause_s, min(LOOK_MAX_S, pause_s * 1.5)
+
+
+def at_least_of(query: Query) -> AtLeast | None:
+    """What projections must have passed: an offset, or `topic:partition:offset`, apart by commas, topics %-encoded."""
+    said = query.text("at_least")
+    if said is None:
+        return None
+    if said.isascii() and said.isdigit() and len(said) < 19:
+        return int(said)
+    places = said.split(",")
+    if len(places) > PARTITIONS_MAX:
+        raise Invalid(f"there are {len(places)} places to be passed", code="bad_parameter")
+    return [_ref(place) for place in places]
+
+
+def _ref(place: str) -> Ref:
+    topic, *numbers = place.rsplit(":", 2)
+    if len(numbers) != 2 or not all(each.isascii() and each.isdigit() and len(each) < 19 for each in numbers):
+        hint = "write topic:partition:offset, or for a topic with one partition an offset"
+        raise Invalid(f"{place[:40]!r} is no place in a topic", hint=hint, code="bad_parameter")
+    return Ref(unquote(topic), int(numbers[0]), int(numbers[1]), 0, 0, "fsync")
+
+
+# Documents, in a worker thread
+
+
+def _begun(
+    find: Callable[..., Iterator[Document]], *, array: bool, **options: Any
+) -> tuple[Generator[bytes, None, None], bytes]:
+    """The encoded documents, and their first piece: what is wrong with the question is raised here."""
+    pieces = _encoded(find(**options), array=array)
+    return pieces, next(pieces, b"")
+
+
+def _encoded(found: Iterator[Document], *, array: bool) -> Generator[bytes, None, None]:
+    def each() -> Iterator[bytes]:
+        before = b"["
+        for document in found:
+            yield before + documents.encode(document) if array else documents.encode(document) + b"\n"
+            before = b","
+        if array:
+            yield b"[]" if before == b"[" else b"]"
+
+    try:
+        yield from joined(each())
+    finally:
+        close = getattr(found, "close", None)
+        if close is not None:
+            close()
+
+
+async def _pumped(store: Store, pieces: Generator[bytes, None, None], first: bytes) -> AsyncGenerator[bytes, None]:
+    """The pieces, one at a time, as fast as the client takes them; what they hold is let go of when it leaves."""
+
+    def close() -> None:
+        with contextlib.suppress(ValueError):  # it is at work in another thread, which is the last to know it then
+            pieces.close()
+
+    try:
+        if first:
+            yield first
+            async for piece in store.pump(pieces):
+                yield piece
+    finally:
+        store.later(close)
+
+
+# Changes
+
+
+async def _told(store: Store, found: AsyncGenerator[bytes, None], form: Form) -> AsyncGenerator[bytes, None]:
+    if form.opening:
+        yield form.opening
+    try:
+        async for piece in found:
+            yield piece or form.heartbeat
+    except HeadwaterError as error:  # it is too late for a status
+        store.metrics.failed(error.code)
+        yield form.failure(error)
+    finally:
+        await found.aclose()
+
+
+def _event(change: Change) -> bytes:
+    place = change.place.encode()
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (place, change.kind.encode(), documents.encode_change(change))
+
+
+def _line(change: Change) -> bytes:
+    return documents.encode_change(change) + b"\n"
+
+
+def _failure(error: HeadwaterError) -> bytes:
+    return wire.told("headwater.error", {"code": error.code, "message": error.message})
+
+
+EVENTS = Form(SSE.media, wire.retry(sse.RETRY_MS), _event, wire.HEARTBEAT, _failure)
+CHANGE_LINES = Form(LINES.media, b"", _line, b"\n", error_line)

@@ -1,0 +1,32 @@
+"""Views over HTTP: how projections and functions are, and queries with a name, which the application answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headwater.errors import NotFound
+from headwater.server.http.message import JSON, Request, Response, decoded, json
+from headwater.server.store import Store
+from headwater.views import status
+
+_decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+async def list_views(store: Store, request: Request) -> Response:
+    """How each projection and function is, of those whose topic the user may read."""
+    found = await store.blocking(status.views, store.engine)
+    return json([each for each in found if request.user.may("read", each.topic)])
+
+
+async def ask(store: Store, request: Request) -> Response:
+    """Ask a query with a name."""
+    arguments = decoded(_decode_arguments, await request.body(store.limits.query_bytes_max) or b"{}")
+    if store.application is None:
+        raise NotFound(
+            f"there is no query {request.name!r}: the server runs no application",
+            hint="start it with --app",
+            code="no_such_query",
+        )
+    return Response(200, (("content-type", JSON),), await store.application.ask(request.name, arguments))
