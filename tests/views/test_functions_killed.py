@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -134,4 +135,34 @@ def test_another_process_takes_over_from_one_that_was_killed_with_an_event_in_ha
 
         app.catch_up(hw, PATIENCE_S)
         assert calls == [2, 1]  # the death counts as a try
+        assert [event.value["by"] for event in hw.read("out")] == ["the second"] * 2
+
+
+def test_a_process_that_was_stopped_for_longer_than_its_lease_finishes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+
+    def stopped(said: Said) -> None:
+        app = App()
+
+        @app.function("in", name="f")
+        def stop(ctx: Context, _event: Event) -> None:
+            ctx.append("out", {"by": "the first"})
+            os.kill(os.getpid(), signal.SIGSTOP)
+            said.send("goes on")
+
+        with Local(path, limits=LIMITS) as hw, app.running(hw) as runner:
+            said.recv()
+            runner.settle(PATIENCE_S)
+
+    with Local(path, limits=LIMITS) as hw:
+        hw.append_many("in", [b"a", b"b"])
+        child = Child(stopped)
+        child.wait_until_stopped()
+        app = App()
+        app.function("in", name="f")(lambda ctx, _: ctx.append("out", {"by": "the second"}))
+        app.catch_up(hw, PATIENCE_S)
+        child.resume()
+        assert child.hear() == "goes on"
+        child.tell()
+        child.result()
         assert [event.value["by"] for event in hw.read("out")] == ["the second"] * 2
