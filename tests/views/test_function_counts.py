@@ -110,6 +110,9 @@ def test_what_retention_took_before_it_was_handled_is_told(hw: Local) -> None:
     hw.retain("in", before=7)
     app.catch_up(hw)
     assert (info_of(hw, "f").events, info_of(hw, "f").missed) == (4, 4)
+    hw.append("in", b"z")
+    app.catch_up(hw)
+    assert (info_of(hw, "f").events, info_of(hw, "f").missed) == (5, 4)
 
 
 def test_its_place_is_that_of_a_consumer(hw: Local) -> None:
