@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from headwater.errors import Invalid, TooLarge, Unsupported
 from headwater.limits import DOCUMENT_BYTES_MAX, DOCUMENT_ID_BYTES_MAX
 
-Encode = Callable[[Any], bytes]
-Decode = Callable[[bytes], dict[str, Any]]
+
+class Codec(NamedTuple):
+    """How documents become bytes and back: `encode(document, False, options)`, `decode(data, options)`.
+
+    Encoding raises what the codec raises for something else than a mapping, and for types that it does not know.
+    """
+
+    encode: Callable[[Any, bool, Any], bytes]
+    decode: Callable[[bytes, Any], dict[str, Any]]
+    options: Any
 
 
 @cache
-def codec() -> tuple[Encode, Decode]:
-    """How documents become bytes and back. Raises Unsupported where the codec of BSON is not installed.
-
-    Encoding raises Invalid for what is no document, TooLarge, or what the codec raises for types it does not know.
-    """
+def codec() -> Codec:
+    """The codec of BSON. Raises Unsupported where it is not installed."""
     try:
         import bson
         from bson.binary import UuidRepresentation
@@ -28,26 +33,31 @@ def codec() -> tuple[Encode, Decode]:
     options: CodecOptions[dict[str, Any]] = CodecOptions(
         tz_aware=True,
         uuid_representation=UuidRepresentation.STANDARD,
-        datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+        datetime_conversion=DatetimeConversion.DATETIME_AUTO,  # one that Python cannot hold stays a number
     )
-    to_bytes, from_bytes = bson.encode, bson.decode
+    # Without the functions around them, which look at the arguments once more and take as long as the work itself.
+    encode, decode = getattr(bson, "_dict_to_bson", bson.encode), getattr(bson, "_bson_to_dict", bson.decode)
+    return Codec(encode, decode, options)
 
-    def encode(document: Any) -> bytes:
-        if not isinstance(document, dict):
-            raise Invalid(
-                f"a document is a dict, not {type(document).__name__}", hint="return a dict, or None to delete it"
-            )
-        data = to_bytes(document, False, options)
-        if len(data) > DOCUMENT_BYTES_MAX:
-            raise TooLarge(
-                f"the document has {len(data)} bytes", limit="document_bytes_max", maximum=DOCUMENT_BYTES_MAX
-            )
-        return data
 
-    def decode(data: bytes) -> dict[str, Any]:
-        return from_bytes(data, options)
+def decode(data: bytes) -> dict[str, Any]:
+    """A document, an object of its own."""
+    found = codec()
+    return found.decode(data, found.options)
 
-    return encode, decode
+
+def encode(document: Any) -> bytes:
+    """A document as it is stored; raises TypeError or what BSON raises for one that is none, and TooLarge."""
+    found = codec()
+    data = found.encode(document, False, found.options)
+    if len(data) > DOCUMENT_BYTES_MAX:
+        raise too_large(data)
+    return data
+
+
+def too_large(data: bytes) -> TooLarge:
+    """A document above the limit."""
+    return TooLarge(f"the document has {len(data)} bytes", limit="document_bytes_max", maximum=DOCUMENT_BYTES_MAX)
 
 
 def document_id(key: Any) -> str | None:

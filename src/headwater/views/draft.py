@@ -8,13 +8,15 @@ thread.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
+from headwater.event import Event
+from headwater.limits import DOCUMENT_BYTES_MAX
 from headwater.views import database
-from headwater.views.codec import codec, document_id
+from headwater.views.codec import codec, decode, document_id, encode, too_large
 from headwater.views.keys import index_key
 
 CACHE_BYTES = 64 * 1024 * 1024  # of documents that are remembered; then all are forgotten, and those needed read again
@@ -24,6 +26,8 @@ CHANGES_KEPT = (
     1_000_000  # ids of changed documents that are kept for those who follow; who is further behind starts anew
 )
 
+Fold = Callable[[Any, Event], Any]
+
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -32,118 +36,143 @@ class Draft:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._encode, self._decode = codec()
-        self._known: dict[str, tuple[int, bytes] | None] = {}  # row and data of stored documents; None: there is none
-        self._known_bytes = 0
+        self._codec = codec()
+        self._data: dict[str | None, bytes | None] = {}  # documents as they are now; None: there is none
+        self._rows: dict[str, int] = {}  # where they are stored, if they are
+        self._versions: dict[str, int] = {}  # of those that are changed
+        self._bytes = 0
         self._seen = -1  # SQLite's data_version when they were read
-        self._changed: dict[str, tuple[int, bytes | None]] = {}  # version and data; None: deleted
         self._indexes: list[str] = []
 
     @property
     def changed(self) -> int:
         """How many documents are changed."""
-        return len(self._changed)
+        return len(self._versions)
 
     def begin(self) -> None:
         """Begin a transaction. What was remembered is forgotten if another connection has written since."""
         (seen,) = self._connection.execute("PRAGMA data_version").fetchone()
-        if seen != self._seen:
+        if seen != self._seen or self._bytes + len(self._data) * ENTRY_BYTES > CACHE_BYTES:
+            self.abandon()
             self._seen = seen
-            self._forget()
             self._indexes = database.indexes(self._connection)
-        self._changed.clear()
 
     def abandon(self) -> None:
-        """The transaction was not committed."""
-        self._changed.clear()
+        """Forget everything: the transaction was not committed."""
+        self._data.clear()
+        self._rows.clear()
+        self._versions.clear()
+        self._bytes = 0
         self._seen = -1
 
     def load(self, ids: Iterable[str | None]) -> None:
         """Read the documents that will be asked for, those that are not known, with few statements."""
-        known = self._known
-        wanted = list({id for id in ids if id is not None and id not in known})
+        missing = set(ids).difference(self._data)
+        missing.discard(None)
+        wanted = cast("list[str]", sorted(missing))
         for start in range(0, len(wanted), LOADED_MAX):
             some = wanted[start : start + LOADED_MAX]
-            known.update(dict.fromkeys(some))
+            self._data.update(dict.fromkeys(some))
             rows = self._connection.execute(
                 "SELECT id, row, data FROM documents WHERE id IN (SELECT value FROM json_each(?))",
                 (_encode_json(some).decode(),),
             )
             for id, row, data in rows:
-                known[id] = (row, data)
-                self._known_bytes += len(data)
+                self._data[id] = data
+                self._rows[id] = row
+                self._bytes += len(data)
 
     def get(self, id: str) -> dict[str, Any] | None:
         """A document as it is now, an object of its own; None if there is none."""
-        changed = self._changed.get(id)
-        if changed is not None:
-            data = changed[1]
-            return None if data is None else self._decode(data)
-        if id not in self._known:
+        if id not in self._data:
             self.load((id,))
-        known = self._known[id]
-        return None if known is None else self._decode(known[1])
-
-    def put(self, id: str, document: Any, version: int) -> None:
-        """Change or, with None, delete a document. Raises if it is none; then nothing has changed."""
-        self._changed[id] = (version, None if document is None else self._encode(document))
+        data = self._data[id]
+        return None if data is None else self._codec.decode(data, self._codec.options)
 
     def put_all(self, documents: dict[str, Any], version: int) -> None:
-        """The same for several, all or none of them."""
-        encoded = {id: (version, None if each is None else self._encode(each)) for id, each in documents.items()}
-        self._changed.update(encoded)
+        """Change documents or, with None, delete them; all, or none of them if one is no document, which raises."""
+        self.load(documents)
+        encoded = {id: None if each is None else encode(each) for id, each in documents.items()}
+        self._data.update(encoded)
+        self._versions.update(dict.fromkeys(encoded, version))
+
+    def fold(
+        self, fold: Fold, events: Sequence[Event], ids: Sequence[str | None]
+    ) -> tuple[int, Exception | SystemExit | None]:
+        """Fold each event into its document, which must be loaded; those without one are passed over.
+
+        Returns how many are done, and what the next one raised, if it did.
+        """
+        documents, versions = self._data, self._versions
+        encode, decode, options = self._codec
+        done = 0
+        try:
+            for event, id in zip(events, ids, strict=True):
+                if id is not None:
+                    data = documents[id]
+                    document = fold(None if data is None else decode(data, options), event)
+                    data = None
+                    if document is not None:
+                        data = encode(document, False, options)
+                        if len(data) > DOCUMENT_BYTES_MAX:
+                            raise too_large(data)
+                    documents[id] = data
+                    versions[id] = event.offset
+                done += 1
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
+            return done, error
+        return done, None
 
     def write(self) -> None:
         """Write everything that was changed."""
-        changed, known = self._changed, self._known
-        if not changed:
+        if not self._versions:
             return
-        self.load(changed)
-        paths = self._indexes
-        new: list[tuple[Any, ...]] = []
-        old: list[tuple[Any, ...]] = []
-        gone: list[tuple[int]] = []
-        noted: list[str] = []
-        last = self._connection.execute("SELECT max(row) FROM documents").fetchone()[0] or 0
-        for id in sorted(changed):
-            version, data = changed[id]
-            before = known[id]
-            if before is None and data is None:
-                continue  # made and deleted again, or never there
-            noted.append(id)
-            if data is None:
-                assert before is not None
-                gone.append((before[0],))
-                known[id] = None
-                continue
-            keys = self._keys(data) if paths else ()
-            if before is None:
-                last += 1
-                new.append((last, id, version, data, *keys))
-                known[id] = (last, data)
-            else:
-                old.append((version, data, *keys, before[0]))
-                known[id] = (before[0], data)
-            self._known_bytes += len(data)
-        old.sort(key=lambda values: values[-1])  # in the order of the table: each page is visited once
-        execute = self._connection.executemany
+        new, old, gone = self._sorted()
+        marks = [database.column(path) for path in self._indexes]
+        many = self._connection.executemany
         if gone:
-            execute("DELETE FROM documents WHERE row = ?", gone)
+            many("DELETE FROM documents WHERE row = ?", gone)
         if old:
-            setting = "".join(f", {database.column(path)} = ?" for path in paths)
-            execute(f"UPDATE documents SET version = ?, data = ?{setting} WHERE row = ?", old)  # noqa: S608
+            setting = "".join(f", {mark} = ?{number}" for number, mark in enumerate(marks, 4))
+            many(f"UPDATE documents SET version = ?2, data = ?3{setting} WHERE row = ?1", old)  # noqa: S608
         if new:
-            columns = "".join(f", {database.column(path)}" for path in paths)
-            marks = ", ?" * len(paths)
-            execute(f"INSERT INTO documents (row, id, version, data{columns}) VALUES (?, ?, ?, ?{marks})", new)  # noqa: S608
-        if noted:
-            self._note(noted)
-        changed.clear()
-        if self._known_bytes + len(known) * ENTRY_BYTES > CACHE_BYTES:
-            self._forget()
+            columns, values = "".join(f", {mark}" for mark in marks), ", ?" * len(marks)
+            many(f"INSERT INTO documents (row, version, data{columns}, id) VALUES (?, ?, ?{values}, ?)", new)  # noqa: S608
+        self._versions.clear()
+
+    def _sorted(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """The rows to insert, to update and to delete: in the order of the table, so that each page is visited once."""
+        documents, rows = self._data, self._rows
+        keys = self._keys if self._indexes else None
+        (last,) = self._connection.execute("SELECT coalesce(max(row), 0) FROM documents").fetchone()
+        new: list[Any] = []
+        old: list[Any] = []
+        gone: list[Any] = []
+        never: set[str] = set()  # made and deleted again, or not there in the first place
+        for id, version in self._versions.items():
+            data, row = documents[id], rows.get(id)
+            if data is None:
+                if row is None:
+                    never.add(id)
+                else:
+                    gone.append((row,))
+                    del rows[id]
+                continue
+            self._bytes += len(data)
+            if row is None:
+                last += 1
+                rows[id] = last
+                new.append((last, version, data, id) if keys is None else (last, version, data, *keys(data), id))
+            else:
+                old.append((row, version, data) if keys is None else (row, version, data, *keys(data)))
+        old.sort()
+        self._note([id for id in self._versions if id not in never])
+        return new, old, gone
 
     def _note(self, ids: list[str]) -> None:
         """Tell followers which documents have changed, and forget what only the slowest of them would want."""
+        if not ids:
+            return
         execute = self._connection.execute
         execute("INSERT INTO changes (count, ids) VALUES (?, ?)", (len(ids), _encode_json(ids).decode()))
         (number,) = execute("SELECT last_insert_rowid()").fetchone()
@@ -156,12 +185,8 @@ class Draft:
                     break
 
     def _keys(self, data: bytes) -> tuple[Any, ...]:
-        document = self._decode(data)
+        document = decode(data)
         return tuple([index_key(document, path) for path in self._indexes])
-
-    def _forget(self) -> None:
-        self._known.clear()
-        self._known_bytes = 0
 
 
 class Documents(MutableMapping[str, dict[str, Any]]):

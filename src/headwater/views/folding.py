@@ -83,19 +83,29 @@ class Folder:
                 break
         return done
 
-    def _fold_each(self, events: Sequence[Event], ids: list[str | None]) -> None:
-        fold, get, put = self._projection.fold, self._draft.get, self._draft.put
-        for number, event in enumerate(events):
-            try:
-                id = ids[number] if number < len(ids) else document_id(self._key_of(event))
-                if id is None:
-                    self._skipped += 1
-                    continue
-                put(id, fold(get(id), event), event.offset)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
-                self.fail(event, error)
-            else:
-                self.folded += 1
+    def _fold_each(self, events: Sequence[Event], ids: Sequence[str | None]) -> None:
+        if len(ids) < len(events):  # the key of one of them raises
+            for event in events:
+                self._fold_one(event)
+            return
+        while events:
+            done, error = self._draft.fold(self._projection.fold, events, ids)
+            skipped = sum(id is None for id in ids[:done])
+            self._skipped += skipped
+            self.folded += done - skipped
+            if error is None:
+                return
+            self.fail(events[done], error)
+            events, ids = events[done + 1 :], ids[done + 1 :]
+
+    def _fold_one(self, event: Event) -> None:
+        try:
+            id = document_id(self._key_of(event))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
+            self.fail(event, error)
+        else:
+            self._draft.load((id,))
+            self._fold_each((event,), (id,))
 
     def _fold_many(self, events: Sequence[Event]) -> None:
         fold, documents = self._projection.fold, self._documents
@@ -155,6 +165,8 @@ class Folder:
             return []
         ids: list[str | None] = []
         try:
+            if self._projection.key is None:
+                return [None if (key := event.key) is None else key.decode() for event in events]
             ids.extend(map(document_id, map(self._key_of, events)))
         except (Exception, SystemExit):  # noqa: BLE001  # it is raised again, and told, when the event has its turn
             ids = ids[: len(ids) // LOOK_EVERY * LOOK_EVERY]

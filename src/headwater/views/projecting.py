@@ -101,7 +101,7 @@ class Projector:
         end = registry.topic_of(self._hw, self._projection.topic).ends[partition]
         if next > end:
             raise Conflict(
-                f"binder {self._projection.binder!r} tells of offset {next} in partition {partition}, which ends at {end}",
+                f"binder {self._projection.binder!r} is at offset {next} of partition {partition}, which ends at {end}",
                 hint="is the log older than the binder, from a backup? then rebuild: headwater views rebuild",
                 code="binder_ahead",
             )

@@ -57,8 +57,7 @@ def rows(connection: sqlite3.Connection) -> list[Row]:
 
 
 def _row(*values: Any) -> Row:
-    *rest, error = values
-    return Row(*rest, error=decode_error(error))
+    return Row(**dict(zip(Row.__struct_fields__, (*values[:-1], decode_error(values[-1])), strict=True)))
 
 
 def find(connection: sqlite3.Connection, name: str) -> Row | None:
