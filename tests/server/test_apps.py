@@ -1,0 +1,257 @@
+"""An application beside a server: real processes, which are killed, broken, and asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import headwater
+from headwater.errors import Invalid, NotFound, Unavailable
+from headwater.views.local import Local
+from tests.server.process import Server, http
+
+SHOP = """
+import os, time
+from headwater import App
+
+app = App()
+
+@app.projection("orders", "totals")
+def total(doc, event):
+    return {"n": (doc["n"] if doc else 0) + event.value["n"], "by": os.getpid()}
+
+@app.projection("orders", "fragile")
+def fragile(doc, event):
+    if event.value["n"] == 13:
+        raise ValueError("thirteen is not for me")
+    return {"n": event.value["n"]}
+
+@app.query("top")
+def top(views, limit=10):
+    return views.binder("totals").find(sort="-n", limit=limit, fields=["n"])
+
+@app.query("who")
+def who(views):
+    return os.getpid()
+
+@app.query("broken")
+def broken(views):
+    return {}["nothing"]
+
+@app.query("slow")
+def slow(views, seconds):
+    time.sleep(seconds)
+
+@app.query("huge")
+def huge(views):
+    return ["x" * 1_000_000] * 40
+
+@app.query("strange")
+def strange(views):
+    return object()
+
+@app.query("missing")
+def missing(views):
+    return views.binder("nowhere").get("x").id
+"""
+WAIT_S = 30.0
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """What a condition gives, once it gives something."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            if found := condition():
+                return found
+        except (headwater.HeadwaterError, httpx.HTTPError):
+            pass
+        time.sleep(0.01)
+    raise AssertionError("it has never come true")
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; what waits for its parent counts as ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.py"
+    path.write_text(SHOP)
+    return path
+
+
+@contextmanager
+def running(data: Path, shop: Path) -> Iterator[tuple[Server, Any]]:
+    server = Server(data, "--app", str(shop))
+    try:
+        with headwater.open(server.url) as hw:
+            yield server, hw
+    finally:
+        server.stop()
+
+
+def samples(server: Server, name: str) -> dict[str, float]:
+    lines = http.get(f"{server.url}/metrics").text.splitlines()
+    return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line.startswith(name))}
+
+
+def test_documents_are_made_and_queries_answered_by_another_process(tmp_path: Path, shop: Path) -> None:
+    with running(tmp_path / "data", shop) as (server, hw):
+        refs = hw.append_many("orders", [{"n": 1}, {"n": 5}, {"n": 3}], keys=["a", "b", "c"])
+        document = hw.binder("totals").get("b", at_least=refs)
+        child = document.data["by"]
+        assert child not in (server.pid, os.getpid())
+        assert hw.query("who") == child
+        assert [each["id"] for each in hw.query("top", limit=2)] == ["b", "c"]
+        assert http.post(f"{server.url}/query/top").json()[0] == {"id": "b", "version": 1, "data": {"n": 5}}
+    assert server.process.returncode == 0
+    assert gone(child)
+
+
+def test_what_is_wrong_with_a_query_is_told(tmp_path: Path, shop: Path) -> None:
+    with running(tmp_path / "data", shop) as (server, hw):
+
+        def ask(name: str, **arguments: Any) -> tuple[int, str]:
+            answer = http.post(f"{server.url}/query/{name}", json=arguments)
+            return answer.status_code, answer.json()["code"]
+
+        assert ask("nothing") == (404, "no_such_query")
+        assert ask("top", other=1) == (400, "bad_arguments")
+        assert ask("slow") == (400, "bad_arguments")
+        assert ask("broken") == (500, "query_failed")
+        assert ask("strange") == (500, "query_failed")
+        assert ask("missing") == (404, "no_such_binder")
+        assert ask("huge") == (413, "too_large")
+        body = http.post(f"{server.url}/query/broken").json()
+        assert "KeyError: 'nothing'" in body["message"]
+        assert "Traceback" not in str(body)
+        assert http.post(f"{server.url}/query/top", content=b"[1]").json()["code"] == "bad_body"
+        for name, kind in (("nothing", NotFound), ("broken", Unavailable)):
+            with pytest.raises(kind):
+                hw.query(name)
+        with pytest.raises(Invalid):
+            hw.query("top", other=1)
+        assert isinstance(hw.query("who"), int)
+
+
+def test_an_application_that_is_killed_is_started_again_and_goes_on(tmp_path: Path, shop: Path) -> None:
+    with running(tmp_path / "data", shop) as (server, hw):
+        first = hw.query("who")
+        hw.append("orders", {"n": 1}, key="a")
+        os.kill(first, signal.SIGKILL)
+        down = until(lambda: (answer := http.post(f"{server.url}/query/who")).status_code == 503 and answer)
+        assert down.json()["code"] == "application_down"
+        assert samples(server, "headwater_application_up") == {"headwater_application_up": 0.0}
+        ref = hw.append("orders", {"n": 2}, key="a")
+        second = until(lambda: hw.query("who"))
+        assert second != first
+        assert hw.binder("totals").get("a", at_least=ref, timeout=WAIT_S).data["n"] == 3
+        assert samples(server, "headwater_application") == {
+            "headwater_application_up": 1.0,
+            "headwater_application_restarts_total": 1.0,
+        }
+
+
+def test_who_waits_for_an_answer_when_the_application_dies_is_told(tmp_path: Path, shop: Path) -> None:
+    with running(tmp_path / "data", shop) as (server, hw):
+        child = hw.query("who")
+        killing = subprocess.Popen([sys.executable, "-c", f"import os,time;time.sleep(1);os.kill({child},9)"])
+        answer = http.post(f"{server.url}/query/slow", json={"seconds": 60})
+        assert (answer.status_code, answer.json()["code"]) == (503, "application_down")
+        killing.wait()
+
+
+def test_the_application_ends_when_the_server_is_killed(tmp_path: Path, shop: Path) -> None:
+    server = Server(tmp_path / "data", "--app", str(shop))
+    child = http.post(f"{server.url}/query/who").json()
+    assert not gone(child)
+    server.kill()
+    until(lambda: gone(child))
+
+
+def test_an_application_that_cannot_be_imported_keeps_the_server_from_starting(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    for text, expected in (
+        ("from nowhere import nothing\n", "No module named 'nowhere'"),
+        ("x = 1\n", "has no App"),
+        ("import sys; sys.exit(3)\n", "SystemExit: 3"),
+        ("import os; os._exit(3)\n", "exit code 3 before it ran"),
+    ):
+        broken.write_text(text)
+        command = [sys.executable, "-m", "headwater.cli", "serve", str(tmp_path / "data"), "--http", "127.0.0.1:0"]
+        done = subprocess.run([*command, "--app", str(broken)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("error: ")
+        assert expected in last
+
+
+def test_a_fold_that_raises_is_shown_and_stops_no_other(tmp_path: Path, shop: Path) -> None:
+    with running(tmp_path / "data", shop) as (server, hw):
+        hw.append("orders", {"n": 1}, key="a")
+        bad = hw.append("orders", {"n": 13}, key="a")
+        ref = hw.append("orders", {"n": 2}, key="a")
+        assert hw.binder("totals").get("a", at_least=ref).data["n"] == 16
+        with pytest.raises(Unavailable) as failed:
+            hw.binder("fragile").get("a", at_least=ref, timeout=WAIT_S)
+        assert failed.value.code == "projection_stopped"
+        views = {view.name: view for view in hw.views()}
+        assert views["fragile"].state == "stopped"
+        assert views["fragile"].error.offset == bad.offset
+        assert "thirteen is not for me" in views["fragile"].error.error
+        assert views["total"].error is None
+        stopped = samples(server, "headwater_view_stopped")
+        assert {key.partition('name="')[2].partition('"')[0]: value for key, value in stopped.items()} == {
+            "fragile": 1.0,
+            "total": 0.0,
+        }
+        assert sum(samples(server, 'headwater_view_errors_total{kind="projection",name="fragile"').values()) == 1
+        assert hw.query("who")
+
+
+def test_two_servers_run_the_same_application_on_one_directory(tmp_path: Path, shop: Path) -> None:
+    data = tmp_path / "data"
+    with Local(data) as hw:
+        hw.create("orders", partitions=2)
+    with running(data, shop) as (_, one), running(data, shop) as (_, other):
+        keys = [f"k{number}" for number in range(20)]
+        for round in range(5):
+            side = (one, other)[round % 2]
+            refs = side.append_many("orders", [{"n": 1}] * 20, keys=keys)
+        for side in (one, other):
+            for key in keys:
+                assert side.binder("totals").get(key, at_least=refs, timeout=WAIT_S).data["n"] == 5
+        assert one.query("who") != other.query("who")
+
+
+def test_an_application_runs_without_a_server_until_it_is_told_to_end(tmp_path: Path, shop: Path) -> None:
+    data = tmp_path / "data"
+    command = [sys.executable, "-m", "headwater.cli", "views", "run", str(data), "--app", str(shop)]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert "running" in process.stdout.readline()
+            with Local(data) as hw:
+                ref = hw.append("orders", {"n": 1}, key=f"of {number}")
+                found = hw.binder("totals").get(f"of {number}", at_least=ref, timeout=WAIT_S)
+                assert found is not None
+                assert found.data["by"] == process.pid
+            process.send_signal(number)
+            assert process.wait(WAIT_S) == 0
+            assert process.stdout.read() == ""
