@@ -17,7 +17,7 @@ from headwater import App
 from headwater.document import Document
 from headwater.errors import Closed, Invalid, NotFound, TooLarge, Unavailable
 from headwater.views.local import Local
-from tests.api.proxy import Proxy
+from tests.api.proxy import proxied
 from tests.server.process import Server as Process
 from tests.server.serving import Server, serving
 
@@ -216,10 +216,10 @@ def stocked(tmp_path: Path) -> Iterator[tuple[Shop, Server]]:
 def test_a_follower_goes_on_after_the_connection_broke(stocked: tuple[Shop, Server]) -> None:
     shop, server = stocked
     shop.put(1)
-    with Proxy(server.host, server.port) as proxy, headwater.open(proxy.url) as hw:
+    with proxied(server, "pass") as proxy, headwater.open(proxy.url) as hw:
         changes = hw.binder("stock").follow(after="latest", timeout=20)
         for number in range(2, 6):
-            proxy.cut()
+            proxy.cut_all()
             shop.put(number)
             assert next(changes).id == f"cup-{number}"
 
@@ -243,10 +243,10 @@ def test_a_follower_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> Non
 def test_a_find_that_breaks_off_is_told(stocked: tuple[Shop, Server]) -> None:
     shop, server = stocked
     shop.put(*range(20_000))
-    with Proxy(server.host, server.port) as proxy, headwater.open(proxy.url) as hw:
+    with proxied(server, "pass") as proxy, headwater.open(proxy.url) as hw:
         found = hw.binder("stock").find()
         next(found)
-        proxy.cut()
+        proxy.cut_all()
         with pytest.raises(Unavailable) as failed:
             list(found)
         assert failed.value.code == "answer_cut_short"
