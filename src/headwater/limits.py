@@ -40,7 +40,10 @@ QUARANTINED_MAX = 1000  # events that a projection may pass over: more means tha
 VIEW_NAME_BYTES_MAX = 48  # with what stands before it, it is the name of a consumer
 QUESTION_BYTES_MAX = MIB  # of a query with a name and its arguments, on its way to the application
 ANSWER_BYTES_MAX = 32 * MIB  # of what such a query returns: two processes hold it in memory
-FIND_SORTED_MAX = 10_000_000  # documents that are sorted without an index: about 1 GiB of keys
+FIELD_BYTES_MAX = KIB  # of the path of a field that is indexed or sorted by: it names a column
+FIND_FIELDS_MAX = 256  # paths that a find may ask for: each is looked up in each document
+FIND_SORTS_MAX = 8  # fields that a find may sort by: each is a key for each document
+FIND_SORTED_MAX = 5_000_000  # documents that are sorted without an index: about 1 GiB of keys
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

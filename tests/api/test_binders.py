@@ -99,9 +99,8 @@ def test_every_type_comes_back_as_it_was(shop: Shop) -> None:
     found = shop.hw.binder("everything").get("all")
     assert found is not None
     assert found.data == EVERYTHING
-    assert {name: type(value) for name, value in found.data.items()} == {
-        name: type(value) for name, value in EVERYTHING.items()
-    }
+    for name, value in EVERYTHING.items():
+        assert isinstance(found.data[name], type(value)), name
     (same,) = shop.hw.binder("everything").find({"when": WHEN, "decimal": bson.Decimal128("1.1")})
     assert same == found
 
@@ -120,7 +119,7 @@ def test_documents_are_found_sorted_and_cut(shop: Shop) -> None:
 
 
 def test_how_documents_are_found_is_told(shop: Shop) -> None:
-    shop.put(1)
+    shop.put(*range(500))
     binder = shop.hw.binder("stock")
     assert binder.explain({"n": 1}) != binder.explain({"kind": "cup"})
     assert "n" in binder.explain({"n": 1}, sort="n")

@@ -178,15 +178,15 @@ def test_a_client_that_leaves_in_the_midst_leaves_nothing_behind(server: Server)
     def descriptors() -> int:
         return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
-    leave(server)  # as many files are open from now on as are read at once
+    leave(server, 20)  # as many files are open from now on as are read at once, more or less
     before = descriptors()
-    leave(server)
-    assert descriptors() <= before + 2
+    leave(server, 60)
+    assert descriptors() <= before + 15
 
 
-def leave(server: Server) -> None:
+def leave(server: Server, times: int) -> None:
     """Ask for much, leave at once, and wait until nobody is followed any more."""
-    for _ in range(20):
+    for _ in range(times):
         with server.connect() as connection:
             connection.sendall(
                 b"POST /binders/baskets/query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"

@@ -21,6 +21,7 @@ from headwater.format import given
 from headwater.format.column import Column
 from headwater.format.given import Meta, Version
 from headwater.format.producers import Producer
+from headwater.format.settings import Topic
 from headwater.limits import Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.log import LocalLog
@@ -213,6 +214,10 @@ class Serving:
         logs = opened.chosen(partition)
         selection = self._selection(type, key, match)
         return TopicCursor(topic, opened.topic.uuid, logs, reading.begin(logs, start), selection)
+
+    def topic(self, name: str) -> Topic:
+        """What a topic is now: its uuid, its settings, how many partitions; raises NotFound."""
+        return self._topics.live(name).topic
 
     def bell(self) -> Bell:
         """What a thread sleeps on until one of its cursors has more."""

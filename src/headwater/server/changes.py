@@ -45,8 +45,10 @@ class Changes:
         self._counts = counts
         self._watches: dict[str, _Watch] = {}
 
-    async def follow(self, name: str, after: str | None, encode: Encode) -> AsyncGenerator[bytes, None]:
-        """The encoded changes after a place, then those that come, some at a time; b"" as a sign of life.
+    async def follow(
+        self, name: str, after: str | None, encode: Encode
+    ) -> tuple[str, AsyncGenerator[bytes, None]]:
+        """Where it begins; and the encoded changes from there, then those that come, some at a time; b"" to show life.
 
         As `Binder.follow`. Raises NotFound if there is no such binder, Invalid for a place that is none. It ends when
         the server stops.
@@ -56,7 +58,7 @@ class Changes:
         binder = self._engine.binder(name)
         reading = _Reading(binder, after, encode)
         first = await self._blocking(reading.more)  # raises what is to be told before the answer begins
-        return self._follow(reading, first)
+        return reading.begins, self._follow(reading, first)
 
     def close(self) -> None:
         """End all streams properly. May be called twice."""
@@ -165,6 +167,7 @@ class _Reading:
 
     def __init__(self, binder: Binder, after: str | None, encode: Encode) -> None:
         self.binder = binder
+        self.begins = ""  # the place behind which the first read was
         self.taken = 0  # changes in what was read last
         self._after = after
         self._encode = encode
@@ -177,7 +180,7 @@ class _Reading:
             return b""
         if self._found is None:
             self._found = self.binder.follow(after=self._after, timeout=0)
-            self._after = self._found.place
+            self.begins = self.begins or self._found.place
         pieces, size = [], 0
         for change in self._found:
             pieces.append(self._encode(change))
@@ -186,7 +189,7 @@ class _Reading:
             if size >= PIECE_BYTES:
                 break
         else:
-            self._found = None
+            self._after, self._found = self._found.place, None
         self.taken = len(pieces)
         return b"".join(pieces)
 

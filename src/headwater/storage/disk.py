@@ -81,6 +81,7 @@ class Disk:
     unlink = staticmethod(os.unlink)
     link = staticmethod(os.link)
     symlink = staticmethod(os.symlink)
+    readlink = staticmethod(os.readlink)
     mkdir = staticmethod(os.mkdir)
 
     def open_read(self, path: Path) -> int:

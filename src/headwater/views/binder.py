@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from headwater.document import Change, Document
+from headwater.document import Document
 from headwater.engine.engine import Engine
-from headwater.event import Event, Ref, Refs
+from headwater.errors import Invalid
 from headwater.info import BinderInfo
+from headwater.views import database, finding, indexing, passing
+from headwater.views.codec import decode, document_id
 from headwater.views.files import Files
-
-AtLeast = int | Ref | Event | Refs | Sequence[Ref]
-"""What a projection must have passed: where something was appended, an event, or an offset in an only partition."""
+from headwater.views.finding import Found
+from headwater.views.following import Following
+from headwater.views.keys import checked_path
+from headwater.views.passing import AtLeast, Behind
+from headwater.views.pool import Pool, Reader
+from headwater.views.query import query
+from headwater.views.watching import Watch
 
 TIMEOUT_S = 10.0
 
+_GET = "SELECT version, data FROM documents WHERE id = ?"
+
 
 class Binder:
-    """A collection of documents. Safe from any thread; raises NotFound while no projection has made it."""
+    """A collection of documents. Safe from any thread; raises NotFound while no projection has made it.
+
+    `at_least` has a read wait until the projections have passed what was appended: up to `timeout` seconds, then it
+    raises Unavailable with the code `view_behind`, or at once with `projection_stopped`.
+    """
 
     def __init__(self, hw: Engine, files: Files, name: str) -> None:
         self.name = name
         self._hw = hw
         self._files = files
-        files.link(name)  # raises for a bad name
+        self._pool = Pool(hw, files, name)  # raises for a bad name
 
     def get(self, id: str, *, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S) -> Document | None:
         """A document; None if there is none."""
-        raise NotImplementedError
+        if id.__class__ is not str:
+            id = _checked_id(id)
+        reader = self._pool.take() if at_least is None else self._passed(at_least, timeout)
+        try:
+            row = reader.connection.execute(_GET, (id,)).fetchone()
+        except sqlite3.Error as error:
+            self._pool.discard(reader)
+            raise self._pool.translation(reader, error) from error
+        except UnicodeEncodeError:  # what is not quite text is the id of no document
+            row = None
+        self._pool.give(reader)
+        return None if row is None else Document(id, row[0], decode(row[1]))
 
     def find(
         self,
@@ -40,28 +66,142 @@ class Binder:
         fields: Sequence[str] | None = None,
         at_least: AtLeast | None = None,
         timeout: float = TIMEOUT_S,
-    ) -> Iterator[Document]:
-        """The documents that match, as they were at one moment."""
-        raise NotImplementedError
+    ) -> Found:
+        """The documents that match, as they are at this moment; each is read when it is asked for.
+
+        By id, unless `sort` says otherwise: a path, with `-` before it for descending order, or a list of those.
+        `fields` lists the only paths that are wanted. Close the iterator if you do not read it to its end. Raises
+        Invalid for what cannot be asked, TooLarge if too many documents would have to be sorted without an index.
+        """
+        asked = query(match, sort, skip, limit, fields)
+        reader = self._begun(at_least, timeout)
+        with self._giving_back_on_error(reader):
+            return Found(self._pool, reader, asked)
 
     def count(
         self, match: Mapping[str, Any] | None = None, *, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S
     ) -> int:
         """How many documents match."""
-        raise NotImplementedError
+        asked = query(match)
+        with self._reading(at_least, timeout) as reader:
+            return finding.count(reader.connection, asked)
 
-    def explain(self, match: Mapping[str, Any] | None = None, *, sort: str | Sequence[str] = ()) -> str:
-        """How `find` goes about it, in a line."""
-        raise NotImplementedError
+    def explain(
+        self,
+        match: Mapping[str, Any] | None = None,
+        *,
+        sort: str | Sequence[str] = (),
+        skip: int = 0,
+        limit: int | None = None,
+    ) -> str:
+        """How `find` goes about it, in a line: the index, or a scan; and the plan of SQLite."""
+        asked = query(match, sort, skip, limit)
+        with self._reading() as reader:
+            return finding.explain(reader.connection, asked)
 
-    def follow(self, *, after: str | None = None, timeout: float | None = None) -> Iterator[Change]:
-        """Changes of documents, as they come, until `timeout` seconds bring none."""
-        raise NotImplementedError
+    def follow(self, *, after: str | None = None, timeout: float | None = None) -> Following:
+        """Changes of documents, as they come, until `timeout` seconds bring none.
+
+        Without `after` it begins with all documents that are there, with "latest" with what comes, else behind a place.
+        Several changes of a document may be given as one. Every change has the place to go on from: nothing is lost
+        then, but what was given last may be repeated. Raises NotFound; Invalid for what is no place.
+        """
+        _check_timeout(timeout)
+        return Following(self._hw, self._pool, after, timeout)
 
     def index(self, field: str) -> None:
-        """Have an index over a field from now on; it is made when this returns, durably."""
-        raise NotImplementedError
+        """Have an index over a field from now on; it is made when this returns, durably.
+
+        Projections wait meanwhile: for a million documents some ten seconds. Raises Invalid for what is no path of a
+        field, TooLarge if there are too many. Nothing happens if it is there.
+        """
+        path = checked_path(field, "index")
+        while True:
+            reader = self._pool.take()
+            with self._giving_back_on_error(reader), database.writing(reader.connection):
+                indexing.ensure(reader.connection, path)
+            self._pool.give(reader)
+            if self._pool.file() == reader.file:  # else it was replaced by one that may not have it
+                return
 
     def info(self) -> BinderInfo:
         """What the binder holds, and what fills it."""
-        raise NotImplementedError
+        with self._reading() as reader:
+            projections = reader.connection.execute("SELECT name FROM projections ORDER BY name").fetchall()
+            return BinderInfo(
+                name=self.name,
+                documents=finding.count(reader.connection, query(None)),
+                bytes=self._files.bytes(self._files.path / reader.file),
+                indexes=database.indexes(reader.connection),
+                projections=[name for (name,) in projections],
+            )
+
+    def close(self) -> None:
+        """Let go of all files: those in use when their reading ends. The log calls it when it is closed."""
+        self._pool.close()
+
+    @contextlib.contextmanager
+    def _reading(self, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S) -> Iterator[Reader]:
+        """A connection in a transaction."""
+        reader = self._begun(at_least, timeout)
+        with self._giving_back_on_error(reader):
+            yield reader
+        self._pool.give(reader)
+
+    def _begun(self, at_least: AtLeast | None, timeout: float) -> Reader:
+        if at_least is not None:
+            return self._passed(at_least, timeout)
+        reader = self._pool.take()
+        reader.begin()
+        return reader
+
+    @contextlib.contextmanager
+    def _giving_back_on_error(self, reader: Reader) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._pool.discard(reader)
+            raise self._pool.translation(reader, error) from error
+        except BaseException:
+            self._pool.give(reader)
+            raise
+
+    def _passed(self, at_least: AtLeast, timeout: float) -> Reader:
+        """A connection in a transaction that sees everything up to what was asked for."""
+        wanted = passing.wanted(at_least)
+        _check_timeout(timeout)
+        deadline = self._hw.clock.monotonic() + timeout
+        watch = Watch(self._pool, self._hw.clock)
+        try:
+            while True:
+                self._hw.check_open()
+                reader = watch.look()
+                behind = Behind(f"there is no binder {self.name!r} yet")
+                if reader is not None:
+                    reader.begin()
+                    found = passing.behind(self._hw, reader.connection, self.name, wanted)
+                    if found is None:
+                        return watch.handed_over()
+                    reader.end()
+                    behind = found
+                if not watch.wait(deadline, lambda: False):
+                    raise passing.late(behind, timeout)
+        except sqlite3.Error as error:
+            reader = watch.handed_over()
+            self._pool.discard(reader)
+            raise self._pool.translation(reader, error) from error
+        finally:
+            watch.close()
+
+
+def _checked_id(id: Any) -> str:
+    found = document_id(id)
+    if found is None:
+        raise Invalid("a document has an id", hint="as in get('ann')")
+    return found
+
+
+def _check_timeout(timeout: Any) -> None:
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and (not number or timeout < 0 or math.isnan(timeout)):
+        raise Invalid(f"timeout is a number of seconds from 0, not {timeout!r}"[:100])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from headwater.errors import Invalid, TooLarge, Unsupported
+from headwater.errors import Corrupt, Invalid, TooLarge, Unsupported
 from headwater.limits import DOCUMENT_BYTES_MAX, DOCUMENT_ID_BYTES_MAX
 
 
@@ -19,6 +19,7 @@ class Codec(NamedTuple):
     encode: Callable[[Any, bool, Any], bytes]
     decode: Callable[[bytes, Any], dict[str, Any]]
     options: Any
+    damage: type[Exception]  # what decoding raises for what is not BSON
 
 
 @cache
@@ -28,6 +29,7 @@ def codec() -> Codec:
         import bson
         from bson.binary import UuidRepresentation
         from bson.codec_options import CodecOptions, DatetimeConversion
+        from bson.errors import BSONError
     except ImportError as error:
         raise Unsupported("documents need the codec of BSON", hint="pip install 'headwater[bson]'") from error
     options: CodecOptions[dict[str, Any]] = CodecOptions(
@@ -37,13 +39,17 @@ def codec() -> Codec:
     )
     # Without the functions around them, which look at the arguments once more and take as long as the work itself.
     encode, decode = getattr(bson, "_dict_to_bson", bson.encode), getattr(bson, "_bson_to_dict", bson.decode)
-    return Codec(encode, decode, options)
+    return Codec(encode, decode, options, BSONError)
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """A document, an object of its own."""
+    """A document that was stored, an object of its own; raises Corrupt if it is none."""
     found = codec()
-    return found.decode(data, found.options)
+    try:
+        return found.decode(data, found.options)
+    except found.damage as error:
+        hint = "delete the binder's files while no application runs, and it is made again from the log"
+        raise Corrupt(f"a document is damaged: {error}", hint=hint) from error
 
 
 def encode(document: Any) -> bytes:

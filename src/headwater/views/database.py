@@ -130,10 +130,11 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise _translation(path, error) from error
+        raise translation(path, error) from error
 
 
-def _translation(path: Path, error: sqlite3.DatabaseError) -> HeadwaterError:
+def translation(path: Path, error: sqlite3.Error) -> HeadwaterError:
+    """What SQLite has raised, as an error of ours."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_CANTOPEN:
         return NotFound(f"{path} cannot be opened: {error}", code="no_such_binder")
@@ -152,7 +153,17 @@ def quoted(name: str) -> str:
 
 def column(path: str) -> str:
     """The column of `documents` that has what an index sorts by."""
-    return quoted(f"field {path}")
+    return quoted(f"field {_apart(path)}")
+
+
+def index(path: str) -> str:
+    """The name of the index over that column."""
+    return quoted(f"index of {_apart(path)}")
+
+
+def _apart(path: str) -> str:
+    """A path as a name that differs also where SQLite does not tell letters from their capitals: ^a stands for A."""
+    return "".join(f"^{each.lower()}" if "A" <= each <= "Z" else "^^" if each == "^" else each for each in path)
 
 
 def indexes(connection: sqlite3.Connection) -> list[str]:
@@ -162,6 +173,16 @@ def indexes(connection: sqlite3.Connection) -> list[str]:
 
 def declare_index(connection: sqlite3.Connection, path: str) -> None:
     """Add an index to a file that has no documents yet, inside of `writing`."""
-    connection.execute("INSERT INTO indexes (path) VALUES (?)", (path,))
+    add_column(connection, path)
+    create_index(connection, path)
+
+
+def add_column(connection: sqlite3.Connection, path: str) -> None:
+    """Give every document room for what an index sorts by; empty, until it is filled."""
     connection.execute(f"ALTER TABLE documents ADD COLUMN {column(path)}")
-    connection.execute(f"CREATE INDEX {quoted(f'by {path}')} ON documents ({column(path)}, id)")
+
+
+def create_index(connection: sqlite3.Connection, path: str) -> None:
+    """Make the index over a column that is there, and have it known."""
+    connection.execute(f"CREATE INDEX {index(path)} ON documents ({column(path)}, id)")
+    connection.execute("INSERT INTO indexes (path) VALUES (?)", (path,))

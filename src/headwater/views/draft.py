@@ -87,7 +87,7 @@ class Draft:
         if id not in self._data:
             self.load((id,))
         data = self._data[id]
-        return None if data is None else self._codec.decode(data, self._codec.options)
+        return None if data is None else decode(data)
 
     def put_all(self, documents: dict[str, Any], version: int) -> None:
         """Change documents or, with None, delete them; all, or none of them if one is no document, which raises."""
@@ -104,7 +104,7 @@ class Draft:
         Returns how many are done, and what the next one raised, if it did.
         """
         documents, versions = self._data, self._versions
-        encode, decode, options = self._codec
+        encode, decode, options, _ = self._codec
         done = 0
         try:
             for event, id in zip(events, ids, strict=True):

@@ -7,7 +7,6 @@ makes a rebuilt binder the current one, atomically. Whoever has the old file ope
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -61,7 +60,7 @@ class Files:
         """The file that is read now; raises NotFound if there is no such binder."""
         link = self.link(name)
         try:
-            return self.path / os.readlink(link)
+            return self.path / self._disk.readlink(link)
         except OSError:
             raise NotFound(
                 f"there is no binder {name!r}",
@@ -139,6 +138,11 @@ class Files:
                 hint="is the directory writable, and is there space?",
                 code="read_only",
             ) from error
+
+
+def generation(file: str) -> str:
+    """Which of the files that a binder has had this is, from its name."""
+    return file.split(".")[-2]
 
 
 def _escaped(name: str) -> str:

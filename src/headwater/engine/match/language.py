@@ -38,11 +38,17 @@ SHOWN_MAX = 60  # characters of a name that an error shows
 
 
 class Term(NamedTuple):
-    """A test of what stands under one name of a document; `each` is the same over many values at once."""
+    """A test of what stands under one name of a document; `each` is the same over many values at once.
+
+    What was asked, for whoever can answer a part of it from an index: the operand of `operator` for all of `path`.
+    """
 
     name: str
     test: Test
     each: Each
+    path: str
+    operator: str
+    operand: Any
 
 
 class All(NamedTuple):
@@ -135,15 +141,16 @@ class _Reading:
         if name in COMPARISONS:
             return self._compared(path, name, operand, depth)
         if name in ("$in", "$nin"):
-            found = _term(path, self._member(name, operand, depth))
+            operands = self._operands(name, operand, depth)
+            found = _term(path, "$in", operands, _member(operands))
             return Not(found) if name == "$nin" else found
         if name == "$exists":
             if not isinstance(operand, bool):
                 raise bad_match(f"$exists takes true or false, not {_named(operand)}", """as in {"$exists": true}""")
-            found = _term(path, _exists)
+            found = _term(path, "$exists", True, _exists)
             return found if operand else Not(found)
         if name == "$regex":
-            return _term(path, self._regex(operand))
+            return _term(path, "$regex", operand, self._regex(operand))
         if name == "$not":
             if not isinstance(operand, Mapping) or not _has_operator(operand) or is_extended(operand):
                 raise bad_match(
@@ -155,22 +162,20 @@ class _Reading:
     def _equal(self, path: tuple[str, ...], operand: Any, depth: int) -> Term:
         operand = self._literal(operand, depth)
         if operand is None:
-            return _term(path, _is_null)
-        return _term(path, values.equal(operand), operator.eq, operand)
+            return _term(path, "$eq", None, _is_null)
+        return _term(path, "$eq", operand, values.equal(operand), operator.eq)
 
     def _compared(self, path: tuple[str, ...], name: str, operand: Any, depth: int) -> Term:
         operand = self._literal(operand, depth)
         if kind_of(operand)[0] in UNORDERED:
             raise bad_match(f"{name} takes a value that has an order, not {_named(operand)}", "a number, text, date…")
         compare = COMPARISONS[name]
-        return _term(path, values.ordered(compare, operand), compare, operand)
+        return _term(path, name, operand, values.ordered(compare, operand), compare)
 
-    def _member(self, name: str, operand: Any, depth: int) -> Test:
+    def _operands(self, name: str, operand: Any, depth: int) -> list[Any]:
         if not isinstance(operand, ARRAYS):
             raise bad_match(f"{name} takes a list, not {_named(operand)}", f'as in {{"{name}": [1, 2]}}')
-        operands = [self._literal(value, depth + 1) for value in operand]
-        test = values.member(operands)
-        return test if None not in operands else lambda value: value is MISSING or test(value)
+        return [self._literal(value, depth + 1) for value in operand]
 
     def _regex(self, operand: Any) -> Test:
         if not isinstance(operand, str):
@@ -231,20 +236,17 @@ class _Reading:
 
 
 def _term(
-    path: tuple[str, ...],
-    test: Test,
-    compare: Callable[[Any, Any], Any] | None = None,
-    operand: Any = None,
+    path: tuple[str, ...], asked: str, operand: Any, test: Test, compare: Callable[[Any, Any], Any] | None = None
 ) -> Term:
     """The term that finds what a path leads to, and tests it and, if it is an array, its elements."""
     found = _with_elements(test)
     if compare is not None:
         found, each = values.quickly(compare, operand, found)
         if len(path) == 1:
-            return Term(path[0], found, each)
+            return Term(path[0], found, each, path[0], asked, operand)
     for part in reversed(path[1:]):
         found = _step(part, found)
-    return Term(path[0], found, lambda many: list(map(found, many)))
+    return Term(path[0], found, lambda many: list(map(found, many)), ".".join(path), asked, operand)
 
 
 def _with_elements(test: Test) -> Test:
@@ -266,6 +268,11 @@ def _step(part: str, then: Test) -> Test:
         return any(then(element.get(part, MISSING)) for element in objects) if objects else then(MISSING)
 
     return test
+
+
+def _member(operands: list[Any]) -> Test:
+    test = values.member(operands)
+    return test if None not in operands else lambda value: value is MISSING or test(value)
 
 
 def _is_null(value: Any) -> bool:

@@ -32,11 +32,15 @@ def compile(match: Mapping[str, Any] | str) -> Matcher:
 
 
 class Matcher:
-    """Call it with a document; ask for `hits` in the data of many events. `{}` matches every document."""
+    """Call it with a document; ask for `hits` in the data of many events. `{}` matches every document.
 
-    __slots__ = ("_decode", "_each", "_test")
+    `node` is what it was compiled from.
+    """
+
+    __slots__ = ("_decode", "_each", "_test", "node")
 
     def __init__(self, node: Node) -> None:
+        self.node = node
         names = tuple(sorted(set(_names(node))))
         self._test: Test = _bind(node, _from_dict)
         try:

@@ -73,7 +73,7 @@ class Form(NamedTuple):
     """How changes are written: what comes first, each change, a sign of life, and the end by an error."""
 
     media: str
-    opening: bytes
+    opening: Callable[[str], bytes]
     change: Callable[[Change], bytes]
     heartbeat: bytes
     failure: Callable[[HeadwaterError], bytes]
@@ -134,9 +134,9 @@ async def changes(store: Store, request: Request) -> Response:
         return await get(store, request)
     after = request.headers.get("last-event-id") or request.query.text("after")
     form = EVENTS if format is SSE else CHANGE_LINES
-    found = await store.changes.follow(request.name, after, form.change)
-    headers = sse.HEADERS if format is SSE else (("content-type", form.media),)
-    return Response(200, headers, _told(store, found, form), waits=True)
+    place, found = await store.changes.follow(request.name, after, form.change)
+    headers = (*(sse.HEADERS if format is SSE else (("content-type", form.media),)), ("headwater-place", place))
+    return Response(200, headers, _told(store, place, found, form), waits=True)
 
 
 async def index(store: Store, request: Request) -> Response:
@@ -232,9 +232,10 @@ async def _pumped(store: Store, pieces: Generator[bytes, None, None], first: byt
 # Changes
 
 
-async def _told(store: Store, found: AsyncGenerator[bytes, None], form: Form) -> AsyncGenerator[bytes, None]:
-    if form.opening:
-        yield form.opening
+async def _told(
+    store: Store, place: str, found: AsyncGenerator[bytes, None], form: Form
+) -> AsyncGenerator[bytes, None]:
+    yield form.opening(place)
     try:
         async for piece in found:
             yield piece or form.heartbeat
@@ -258,5 +259,10 @@ def _failure(error: HeadwaterError) -> bytes:
     return wire.told("headwater.error", {"code": error.code, "message": error.message})
 
 
-EVENTS = Form(SSE.media, wire.retry(sse.RETRY_MS), _event, wire.HEARTBEAT, _failure)
-CHANGE_LINES = Form(LINES.media, b"", _line, b"\n", error_line)
+def _opening(place: str) -> bytes:
+    """Where the stream begins: who comes back before the first change goes on from there."""
+    return wire.retry(sse.RETRY_MS) + b"id: %b\n\n" % place.encode()
+
+
+EVENTS = Form(SSE.media, _opening, _event, wire.HEARTBEAT, _failure)
+CHANGE_LINES = Form(LINES.media, lambda _: b"\n", _line, b"\n", error_line)

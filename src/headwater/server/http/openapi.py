@@ -199,6 +199,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "The changes of documents, as they come. As JSON only: the document with the id changes.",
         {SSE: TEXT, NDJSON: BYTES, "application/json": Document},
         (404, 406, 413),
+        headers=(("Headwater-Place", TEXT),),
     ),
     ("POST", "/binders/{binder}/index"): Operation("Have an index over a field.", TRUE, (404, 413), _json(Field)),
     ("GET", "/views"): Operation("How projections and functions are.", _json(list[ViewInfo])),

@@ -1,0 +1,171 @@
+"""Running a find: a plan over one snapshot of a binder, as documents that are read when they are asked for."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Any, Self
+
+from headwater.document import Document
+from headwater.errors import TooLarge
+from headwater.limits import FIND_SORTED_MAX
+from headwater.views import database
+from headwater.views.codec import decode
+from headwater.views.keys import index_key, order_of
+from headwater.views.plan import Count, Plan, choose
+from headwater.views.pool import Pool, Reader
+from headwater.views.query import Query, project
+
+SORTED_MIN = 1000  # documents that are gathered before those that are surely not wanted are dropped
+
+_Entry = tuple[Any, ...]  # row and id of a document, and what it is sorted by
+
+
+class Found(Iterator[Document]):
+    """The documents that a find gives, as they were when it was asked. For one thread at a time.
+
+    Raises Closed when the log was closed before its end.
+
+    It holds a connection until its end, `close`, or the end of the object: close what you do not read to its end. As
+    long as it is open SQLite keeps what has been written since, in a file that grows; nobody waits for it.
+    """
+
+    def __init__(self, pool: Pool, reader: Reader, query: Query) -> None:
+        """`reader` has begun a transaction; once this is made, it gives it back to the pool."""
+        self._pool = pool
+        self._documents = _documents(reader.connection, make_plan(reader.connection, query), query)
+        self._reader: Reader | None = reader
+
+    def __next__(self) -> Document:
+        reader = self._reader
+        if reader is None:
+            raise StopIteration
+        try:
+            self._pool.check(reader)
+            return next(self._documents)
+        except sqlite3.Error as error:
+            self.close(broken=True)
+            raise self._pool.translation(reader, error) from error
+        except BaseException:  # also its end
+            self.close()
+            raise
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self, *, broken: bool = False) -> None:
+        """End it, and give back what it holds. May be called twice."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self._documents.close()  # the statements end before their transaction
+            (self._pool.discard if broken else self._pool.give)(reader)
+
+
+def make_plan(connection: sqlite3.Connection, query: Query) -> Plan:
+    """How a query is answered best, inside of a transaction."""
+
+    def visited(plan: Plan, most: int) -> int:
+        found = 0
+        for statement, keys in plan.statements("1"):
+            counting = f"SELECT count(*) FROM ({statement} LIMIT ?)"  # noqa: S608  # a plan's
+            found += connection.execute(counting, (*keys, most - found)).fetchone()[0]
+            if found >= most:
+                break
+        return found
+
+    def all() -> int:
+        return connection.execute("SELECT max(row) FROM documents").fetchone()[0] or 0
+
+    node = None if query.matcher is None else query.matcher.node
+    return choose(node, query.sort, query.wanted, database.indexes(connection), Count(visited, all))
+
+
+def explain(connection: sqlite3.Connection, query: Query) -> str:
+    """A plan in words, and what SQLite makes of it, in a line."""
+    plan = make_plan(connection, query)
+    statement, keys = next(plan.statements("id, version, data"))
+    steps = [detail for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {statement}", keys)]
+    return f"{plan.describe()}: {'; '.join(steps)}"
+
+
+def count(connection: sqlite3.Connection, query: Query) -> int:
+    """How many documents match, inside of a transaction."""
+    if query.matcher is None:
+        return int(connection.execute("SELECT count(*) FROM documents").fetchone()[0])
+    plan = make_plan(connection, query)
+    return sum(1 for _ in _matching(connection, plan._replace(ordered=False), query, "data"))
+
+
+def _documents(connection: sqlite3.Connection, plan: Plan, query: Query) -> Generator[Document, None, None]:
+    fields = query.fields
+    found = _in_order(connection, plan, query) if plan.ordered else _sorted(connection, plan, query)
+    for id, version, document in found:
+        yield Document(id, version, document if fields is None else project(document, fields))
+
+
+def _in_order(connection: sqlite3.Connection, plan: Plan, query: Query) -> Iterator[_Entry]:
+    """Documents as the plan gives them, until there are enough."""
+    if query.matcher is None:
+        found = _matching(connection, plan, query, "id, version, data", query.skip)
+        return islice(found, query.limit)
+    return islice(_matching(connection, plan, query, "id, version, data"), query.skip, query.wanted)
+
+
+def _sorted(connection: sqlite3.Connection, plan: Plan, query: Query) -> Iterator[_Entry]:
+    """Documents that must be sorted: only what they are sorted by is kept, and they are read again when it is done."""
+    paths = [path for path, _ in query.sort]
+    wanted = query.wanted
+    enough = FIND_SORTED_MAX if wanted is None else min(max(2 * wanted, SORTED_MIN), FIND_SORTED_MAX)
+    kept: list[_Entry] = []
+    for row, id, document in _matching(connection, plan, query, "row, id, data"):
+        kept.append((row, id, *[order_of(index_key(document, path)) for path in paths]))
+        if len(kept) <= enough:
+            continue
+        if wanted is not None and wanted < enough:
+            kept = _first(kept, query)
+        else:
+            raise TooLarge(
+                f"more than {FIND_SORTED_MAX} documents would have to be sorted",
+                hint="make an index on the field, or give a limit",
+                limit="find_sorted_max",
+                maximum=FIND_SORTED_MAX,
+            )
+    for row, id, *_ in _first(kept, query)[query.skip :]:
+        version, data = connection.execute("SELECT version, data FROM documents WHERE row = ?", (row,)).fetchone()
+        yield id, version, decode(data)
+
+
+def _first(kept: list[_Entry], query: Query) -> list[_Entry]:
+    """Sorted, by one field after the other from the last to the first: sorting keeps what was in order before."""
+    kept.sort(key=lambda entry: entry[1], reverse=bool(query.sort) and query.sort[-1][1])
+    for number in reversed(range(len(query.sort))):
+        kept.sort(key=_item(number + 2), reverse=query.sort[number][1])
+    return kept[: query.wanted]
+
+
+def _item(number: int) -> Callable[[_Entry], Any]:
+    return lambda entry: entry[number]
+
+
+def _matching(
+    connection: sqlite3.Connection, plan: Plan, query: Query, selected: str, skip: int = 0
+) -> Iterator[_Entry]:
+    """What was selected of the documents that match, the data last, and decoded; the first of a plan may be skipped."""
+    matches = query.matcher
+    for statement, keys in plan.statements(selected):
+        with closing(connection.execute(f"{statement} LIMIT -1 OFFSET ?", (*keys, skip))) as rows:
+            for *known, data in rows:
+                document = decode(data)
+                if matches is None or matches(document):
+                    yield (*known, document)

@@ -1,0 +1,240 @@
+"""Following a binder: all documents, then those that change, from any process.
+
+A commit notes which documents it has changed (`Draft`), under a number. Documents are given as they are when they are
+read, a page at a time, so that no transaction stays open while somebody thinks. One that has changed since its page was
+read is given again later: what was given last is what it is. A place is `<generation>-<number>`: everything up to this
+commit of this file was given. In the midst of all documents it is `<generation>-<number>-.<id>`: the documents up to
+this id were given, and what has changed since the commit is still to come.
+"""
+
+from __future__ import annotations
+
+import binascii
+import sqlite3
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple, Self
+
+import msgspec
+
+from headwater.document import Change
+from headwater.engine.engine import Engine
+from headwater.errors import Closed, Invalid, NotFound
+from headwater.views.codec import decode
+from headwater.views.pool import Pool, Reader
+from headwater.views.watching import Watch
+
+PAGE_DOCUMENTS = 500  # that are read at once
+PAGE_BYTES = 4 * 1024 * 1024  # and what they may have, but for the last
+GROUP_IDS = 5000  # ids of changed documents that are gathered, so that one that changes often is given once
+GROUP_COMMITS = 256
+NUMBER_DIGITS_MAX = 18
+
+_decode_ids = msgspec.json.Decoder(list[str]).decode
+
+_NUMBERS = "SELECT (SELECT min(number) FROM changes), (SELECT max(number) FROM changes)"
+_COMMITS = "SELECT number, ids FROM changes WHERE number > ? ORDER BY number LIMIT ?"
+_FIRST = "SELECT id, version, data FROM documents ORDER BY id LIMIT ?"
+_NEXT = "SELECT id, version, data FROM documents WHERE id > ? ORDER BY id LIMIT ?"
+_ONE = "SELECT version, data FROM documents WHERE id = ?"
+
+
+class Place(NamedTuple):
+    """How far a follower is: in the commits of a file and, while `listing`, in its documents, up to an id."""
+
+    generation: str
+    number: int
+    listing: bool = False
+    id: str | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.generation}-{self.number}"
+        if not self.listing:
+            return place
+        return f"{place}-" if self.id is None else f"{place}-.{urlsafe_b64encode(self.id.encode()).decode()}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Raises Invalid for what is no place."""
+        try:
+            generation, digits, *rest = text.split("-", 2)
+            bytes.fromhex(generation)
+            if not generation or not digits.isascii() or not digits.isdigit() or len(digits) > NUMBER_DIGITS_MAX:
+                raise ValueError(text)
+            if not rest:
+                return cls(generation, int(digits))
+            (listed,) = rest
+            if not listed:
+                return cls(generation, int(digits), listing=True)
+            if not listed.startswith("."):
+                raise ValueError(text)
+            id = urlsafe_b64decode(listed[1:].encode("ascii")).decode()
+            return cls(generation, int(digits), listing=True, id=id)
+        except (AttributeError, ValueError, binascii.Error):
+            raise Invalid(
+                f"{text!r:.100} is no place of a binder",
+                hint="give the place of a change, or 'latest', or nothing for all documents",
+                code="bad_place",
+            ) from None
+
+
+class Following(Iterator[Change]):
+    """Changes of documents, as they come. For one thread; only `stop` may be called from others.
+
+    Ends when `timeout` seconds pass without a change, when it is stopped or closed, or the log is closed.
+    """
+
+    def __init__(self, hw: Engine, pool: Pool, after: str | None, timeout: float | None) -> None:
+        """Raises NotFound if there is no such binder, Invalid for a bad place."""
+        self._hw = hw
+        self._pool = pool
+        self._timeout = timeout
+        self._stopped = False
+        self._ready: deque[Change] = deque()
+        self._ids: list[str] = []  # changed documents that were not read yet, in reverse
+        self._reached = 0  # the commit up to which they are
+        place = None if after is None or after == "latest" else Place.parse(after)
+        self._watch = Watch(pool, hw.clock)
+        reader = self._watch.look()
+        if reader is None:
+            pool.file()  # raises
+            raise NotFound(f"there is no binder {pool.name!r}", code="no_such_binder")
+        if place is None:
+            number = reader.connection.execute(_NUMBERS).fetchone()[1] or 0
+            place = Place(reader.generation, number, listing=after is None)
+        self._place = place
+        self.place = str(place)
+        """From where to go on after what was given so far."""
+
+    def __next__(self) -> Change:
+        if not self._ready and not self._find():
+            self.place = str(self._place)  # which may be behind the last document of all, and so tells more than that
+            self.close()
+            raise StopIteration
+        change = self._ready.popleft()
+        self.place = change.place
+        return change
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_watch"):
+            self._watch.close()
+
+    def stop(self) -> None:
+        """End the iteration soon, from any thread."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """End it, and give back its connection. May be called twice."""
+        self._stopped = True
+        self._ready.clear()
+        self._watch.close()
+
+    def _find(self) -> bool:
+        """Wait until there is something to give; False if it is over."""
+        deadline = None if self._timeout is None else self._hw.clock.monotonic() + self._timeout
+        try:
+            while not self._is_over():
+                reader = self._watch.look()
+                if reader is not None and self._read(reader):
+                    return True
+                if not self._watch.wait(deadline, self._is_over):
+                    return False
+        except Closed:
+            return False
+        except sqlite3.Error as error:
+            reader = self._watch.handed_over()
+            self._pool.discard(reader)
+            raise self._pool.translation(reader, error) from error
+        return False
+
+    def _is_over(self) -> bool:
+        if not self._stopped:
+            try:
+                self._hw.check_open()
+            except Closed:
+                self._stopped = True
+        return self._stopped
+
+    def _read(self, reader: Reader) -> bool:
+        """Read a page of what is next; False if there is nothing."""
+        reader.begin()
+        try:
+            connection = reader.connection
+            self._begin_anew_if_lost(reader.generation, connection)
+            while not self._ready:
+                if self._place.listing:
+                    self._list(connection)
+                elif not self._ids and not self._gather(connection):
+                    return False
+                else:
+                    self._give(connection)
+            return True
+        finally:
+            reader.end()
+
+    def _begin_anew_if_lost(self, generation: str, connection: sqlite3.Connection) -> None:
+        """Give a reset if the file is another one, or commits behind the place are forgotten."""
+        first, last = connection.execute(_NUMBERS).fetchone()
+        place, last = self._place, last or 0
+        reached = self._reached if self._ids else place.number
+        if place.generation == generation and reached <= last and (first is None or first <= reached + 1):
+            return
+        self._ids.clear()
+        self._place = Place(generation, last, listing=True)
+        self._ready.append(Change("reset", str(self._place)))
+
+    def _list(self, connection: sqlite3.Connection) -> None:
+        """A page of all documents."""
+        last, size = self._place.id, 0
+        query = (_FIRST, (PAGE_DOCUMENTS,)) if last is None else (_NEXT, (last, PAGE_DOCUMENTS))
+        rows = connection.execute(*query)
+        for id, version, data in rows:
+            self._place = self._place._replace(id=id)
+            self._ready.append(Change("put", str(self._place), id, version, decode(data)))
+            size += len(data)
+            if size >= PAGE_BYTES:
+                break
+        else:
+            if len(self._ready) < PAGE_DOCUMENTS:
+                self._place = self._place._replace(listing=False, id=None)
+        rows.close()
+
+    def _gather(self, connection: sqlite3.Connection) -> bool:
+        """Which documents have changed in the commits behind the place; False if there are none."""
+        ids: dict[str, None] = {}
+        rows = connection.execute(_COMMITS, (self._place.number, GROUP_COMMITS))
+        for number, text in rows:
+            self._reached = number
+            for id in _decode_ids(text):
+                ids.pop(id, None)  # where it is given is where it has changed last
+                ids[id] = None
+            if len(ids) >= GROUP_IDS:
+                break
+        rows.close()
+        self._ids = list(reversed(ids))
+        return bool(ids)
+
+    def _give(self, connection: sqlite3.Connection) -> None:
+        """A page of documents that have changed. Only with the last of them are their commits passed."""
+        ids, size, count = self._ids, 0, 0
+        while ids and size < PAGE_BYTES and count < PAGE_DOCUMENTS:
+            id = ids.pop()
+            count += 1
+            if not ids:
+                self._place = self._place._replace(number=self._reached)
+            row = connection.execute(_ONE, (id,)).fetchone()
+            if row is None:
+                self._ready.append(Change("delete", str(self._place), id))
+            else:
+                size += len(row[1])
+                self._ready.append(Change("put", str(self._place), id, row[0], decode(row[1])))

@@ -1,0 +1,118 @@
+"""Reading what one has written: which events a read must come after, and how far the projections are."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.engine.engine import Engine
+from headwater.errors import Invalid, NotFound, Unavailable
+from headwater.event import Event, Ref, Refs
+from headwater.views import registry
+
+AtLeast = int | Ref | Event | Refs | Sequence[Ref | Event]
+"""What a projection must have passed: where something was appended, or an event; of one partition, an offset."""
+
+Wanted = dict[tuple[str | None, int], int]
+"""The last offset of each topic and partition that must be passed; the topic is None if only an offset was given."""
+
+HINT = "give what append returned, as in at_least=ref"
+
+
+class Behind(msgspec.Struct, frozen=True):
+    """What is still to be waited for, in words. `never`: it will not come, unless another projection is made."""
+
+    told: str
+    never: bool = False
+
+
+def wanted(at_least: AtLeast) -> Wanted:
+    """What to wait for; raises Invalid for what says nothing about that."""
+    if isinstance(at_least, int) and not isinstance(at_least, bool):
+        if at_least < 0:
+            raise Invalid(f"at_least is an offset from 0, not {at_least}", hint=HINT)
+        return {(None, 0): at_least}
+    found: Wanted = {}
+    for topic, partition, offset in _places(at_least):
+        found[topic, partition] = max(offset, found.get((topic, partition), -1))
+    return found
+
+
+def behind(hw: Engine, connection: sqlite3.Connection, name: str, wanted: Wanted) -> Behind | None:
+    """What a binder has not come to yet, inside of a transaction; None if it is as far as is wanted.
+
+    Raises Unavailable with the code `projection_stopped`, and Invalid if an offset alone says too little.
+    """
+    rows = registry.rows(connection)
+    for (given, partition), offset in wanted.items():
+        if not rows:
+            return Behind(f"no projection fills binder {name!r} yet")
+        topic = _only_topic(hw, rows, name) if given is None else given
+        ours = [row for row in rows if row.topic == topic]
+        if not ours:
+            topics = ", ".join(repr(each) for each in sorted({row.topic for row in rows}))
+            return Behind(f"binder {name!r} is filled from {topics}, not from {topic!r}", never=True)
+        uuid = _uuid(hw, topic)
+        for row in ours:
+            if row.topic_uuid != uuid:
+                return Behind(f"binder {name!r} is still made of an older topic {topic!r}, which was deleted")
+            next = registry.cursors(connection, row.name).get(partition, 0)
+            if next > offset:
+                continue
+            if row.state == "stopped":
+                raise registry.stopped(row)
+            place = f"topic {topic!r}, partition {partition}"
+            return Behind(f"projection {row.name!r} has come to offset {next} of {place}, and not yet past {offset}")
+    return None
+
+
+def late(behind: Behind, timeout: float) -> Invalid | Unavailable:
+    """What is raised when it was waited for too long."""
+    if behind.never:
+        return Invalid(behind.told, hint="wait for an event of one of its topics")
+    return Unavailable(
+        f"after {timeout:g} s, {behind.told}",
+        hint="does the application run? headwater views status tells how far it is",
+        code="view_behind",
+    )
+
+
+def _places(at_least: Any) -> Iterator[tuple[str, int, int]]:
+    if isinstance(at_least, Ref | Event):
+        yield at_least.topic, at_least.partition, at_least.offset
+    elif isinstance(at_least, Refs):
+        for run in at_least.runs:
+            if run.count:
+                yield at_least.topic, run.partition, run.offset + run.count - 1
+    elif isinstance(at_least, Sequence) and not isinstance(at_least, str | bytes):
+        for each in at_least:
+            if not isinstance(each, Ref | Event | Refs):
+                raise Invalid(f"at_least takes references of events, not {type(each).__name__}", hint=HINT)
+            yield from _places(each)
+    else:
+        raise Invalid(f"at_least takes references of events, not {type(at_least).__name__}", hint=HINT)
+
+
+def _only_topic(hw: Engine, rows: Sequence[registry.Row], name: str) -> str:
+    """The topic that an offset alone is of."""
+    topics = {row.topic for row in rows}
+    if len(topics) > 1:
+        raise Invalid(f"binder {name!r} is filled from {len(topics)} topics: an offset says too little", hint=HINT)
+    (topic,) = topics
+    try:
+        partitions = hw.topic(topic).partitions
+    except NotFound:
+        return topic
+    if partitions > 1:
+        raise Invalid(f"topic {topic!r} has {partitions} partitions: an offset says too little", hint=HINT)
+    return topic
+
+
+def _uuid(hw: Engine, topic: str) -> str:
+    try:
+        return hw.topic(topic).uuid
+    except NotFound:
+        return ""

@@ -1,0 +1,152 @@
+"""The connections through which a binder is read: as many as are in use at once, each to the file that is read now.
+
+Every operation takes a free one, and looks first where the binder's link leads: a rebuilt binder is seen at once. A
+connection is used by one thread at a time, and never by a forked child of the process that opened it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections import deque
+
+from headwater.engine.engine import Engine
+from headwater.errors import Closed, HeadwaterError, NotFound, Unavailable
+from headwater.views import database
+from headwater.views.files import Files, generation
+
+FREE_MAX = 8  # connections that are kept when nobody uses them: each has a cache, and three descriptors
+OPENED_TRIES = 100  # files that may be replaced while they are being opened, before it is given up
+
+_inherited: list[object] = []  # SQLite forbids a forked child to touch, and so to close, the connections of its parent
+
+
+class Reader:
+    """A connection to one file of a binder. `file` is its name, `generation` which of the binder's files it is."""
+
+    __slots__ = ("connection", "file", "generation", "pid")
+
+    def __init__(self, connection: sqlite3.Connection, file: str, pid: int) -> None:
+        self.connection = connection
+        self.file = file
+        self.generation = generation(file)
+        self.pid = pid
+
+    def begin(self) -> None:
+        """Begin a transaction. It sees what is there at its first look, and nothing that comes later."""
+        self.connection.execute("BEGIN")
+
+    def end(self) -> None:
+        """End it, if one was begun."""
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
+
+    def version(self) -> int:
+        """A number that is another one when somebody else has committed."""
+        (found,) = self.connection.execute("PRAGMA data_version").fetchone()
+        return int(found)
+
+
+class Pool:
+    """The free connections to one binder. Safe from any thread: taking and giving back are one step each."""
+
+    def __init__(self, hw: Engine, files: Files, name: str) -> None:
+        self.name = name
+        self._hw = hw
+        self._files = files
+        self._link = str(files.link(name))  # raises for a bad name
+        self._readlink = hw.disk.readlink
+        self._free: deque[Reader] = deque()
+        self._pid = os.getpid()
+        self._closed = threading.Event()
+
+    def file(self) -> str:
+        """The name of the file that is read now; raises NotFound if there is no such binder."""
+        try:
+            return self._readlink(self._link)
+        except OSError:
+            return self._files.current(self.name).name
+
+    def take(self) -> Reader:
+        """A connection to the file that is read now. Give it back. Raises NotFound if there is no such binder."""
+        self._hw.check_open()
+        pid = os.getpid()
+        if pid != self._pid:
+            _inherited.append(self._free)
+            self._free, self._pid = deque(), pid
+        file = self.file()
+        while self._free:
+            try:
+                reader = self._free.pop()
+            except IndexError:  # another thread was first
+                break
+            if reader.file == file:
+                return reader
+            self.discard(reader)
+        return self._open()
+
+    def give(self, reader: Reader) -> None:
+        """Take back a connection; what was begun with it is ended."""
+        if reader.pid != os.getpid():
+            _inherited.append(reader)
+            return
+        if reader.connection.in_transaction:
+            reader.connection.execute("ROLLBACK")
+        if self._closed.is_set() or len(self._free) >= FREE_MAX:
+            self.discard(reader)
+            return
+        self._free.append(reader)
+        if self._closed.is_set():  # in between
+            self.close()
+
+    def check(self, reader: Reader) -> None:
+        """Raise Closed if a connection in use must not be used any more."""
+        self._hw.check_open()
+        if reader.pid != os.getpid():
+            raise Closed("this was begun by the parent of a forked process", hint="begin it anew")
+
+    def translation(self, reader: Reader, error: sqlite3.Error) -> HeadwaterError:
+        """What SQLite has raised, as an error of ours."""
+        return database.translation(self._files.path / reader.file, error)
+
+    def discard(self, reader: Reader) -> None:
+        """Close a connection instead of giving it back: it failed, or nobody wants it."""
+        if reader.pid != os.getpid():
+            _inherited.append(reader)
+        else:
+            reader.connection.close()
+
+    def close(self) -> None:
+        """Close all connections, those in use when they are given back. May be called twice."""
+        self._closed.set()
+        while self._free:
+            try:
+                self.discard(self._free.pop())
+            except IndexError:
+                return
+
+    def _open(self) -> Reader:
+        """Open the file that is read now.
+
+        It may be replaced, and then removed, at any moment, also between opening it and what SQLite keeps beside it. If
+        the link still leads to it when it is open, nothing was removed before.
+        """
+        missing = ""
+        for _ in range(OPENED_TRIES):
+            file = self.file()
+            try:
+                connection = database.connect(self._files.path / file)
+            except NotFound:
+                if missing == file:
+                    raise  # the link leads nowhere
+                missing = file
+                continue
+            try:
+                if self.file() == file:
+                    return Reader(connection, file, os.getpid())
+            except BaseException:
+                connection.close()
+                raise
+            connection.close()
+        raise Unavailable(f"binder {self.name!r} is replaced all the time", hint="what rebuilds it?")
