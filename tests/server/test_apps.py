@@ -16,7 +16,10 @@ import httpx
 import pytest
 
 import headwater
-from headwater.errors import Invalid, NotFound, Unavailable
+from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
+from headwater.limits import ServerLimits
+from headwater.server.apps import Application
+from headwater.server.metrics import ApplicationMeter
 from headwater.views.local import Local
 from tests.server.process import Server, http
 
@@ -95,6 +98,15 @@ def shop(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Any]]:
+    """A server whose application nobody kills."""
+    path = tmp_path_factory.mktemp("steady")
+    (path / "shop.py").write_text(SHOP)
+    with running(path / "data", path / "shop.py") as found:
+        yield found
+
+
 @contextmanager
 def running(data: Path, shop: Path) -> Iterator[tuple[Server, Any]]:
     server = Server(data, "--app", str(shop))
@@ -123,30 +135,30 @@ def test_documents_are_made_and_queries_answered_by_another_process(tmp_path: Pa
     assert gone(child)
 
 
-def test_what_is_wrong_with_a_query_is_told(tmp_path: Path, shop: Path) -> None:
-    with running(tmp_path / "data", shop) as (server, hw):
+def test_what_is_wrong_with_a_query_is_told(steady: tuple[Server, Any]) -> None:
+    server, hw = steady
 
-        def ask(name: str, **arguments: Any) -> tuple[int, str]:
-            answer = http.post(f"{server.url}/query/{name}", json=arguments)
-            return answer.status_code, answer.json()["code"]
+    def ask(name: str, **arguments: Any) -> tuple[int, str]:
+        answer = http.post(f"{server.url}/query/{name}", json=arguments)
+        return answer.status_code, answer.json()["code"]
 
-        assert ask("nothing") == (404, "no_such_query")
-        assert ask("top", other=1) == (400, "bad_arguments")
-        assert ask("slow") == (400, "bad_arguments")
-        assert ask("broken") == (500, "query_failed")
-        assert ask("strange") == (500, "query_failed")
-        assert ask("missing") == (404, "no_such_binder")
-        assert ask("huge") == (413, "too_large")
-        body = http.post(f"{server.url}/query/broken").json()
-        assert "KeyError: 'nothing'" in body["message"]
-        assert "Traceback" not in str(body)
-        assert http.post(f"{server.url}/query/top", content=b"[1]").json()["code"] == "bad_body"
-        for name, kind in (("nothing", NotFound), ("broken", Unavailable)):
-            with pytest.raises(kind):
-                hw.query(name)
-        with pytest.raises(Invalid):
-            hw.query("top", other=1)
-        assert isinstance(hw.query("who"), int)
+    assert ask("nothing") == (404, "no_such_query")
+    assert ask("top", other=1) == (400, "bad_arguments")
+    assert ask("slow") == (400, "bad_arguments")
+    assert ask("broken") == (500, "query_failed")
+    assert ask("strange") == (500, "query_failed")
+    assert ask("missing") == (404, "no_such_binder")
+    assert ask("huge") == (413, "too_large")
+    body = http.post(f"{server.url}/query/broken").json()
+    assert "KeyError: 'nothing'" in body["message"]
+    assert "Traceback" not in str(body)
+    assert http.post(f"{server.url}/query/top", content=b"[1]").json()["code"] == "bad_body"
+    for name, kind in (("nothing", NotFound), ("broken", Unavailable)):
+        with pytest.raises(kind):
+            hw.query(name)
+    with pytest.raises(Invalid):
+        hw.query("top", other=1)
+    assert isinstance(hw.query("who"), int)
 
 
 def test_an_application_that_is_killed_is_started_again_and_goes_on(tmp_path: Path, shop: Path) -> None:
@@ -186,43 +198,55 @@ def test_the_application_ends_when_the_server_is_killed(tmp_path: Path, shop: Pa
 
 def test_an_application_that_cannot_be_imported_keeps_the_server_from_starting(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
-    for text, expected in (
-        ("from nowhere import nothing\n", "No module named 'nowhere'"),
+    broken.write_text("from nowhere import nothing\n")
+    command = [sys.executable, "-m", "headwater.cli", "serve", str(tmp_path / "data"), "--http", "127.0.0.1:0"]
+    done = subprocess.run([*command, "--app", str(broken)], check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    *traceback, last = done.stderr.splitlines()
+    assert last.startswith("error: ")
+    assert "No module named 'nowhere'" in last
+    assert any(f'"{broken}", line 1' in line for line in traceback)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
         ("x = 1\n", "has no App"),
         ("import sys; sys.exit(3)\n", "SystemExit: 3"),
         ("import os; os._exit(3)\n", "exit code 3 before it ran"),
-    ):
-        broken.write_text(text)
-        command = [sys.executable, "-m", "headwater.cli", "serve", str(tmp_path / "data"), "--http", "127.0.0.1:0"]
-        done = subprocess.run([*command, "--app", str(broken)], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 1
-        assert done.stdout == ""
-        last = done.stderr.splitlines()[-1]
-        assert last.startswith("error: ")
-        assert expected in last
+        ("import time; time.sleep(60)\n", "has not begun in 3 s"),
+    ],
+)
+async def test_why_an_application_does_not_begin_is_told(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "broken.py").write_text(text)
+    limits = ServerLimits(application_start_s=3.0 if "sleep" in text else 60.0)
+    application = Application(str(tmp_path / "broken.py"), tmp_path / "data", limits, ApplicationMeter())
+    with pytest.raises(HeadwaterError, match=expected):
+        await application.start()
+    await application.stop()
 
 
-def test_a_fold_that_raises_is_shown_and_stops_no_other(tmp_path: Path, shop: Path) -> None:
-    with running(tmp_path / "data", shop) as (server, hw):
-        hw.append("orders", {"n": 1}, key="a")
-        bad = hw.append("orders", {"n": 13}, key="a")
-        ref = hw.append("orders", {"n": 2}, key="a")
-        assert hw.binder("totals").get("a", at_least=ref).data["n"] == 16
-        with pytest.raises(Unavailable) as failed:
-            hw.binder("fragile").get("a", at_least=ref, timeout=WAIT_S)
-        assert failed.value.code == "projection_stopped"
-        views = {view.name: view for view in hw.views()}
-        assert views["fragile"].state == "stopped"
-        assert views["fragile"].error.offset == bad.offset
-        assert "thirteen is not for me" in views["fragile"].error.error
-        assert views["total"].error is None
-        stopped = samples(server, "headwater_view_stopped")
-        assert {key.partition('name="')[2].partition('"')[0]: value for key, value in stopped.items()} == {
-            "fragile": 1.0,
-            "total": 0.0,
-        }
-        assert sum(samples(server, 'headwater_view_errors_total{kind="projection",name="fragile"').values()) == 1
-        assert hw.query("who")
+def test_a_fold_that_raises_is_shown_and_stops_no_other(steady: tuple[Server, Any]) -> None:
+    server, hw = steady
+    hw.append("orders", {"n": 1}, key="a")
+    bad = hw.append("orders", {"n": 13}, key="a")
+    ref = hw.append("orders", {"n": 2}, key="a")
+    assert hw.binder("totals").get("a", at_least=ref).data["n"] == 16
+    with pytest.raises(Unavailable) as failed:
+        hw.binder("fragile").get("a", at_least=ref, timeout=WAIT_S)
+    assert failed.value.code == "projection_stopped"
+    views = {view.name: view for view in hw.views()}
+    assert views["fragile"].state == "stopped"
+    assert views["fragile"].error.offset == bad.offset
+    assert "thirteen is not for me" in views["fragile"].error.error
+    assert views["total"].error is None
+    stopped = samples(server, "headwater_view_stopped")
+    assert {key.partition('name="')[2].partition('"')[0]: value for key, value in stopped.items()} == {
+        "fragile": 1.0,
+        "total": 0.0,
+    }
+    assert sum(samples(server, 'headwater_view_errors_total{kind="projection",name="fragile"').values()) == 1
+    assert hw.query("who")
 
 
 def test_two_servers_run_the_same_application_on_one_directory(tmp_path: Path, shop: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import count
 from typing import Any
 
 import pytest
@@ -18,13 +18,13 @@ from tests.server.eventsource import Got, Source, subscribed
 from tests.server.process import Server as Process
 from tests.server.serving import Server, serving
 
-PATH = "/binders/counts/changes"
+_numbers = count()
 
 
-def application(version: int = 1) -> App:
+def counting(topic: str, binder: str, version: int = 1) -> App:
     app = App()
 
-    @app.projection("clicks", "counts", version=version)
+    @app.projection(topic, binder, version=version, name=binder)
     def count(doc: Any, event: headwater.Event) -> Any:
         if event.type == "gone":
             return None
@@ -34,29 +34,37 @@ def application(version: int = 1) -> App:
 
 
 class Clicks:
-    """A log whose clicks are counted in this process."""
+    """A topic and a binder of its own, which counts clicks in this process."""
 
-    def __init__(self, path: Path) -> None:
-        self.hw = Local(path)
-        self.app = application()
+    def __init__(self, hw: Local) -> None:
+        number = next(_numbers)
+        self.hw = hw
+        self.topic, self.binder = f"clicks{number}", f"counts{number}"
+        self.path = f"/binders/{self.binder}/changes"
+        self.app = counting(self.topic, self.binder)
 
     def click(self, *keys: str, type: str = "click") -> None:
-        self.hw.append_many("clicks", [{}] * len(keys), keys=list(keys), types=type)
+        self.hw.append_many(self.topic, [{}] * len(keys), keys=list(keys), types=type)
         self.app.catch_up(self.hw)
 
 
-@pytest.fixture
-def clicks(tmp_path: Path) -> Iterator[Clicks]:
-    made = Clicks(tmp_path / "data")
-    made.click("a", "b")
-    with made.hw:
-        yield made
-
-
-@pytest.fixture
-def server(clicks: Clicks) -> Iterator[Server]:
-    with serving(clicks.hw.path) as running:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("live") / "data") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def local(server: Server) -> Iterator[Local]:
+    with Local(server.path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def clicks(local: Local) -> Clicks:
+    made = Clicks(local)
+    made.click("a", "b")
+    return made
 
 
 def told(got: Got) -> tuple[str, str, Any]:
@@ -70,7 +78,7 @@ async def next_of(source: Source) -> tuple[str, str, Any]:
 
 
 async def test_all_documents_come_first_then_what_changes(clicks: Clicks, server: Server) -> None:
-    async with subscribed(server.url, PATH) as source:
+    async with subscribed(server.url, clicks.path) as source:
         assert source.headers["content-type"] == "text/event-stream"
         seen = [await next_of(source) for _ in range(2)]
         while seen and seen[0][0] == "reset":
@@ -83,26 +91,26 @@ async def test_all_documents_come_first_then_what_changes(clicks: Clicks, server
 
 
 async def test_after_latest_only_what_comes_is_told(clicks: Clicks, server: Server) -> None:
-    async with subscribed(server.url, f"{PATH}?after=latest") as source:
+    async with subscribed(server.url, f"{clicks.path}?after=latest") as source:
         await asyncio.to_thread(clicks.click, "c")
         assert await next_of(source) == ("put", "c", {"n": 1})
 
 
 async def test_who_comes_back_goes_on_after_the_last_event(clicks: Clicks, server: Server) -> None:
-    async with subscribed(server.url, f"{PATH}?after=latest") as source:
+    async with subscribed(server.url, f"{clicks.path}?after=latest") as source:
         await asyncio.to_thread(clicks.click, "c")
         last = await source.next()
     await asyncio.to_thread(clicks.click, "a", "d")
-    async with subscribed(server.url, PATH, last_event_id=last.id) as source:
+    async with subscribed(server.url, clicks.path, last_event_id=last.id) as source:
         seen = sorted([await next_of(source) for _ in range(2)])
         assert seen == [("put", "a", {"n": 2}), ("put", "d", {"n": 1})]
-    async with subscribed(server.url, f"{PATH}?after={last.id}") as source:
+    async with subscribed(server.url, f"{clicks.path}?after={last.id}") as source:
         assert sorted([await next_of(source) for _ in range(2)]) == seen
 
 
 async def test_a_rebuild_is_told_as_a_reset_with_all_documents(clicks: Clicks, server: Server) -> None:
-    async with subscribed(server.url, f"{PATH}?after=latest") as source:
-        clicks.app = application(version=2)
+    async with subscribed(server.url, f"{clicks.path}?after=latest") as source:
+        clicks.app = counting(clicks.topic, clicks.binder, version=2)
         await asyncio.to_thread(clicks.app.catch_up, clicks.hw)
         assert await next_of(source) == ("reset", "", None)
         seen = [await next_of(source) for _ in range(2)]
@@ -112,7 +120,7 @@ async def test_a_rebuild_is_told_as_a_reset_with_all_documents(clicks: Clicks, s
 async def test_many_follow_and_all_are_told_of_everything_in_order(clicks: Clicks, server: Server) -> None:
     async def follow(ready: asyncio.Barrier) -> list[int]:
         numbers = []
-        async with subscribed(server.url, f"{PATH}?after=latest") as source:
+        async with subscribed(server.url, f"{clicks.path}?after=latest") as source:
             await ready.wait()
             while not numbers or numbers[-1] < 30:
                 kind, id, data = await next_of(source)
@@ -131,21 +139,21 @@ async def test_many_follow_and_all_are_told_of_everything_in_order(clicks: Click
 
 async def test_a_stream_shows_that_it_is_alive_and_ends_with_the_server(clicks: Clicks) -> None:
     with serving(clicks.hw.path, heartbeat_s=0.05) as server:
-        async with subscribed(server.url, f"{PATH}?after=latest") as source:
+        async with subscribed(server.url, f"{clicks.path}?after=latest") as source:
             await source.until(lambda: source.comments >= 3)
             server.process.terminate()
             await source.until(lambda: source.ended)
 
 
-async def test_a_bad_place_is_told_before_the_stream_begins(server: Server) -> None:
-    async with subscribed(server.url, PATH, last_event_id="nonsense!") as source:
+async def test_a_bad_place_is_told_before_the_stream_begins(clicks: Clicks, server: Server) -> None:
+    async with subscribed(server.url, clicks.path, last_event_id="nonsense!") as source:
         assert source.status == 400
 
 
 async def test_a_slow_client_holds_nobody_back(clicks: Clicks, server: Server) -> None:
     async with (
-        subscribed(server.url, f"{PATH}?after=latest") as slow,
-        subscribed(server.url, f"{PATH}?after=latest") as quick,
+        subscribed(server.url, f"{clicks.path}?after=latest") as slow,
+        subscribed(server.url, f"{clicks.path}?after=latest") as quick,
     ):
         slow.pause()
         for _ in range(5):
@@ -157,7 +165,7 @@ async def test_a_slow_client_holds_nobody_back(clicks: Clicks, server: Server) -
 
 def test_curl_reads_events_and_lines(clicks: Clicks, server: Server) -> None:
     def begin(*options: str) -> subprocess.Popen[str]:
-        command = ["curl", "-sN", *options, f"{server.url}{PATH}?after=latest"]
+        command = ["curl", "-sN", *options, f"{server.url}{clicks.path}?after=latest"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     with begin() as events, begin("-H", "Accept: application/x-ndjson") as lines:
@@ -181,7 +189,7 @@ def test_curl_reads_events_and_lines(clicks: Clicks, server: Server) -> None:
 
 async def test_a_client_goes_on_after_the_server_was_killed(clicks: Clicks) -> None:
     server = Process(clicks.hw.path)
-    async with subscribed(server.url, f"{PATH}?after=latest") as source:
+    async with subscribed(server.url, f"{clicks.path}?after=latest") as source:
         await asyncio.to_thread(clicks.click, "c")
         last = await source.next()
         server.kill()
@@ -189,7 +197,7 @@ async def test_a_client_goes_on_after_the_server_was_killed(clicks: Clicks) -> N
     await asyncio.to_thread(clicks.click, "d")
     server = Process(clicks.hw.path)
     try:
-        async with subscribed(server.url, PATH, last_event_id=last.id) as source:
+        async with subscribed(server.url, clicks.path, last_event_id=last.id) as source:
             assert await next_of(source) == ("put", "d", {"n": 1})
     finally:
         server.stop()

@@ -45,9 +45,7 @@ class Changes:
         self._counts = counts
         self._watches: dict[str, _Watch] = {}
 
-    async def follow(
-        self, name: str, after: str | None, encode: Encode
-    ) -> tuple[str, AsyncGenerator[bytes, None]]:
+    async def follow(self, name: str, after: str | None, encode: Encode) -> tuple[str, AsyncGenerator[bytes, None]]:
         """Where it begins; and the encoded changes from there, then those that come, some at a time; b"" to show life.
 
         As `Binder.follow`. Raises NotFound if there is no such binder, Invalid for a place that is none. It ends when

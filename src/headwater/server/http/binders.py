@@ -235,7 +235,8 @@ async def _pumped(store: Store, pieces: Generator[bytes, None, None], first: byt
 async def _told(
     store: Store, place: str, found: AsyncGenerator[bytes, None], form: Form
 ) -> AsyncGenerator[bytes, None]:
-    yield form.opening(place)
+    if opening := form.opening(place):
+        yield opening
     try:
         async for piece in found:
             yield piece or form.heartbeat
@@ -265,4 +266,4 @@ def _opening(place: str) -> bytes:
 
 
 EVENTS = Form(SSE.media, _opening, _event, wire.HEARTBEAT, _failure)
-CHANGE_LINES = Form(LINES.media, lambda _: b"\n", _line, b"\n", error_line)
+CHANGE_LINES = Form(LINES.media, lambda _: b"", _line, b"\n", error_line)
