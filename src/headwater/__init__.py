@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     from headwater.format.producers import Producer
     from headwater.limits import Limits
     from headwater.server.http.asgi import asgi
+    from headwater.views.aggregate import Aggregate, Repository
     from headwater.views.app import App
     from headwater.views.local import Local
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregate",
     "App",
     "Change",
     "Closed",
@@ -63,6 +65,7 @@ __all__ = [
     "Ref",
     "Refs",
     "Remote",
+    "Repository",
     "TooLarge",
     "Transaction",
     "Unavailable",
@@ -72,6 +75,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Aggregate": "headwater.views.aggregate",
     "App": "headwater.views.app",
     "Change": "headwater.document",
     "Consumer": "headwater.engine.consumer",
@@ -86,6 +90,7 @@ _HOMES = {
     "Ref": "headwater.event",
     "Refs": "headwater.event",
     "Remote": "headwater.client.remote",
+    "Repository": "headwater.views.aggregate",
     "Transaction": "headwater.engine.transaction",
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",

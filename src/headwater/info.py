@@ -112,8 +112,9 @@ class ViewPartition(msgspec.Struct, frozen=True):
 class ViewInfo(msgspec.Struct, frozen=True):
     """A projection or a function. `events` counts those folded or handled, `rate` is of the last seconds, per second.
 
-    `state` is `running`, `idle` (nobody runs it), `stopped` (by `error`), or `rebuilding`. `skipped` events had no key;
-    `missed` ones were deleted by retention before they were read; `aside` counts those quarantined or set aside.
+    `state` is `running`, `idle` (nobody runs it), `stopped` (by `error`), `rebuilding`, or, for a binder whose file
+    cannot be read, `unreadable`: then it has the binder's name. `skipped` events had no key; `missed` ones were deleted
+    by retention before they were read; `aside` counts those quarantined or set aside.
     """
 
     kind: Literal["projection", "function"]

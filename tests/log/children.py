@@ -69,6 +69,10 @@ class Child:
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
     def kill(self) -> None:
         self._process.kill()
         self._process.join()

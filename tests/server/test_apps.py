@@ -143,8 +143,8 @@ def test_what_is_wrong_with_a_query_is_told(steady: tuple[Server, Any]) -> None:
         return answer.status_code, answer.json()["code"]
 
     assert ask("nothing") == (404, "no_such_query")
-    assert ask("top", other=1) == (400, "bad_arguments")
-    assert ask("slow") == (400, "bad_arguments")
+    assert ask("top", other=1) == (400, "wrong_arguments")
+    assert ask("slow") == (400, "wrong_arguments")
     assert ask("broken") == (500, "query_failed")
     assert ask("strange") == (500, "query_failed")
     assert ask("missing") == (404, "no_such_binder")

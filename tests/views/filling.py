@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -32,7 +32,7 @@ class Filling:
         self.draft = Draft(self.connection)
         self.puts = 0
 
-    def __enter__(self) -> Filling:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -50,7 +50,8 @@ class Filling:
         """The same, with something else in the same transaction."""
         with database.writing(self.connection):
             self.draft.begin()
-            self.draft.put_all(dict(documents), self.puts)
+            for id, document in documents.items():
+                self.draft.put_all({id: document}, self.puts)
                 self.puts += 1
             self.draft.write()
             yield

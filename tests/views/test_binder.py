@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -267,14 +268,14 @@ def test_an_index_is_made_in_the_file_that_is_read_when_it_is_done(
 ) -> None:
     filling.put(SOME)
     binder = hw.binder("baskets")
-    ensure = pool.database.writing
-    replaced = []
+    writing = database.writing
+    replaced: list[bool] = []
 
     def replace_then_write(connection: Any) -> Any:
         if not replaced:
             replaced.append(True)
             filling.rebuild(SOME)
-        return ensure(connection)
+        return writing(connection)
 
     monkeypatch.setattr("headwater.views.binder.database.writing", replace_then_write)
     binder.index("total")
@@ -297,9 +298,14 @@ def test_the_same_binder_is_given_each_time_and_few_are_kept(hw: Local) -> None:
 
 def test_a_connection_is_used_again(hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
     filling.put(SOME)
-    opened = []
+    opened: list[Path] = []
     connect = database.connect
-    monkeypatch.setattr(database, "connect", lambda path: opened.append(path) or connect(path))
+
+    def counted(path: Path) -> sqlite3.Connection:
+        opened.append(path)
+        return connect(path)
+
+    monkeypatch.setattr(database, "connect", counted)
     binder = hw.binder("baskets")
     for _ in range(10):
         assert binder.get("ann") is not None
@@ -353,7 +359,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_not_read(
 ) -> None:
     filling.put(SOME)
     connect = database.connect
-    replaced = []
+    replaced: list[bool] = []
 
     def opened_late(path: Path) -> Any:
         if not replaced:

@@ -159,6 +159,7 @@ def test_an_array_anywhere_on_the_way_is_one_key(path: str) -> None:
 
 
 def test_what_a_match_cannot_name_is_behind_the_rest_and_before_arrays() -> None:
-    orders = [order_of(key_of(stored(value))) for value in ({"a": 1}, MaxKey(), [])]
+    some: list[Any] = [{"a": 1}, MaxKey(), []]
+    orders = [order_of(key_of(stored(value))) for value in some]
     assert orders == sorted(orders)
     assert key_of(stored(MaxKey())) == key_of(bson.Code("x"))

@@ -157,6 +157,27 @@ class Match(Kind):
         return parse(value) if isinstance(value, str) else value
 
 
+class Passed(Kind):
+    """What a projection must have passed: an offset, or places in topics."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value.isdecimal():
+            return int(value)
+        from headwater.event import Ref
+
+        refs = []
+        for place in value.split(","):
+            topic, *numbers = place.rsplit(":", 2)
+            if len(numbers) != 2 or not topic or not all(number.isdecimal() for number in numbers):
+                self.fail(f"{place!r} is not a place; write topic:partition:offset, or an offset", param, ctx)
+            refs.append(Ref(topic, int(numbers[0]), int(numbers[1]), 0, 0, "fsync"))
+        return refs
+
+
 def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - the signature is click's
     return [CompletionItem(incomplete, type="dir")]
 
@@ -174,6 +195,18 @@ def complete_consumer(ctx: click.Context, param: click.Parameter, incomplete: st
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
+def complete_binder(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
+    """The binders of the log that was given; nothing if there is none."""
+    names = complete(ctx.params["data"], lambda hw: hw.binders())
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def complete_projection(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
+    """The projections of the log that was given; nothing if there is none."""
+    names = complete(ctx.params["data"], lambda hw: [each.name for each in hw.views() if each.kind == "projection"])
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
 def data_argument(function: F) -> F:
     return click.argument("data", metavar="DATA", shell_complete=complete_directory)(server_options(function))
 
@@ -184,6 +217,10 @@ def topic_argument(function: F) -> F:
 
 def optional_topic_argument(function: F) -> F:
     return click.argument("topic", metavar="[TOPIC]", required=False, shell_complete=complete_topic)(function)
+
+
+def binder_argument(function: F) -> F:
+    return click.argument("binder", metavar="BINDER", shell_complete=complete_binder)(function)
 
 
 def consumer_argument(function: F) -> F:
@@ -206,6 +243,23 @@ def key_option(function: F) -> F:
 def match_option(function: F) -> F:
     help = 'Only events whose JSON or BSON data matches, as in \'{"total": {"$gt": 10}}\'.'
     return click.option("--match", type=Match(), metavar="JSON", help=help)(function)
+
+
+def at_least_options(function: F) -> F:
+    """What a view must have passed before it is read; `passed_options` gathers it."""
+    place = "Wait until the projection has passed this: an offset, or TOPIC:PARTITION:OFFSET, as append prints them."
+    wait = "With --at-least: wait no longer.  [default: 10]"
+    function = click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help=wait)(function)
+    return click.option("--at-least", type=Passed(), metavar="PLACE", help=place)(function)
+
+
+def passed_options(at_least: Any, timeout: float | None) -> dict[str, Any]:
+    """What `at_least_options` have read, as binders take it."""
+    if timeout is None:
+        return {"at_least": at_least}
+    if at_least is None:
+        raise click.UsageError("--timeout needs --at-least")
+    return {"at_least": at_least, "timeout": timeout}
 
 
 def json_option(help: str) -> Callable[[F], F]:

@@ -14,6 +14,7 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 Cell = str | tuple[str, str]
 
@@ -98,17 +99,22 @@ def console(*, err: bool = False) -> Console:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> None:
     """Print a table. A cell is text, or text and its style."""
+    console().print(drawn(columns, rows, right=right))
+
+
+def drawn(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> Table:
+    """A table, to be printed."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
-        drawn.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
         cells = [cell if isinstance(cell, tuple) else (cell, "") for cell in row]
-        drawn.add_row(*(Text(printable(text), style) for text, style in cells))
-    console().print(drawn)
+        made.add_row(*(Text(printable(text), style) for text, style in cells))
+    return made
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> None:

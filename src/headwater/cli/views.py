@@ -14,11 +14,13 @@ from click.exceptions import Exit
 
 from headwater.cli import show
 from headwater.cli.app import FAILED, group
-from headwater.errors import HeadwaterError, Invalid
+from headwater.errors import HeadwaterError, Invalid, Unsupported
 
 if TYPE_CHECKING:
+    from headwater.api import Log
     from headwater.views.answering import Answering
     from headwater.views.app import App
+    from headwater.views.local import Local
 
 
 @group
@@ -67,6 +69,16 @@ def run(data: str, address: str, server_fd: int | None) -> None:
         raise Exit(FAILED) from error
 
 
+def in_directory(hw: Log, verb: str, rest: str) -> Local:
+    """An open log that is a directory; raises Unsupported for a server, with what to run where the directory is."""
+    from headwater.views.local import Local
+
+    if not isinstance(hw, Local):
+        hint = f"run 'headwater views {verb} DIRECTORY {rest}' where the directory is"
+        raise Unsupported(f"a server does not {verb} views", hint=hint, code="needs_directory")
+    return hw
+
+
 def load_app(address: str) -> App:
     """The application; what it raises while it is imported is told with its traceback."""
     from headwater.views.loading import load
@@ -94,3 +106,7 @@ def _run(data: str, address: str, answering: Answering | None, awake: int) -> No
             answering.ready(app, hw)
         sys.stdout.flush()
         os.read(awake, 1)
+
+
+# The rest of the family, each in a file of its own: they are added to it when they are imported.
+from headwater.cli import views_follow, views_rebuild, views_resume, views_status  # noqa: E402, F401

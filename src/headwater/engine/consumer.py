@@ -77,6 +77,7 @@ class Consumer(Iterator[Event]):
         self.name = name
         self.topic = logs[0].place.topic
         self.skipped = 0  # offsets that retention took before they were handed out
+        self.on_aside: Callable[[Event, object], None] | None = None  # is told what was set aside, and why
         self._logs = logs
         self._cursors = cursors
         self._selection = selection
@@ -84,7 +85,7 @@ class Consumer(Iterator[Event]):
         self._disk = disk
         self._clock = clock
         self._monotonic = clock.monotonic
-        self._set_aside = set_aside
+        self._append_aside = set_aside
         self._timeout = timeout
         self._member = Member(name, logs, cursors, limits, clock, cursor_of)
         self._held = self._member.held
@@ -176,6 +177,11 @@ class Consumer(Iterator[Event]):
                     break
         self._last = events[-1]
         return events
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next event is there, and of the same partition as the last one. For the thread that iterates."""
+        return self._monotonic() < self._member.until_s and length_hint(self._events) > 0
 
     @property
     def failing(self) -> bool:
@@ -299,7 +305,7 @@ class Consumer(Iterator[Event]):
             self._member.stir()
         if failures < self._limits.failures_max:
             return False
-        self._set_aside(self, event, error)
+        self._set_aside(event, error)
         return True
 
     def failures(self, event: Event) -> int:
@@ -516,7 +522,7 @@ class Consumer(Iterator[Event]):
         if not events:
             events = self._read(holding)
         while events and (failures := self.failures(events[0])) >= self._limits.failures_max + holding.patience:
-            self._set_aside(self, events[0], f"handling it failed, or ended its process, {failures} times")
+            self._set_aside(events[0], f"handling it failed, or ended its process, {failures} times")
             events = events[1:]
         careful = bool(events) and events[0].offset < holding.careful_until
         if careful:
@@ -565,6 +571,11 @@ class Consumer(Iterator[Event]):
                 return False
         stored = self._cursors.peek(others)
         return all(number in stored and stored[number].cursor >= ends[number] for number in others)
+
+    def _set_aside(self, event: Event, error: object) -> None:
+        self._append_aside(self, event, error)
+        if self.on_aside is not None:
+            self.on_aside(event, error)
 
     def _wait(self) -> bool:
         """Sleep until there may be more; False when the time is over."""

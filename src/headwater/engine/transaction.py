@@ -130,6 +130,25 @@ class Transaction:
         for event in events:
             self._acks.setdefault(consumer or self._engine.holder(event), []).append(event)
 
+    def absorb(self, other: Transaction) -> None:
+        """Do with the rest what another one, which is over then, was to do.
+
+        Raises TooLarge if both together outgrow the limits; then neither has changed.
+        """
+        self._check()
+        other._check()
+        self._grow(other._size, other._count)
+        self._topics |= other._topics
+        self._appends += other._appends
+        for consumer, events in other._acks.items():
+            self._acks.setdefault(consumer, []).extend(events)
+        other.discard()
+
+    @property
+    def appended(self) -> int:
+        """How many events it appends."""
+        return self._count
+
     def commit(self) -> list[Ref]:
         """Do it all; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done.
 
@@ -201,15 +220,17 @@ class Transaction:
         return opened
 
     def _add(self, log: LocalLog, rows: Rows) -> None:
+        self._grow(rows.size + len(rows.key or b"") + len(rows.meta or b""), rows.count)
+        self._appends.append((log, rows))
+
+    def _grow(self, size: int, count: int) -> None:
         limits = self._engine.limits
-        size = self._size + rows.size + len(rows.key or b"") + len(rows.meta or b"")
-        count = self._count + rows.count
+        size, count = self._size + size, self._count + count
         if size > limits.transaction_bytes_max:
             raise _too_large("bytes", "transaction_bytes_max", limits.transaction_bytes_max)
         if count > limits.transaction_events_max:
             raise _too_large("events", "transaction_events_max", limits.transaction_events_max)
         self._size, self._count = size, count
-        self._appends.append((log, rows))
 
     def _check(self) -> None:
         if self._over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -14,6 +15,7 @@ from headwater.format import names
 from headwater.limits import VIEW_NAME_BYTES_MAX
 
 if TYPE_CHECKING:
+    from headwater.views.aggregate import Aggregate
     from headwater.views.local import Local
     from headwater.views.runner import Runner
 
@@ -150,6 +152,7 @@ class App:
             raise Invalid("an event is tried at least once, and a batch has at least one")
 
         def declare(act: F) -> F:
+            _check_plain(act)
             found = Function(_name(name, act), topic, act, type, match, tries, start, batch)
             _add(self.functions, found.name, found, "function")
             return act
@@ -165,6 +168,37 @@ class App:
             return ask
 
         return declare
+
+    def aggregate(
+        self, topic: str, cls: type[Aggregate], binder: str, *, version: int = 1, name: str | None = None
+    ) -> None:
+        """Declare a projection that keeps the state of each aggregate of a topic in a binder, as snapshots.
+
+        It is named as the binder, unless a name is given. When `cls` changes, give a higher `version`.
+        """
+        from headwater.views.aggregate import snapshot_fold
+
+        self.projection(topic, binder, version=version, name=name or binder)(snapshot_fold(cls))
+
+    def ask(self, hw: Local, name: str, /, **arguments: Any) -> Any:
+        """The answer of a query with a name. Raises NotFound if there is none, Invalid if it takes other arguments."""
+        from headwater.views.context import Views
+
+        query = self.queries.get(name)
+        if query is None:
+            known = ", ".join(sorted(self.queries))
+            hint = f"there are {known}" if known else "declare it with @app.query"
+            raise NotFound(f"the application has no query {name!r}", hint=hint, code="no_such_query")
+        views = Views(hw)
+        signature = inspect.signature(query.ask)
+        try:
+            signature.bind(views, **arguments)
+        except TypeError as error:
+            parameters = ", ".join(str(each) for each in list(signature.parameters.values())[1:])
+            raise Invalid(
+                f"query {name!r}: {error}", hint=f"its arguments: {parameters or 'none'}", code="wrong_arguments"
+            ) from None
+        return query.ask(views, **arguments)
 
     def of_binder(self, binder: str) -> list[Projection]:
         """The projections that fill a binder; raises NotFound if there are none."""
@@ -196,6 +230,12 @@ def _name(given: str | None, code: Callable[..., Any]) -> str:
     if len(names.directory_of(name)) > VIEW_NAME_BYTES_MAX:
         raise TooLarge(f"the name {name!r} is too long", limit="view_name_bytes_max", maximum=VIEW_NAME_BYTES_MAX)
     return name
+
+
+def _check_plain(code: Callable[..., Any]) -> None:
+    """Refuse code that would not run when it is called."""
+    if inspect.iscoroutinefunction(code) or inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+        raise Invalid("a function is called, and neither awaited nor iterated", hint="write it without async and yield")
 
 
 def _add(kind: dict[str, Any], name: str, found: Any, what: str) -> None:

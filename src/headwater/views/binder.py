@@ -174,7 +174,6 @@ class Binder:
         watch = Watch(self._pool, self._hw.clock)
         try:
             while True:
-                self._hw.check_open()
                 reader = watch.look()
                 behind = Behind(f"there is no binder {self.name!r} yet")
                 if reader is not None:
@@ -184,7 +183,7 @@ class Binder:
                         return watch.handed_over()
                     reader.end()
                     behind = found
-                if not watch.wait(deadline, lambda: False):
+                if not watch.wait(deadline, self._is_over):
                     raise passing.late(behind, timeout)
         except sqlite3.Error as error:
             reader = watch.handed_over()
@@ -192,6 +191,11 @@ class Binder:
             raise self._pool.translation(reader, error) from error
         finally:
             watch.close()
+
+    def _is_over(self) -> bool:
+        """Never; but raise Closed if the log was closed."""
+        self._hw.check_open()
+        return False
 
 
 def _checked_id(id: Any) -> str:

@@ -15,6 +15,8 @@ from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Uns
 
 FORMAT = 1  # of the tables; stored as SQLite's user_version
 APPLICATION_ID = 0x48574244  # "HWBD", which the program `file` shows
+COUNTS_APPLICATION_ID = 0x4857464E  # "HWFN"
+COUNTS_BUSY_S = 0.2  # a function is not to be kept from its work by its counts
 BUSY_S = 30.0  # a writer waits so long for another one, which takes at most about a second at a time
 CACHE_KIB = 16 * 1024  # of pages, for each connection
 CHECKPOINT_PAGES = 10_000  # 40 MiB: a page that is changed often is written back once for many commits
@@ -57,6 +59,26 @@ CREATE TABLE quarantined (
 ) WITHOUT ROWID;
 """
 
+_COUNTS = """
+CREATE TABLE IF NOT EXISTS functions (
+    name TEXT PRIMARY KEY,
+    topic TEXT NOT NULL,
+    handled INTEGER NOT NULL,
+    appended INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    aside INTEGER NOT NULL,
+    missed INTEGER NOT NULL,
+    error TEXT
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rates (
+    name TEXT NOT NULL,
+    member TEXT NOT NULL,
+    rate REAL NOT NULL,
+    changed_ms INTEGER NOT NULL,
+    PRIMARY KEY (name, member)
+) WITHOUT ROWID;
+"""
+
 
 def create(path: Path) -> None:
     """Make a new, empty file; durable when it returns, but for its name in the directory."""
@@ -90,10 +112,32 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def connect_counts(path: Path, *, create: bool = False) -> sqlite3.Connection:
+    """A connection to the file with the counts of functions, whose commits do not wait for the disk.
+
+    Made if it is not there, with `create`; else raises NotFound. Whoever has it open is never waited for for long.
+    """
+    with translated(path):
+        connection = _connect(path, "rwc" if create else "rw", COUNTS_BUSY_S)
+        try:
+            connection.execute("PRAGMA synchronous = NORMAL")
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            if create and application != COUNTS_APPLICATION_ID:
+                connection.execute("PRAGMA journal_mode = WAL")
+                with writing(connection):
+                    for statement in filter(str.strip, _COUNTS.split(";")):
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA application_id = {COUNTS_APPLICATION_ID}")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _connect(path: Path, mode: str, busy_s: float = BUSY_S) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     connection = sqlite3.connect(
-        uri, uri=True, isolation_level=None, timeout=BUSY_S, check_same_thread=False, cached_statements=64
+        uri, uri=True, isolation_level=None, timeout=busy_s, check_same_thread=False, cached_statements=64
     )
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA cache_size = {-CACHE_KIB}")

@@ -86,8 +86,7 @@ class Files:
         """
         link = self.link(name)
         self._make_directory()
-        lock = self.path / f".{link.stem}.lock"
-        with locked(lock, self._disk, self._clock, self._lock_wait_s if wait else 0.0):
+        with locked(self._lock(name), self._disk, self._clock, self._lock_wait_s if wait else 0.0):
             self._sweep(name)
             file = self.path / f"{link.stem}.{self._clock.random_bytes(8).hex()}{SUFFIX}"
             database.create(file)
@@ -95,6 +94,17 @@ class Files:
                 yield file
             finally:
                 self._sweep(name)
+
+    def is_building(self, name: str) -> bool:
+        """Whether another process, or another thread, builds a new file now. Nobody waits for the answer."""
+        try:
+            fd = self._disk.open_write(self._lock(name))
+        except OSError:
+            return False  # it was never locked, or is not ours to lock
+        try:
+            return not self._disk.hold(fd)
+        finally:
+            self._disk.release(fd)
 
     def take_place(self, name: str, file: Path) -> None:
         """Make a file the one that is read, atomically and durably. The caller is `building` it, and it is closed."""
@@ -113,6 +123,9 @@ class Files:
     def bytes(self, file: Path) -> int:
         """The bytes of a file and of what SQLite keeps beside it."""
         return sum(self._disk.file_size(file.with_name(file.name + companion)) for companion in COMPANIONS)
+
+    def _lock(self, name: str) -> Path:
+        return self.path / f".{self.link(name).stem}.lock"
 
     def _sweep(self, name: str) -> None:
         """Remove the files of a binder that are not read: of rebuilds that ended early, or that were replaced."""

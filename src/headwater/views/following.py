@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import binascii
 import sqlite3
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple, Self
@@ -69,7 +69,7 @@ class Place(NamedTuple):
                 return cls(generation, int(digits), listing=True)
             if not listed.startswith("."):
                 raise ValueError(text)
-            id = urlsafe_b64decode(listed[1:].encode("ascii")).decode()
+            id = b64decode(listed[1:].encode("ascii"), b"-_", validate=True).decode()
             return cls(generation, int(digits), listing=True, id=id)
         except (AttributeError, ValueError, binascii.Error):
             raise Invalid(

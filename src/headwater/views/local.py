@@ -8,8 +8,10 @@ from weakref import WeakSet
 
 from headwater.engine.engine import Engine
 from headwater.event import Durability
+from headwater.info import ViewInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.disk import Clock, Disk
+from headwater.views import status
 from headwater.views.binder import Binder
 from headwater.views.files import Files
 
@@ -44,6 +46,11 @@ class Local(Engine):
         """The names of all binders, sorted; empty if there are none."""
         self.check_open()
         return self._files.names()
+
+    def views(self) -> list[ViewInfo]:
+        """How all projections and functions are, by name within their binders; empty if there are none."""
+        self.check_open()
+        return status.views(self)
 
     def close(self) -> None:
         """Let go of all files, also those of binders. May be called twice."""

@@ -8,6 +8,7 @@ from typing import Self
 
 from headwater.errors import NotFound, Unavailable
 from headwater.views import registry
+from headwater.views.acting import Actor
 from headwater.views.app import App
 from headwater.views.files import Files
 from headwater.views.local import Local
@@ -29,6 +30,8 @@ class Runner:
         self._check()
         for projection in app.projections.values():
             self._parts.append(Projector(hw, projection, app.of_binder(projection.binder)))
+        for function in app.functions.values():
+            self._parts.append(Actor(hw, function))
 
     def start(self) -> None:
         """Begin to work, in threads; the binders are there when this returns, with the indexes that were declared."""

@@ -1,0 +1,30 @@
+"""`headwater views resume`: try again what an error has stopped."""
+
+from __future__ import annotations
+
+import click
+
+from headwater.cli import show
+from headwater.cli.arguments import complete_projection, data_argument
+from headwater.cli.opening import open_log
+from headwater.cli.views import in_directory, views
+
+
+@views.command(examples=["headwater views resume data basket"])
+@data_argument
+@click.argument("name", metavar="NAME", shell_complete=complete_projection)
+def resume(data: str, name: str) -> None:
+    """Have the projection NAME go on that an error has stopped, with the event that it stopped at.
+
+    The application that runs it notices within a second. If its code was mended, restart the application instead: that
+    resumes its projections too.
+    """
+    from headwater.views import status
+
+    with open_log(data, mode="existing") as opened:
+        hw = in_directory(opened, "resume", name)
+        binders = status.resume(hw, name)
+        running = any(view.name == name and view.state == "running" for view in hw.views())
+    show.done(f"projection {show.printable(name)} goes on with binder {', '.join(map(show.printable, binders))}")
+    if not running:
+        show.note(f"when somebody runs it — headwater views run {data} --app MODULE")

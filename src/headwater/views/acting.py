@@ -1,0 +1,235 @@
+"""Functions at work: each event is given to the code, and what that appends is one transaction with the event's ack.
+
+An `Actor` is a member of the function's consumer, whose leases share the partitions among processes, whose cursor is
+the function's place, and which counts failures, hands events out again and sets them aside (engine/consumer.py). A
+`Shift` is one time of being a member: whatever cannot be gone on with, as a partition that was taken over or a full
+disk, ends it, and what was in hand comes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+
+from headwater.engine.consumer import Consumer
+from headwater.engine.transaction import Transaction
+from headwater.errors import Closed, Fenced, HeadwaterError, NotFound, TooLarge, Unavailable
+from headwater.event import Event
+from headwater.views.app import Function
+from headwater.views.context import Context
+from headwater.views.local import Local
+from headwater.views.tally import Tally
+
+IDLE_S = 1.0  # how often a function that has nothing to do looks up, to write its counts
+TOPIC_LOOK_S = 0.2  # how often to look whether a missing topic has been made
+PAUSE_S = 0.1  # after trouble; doubled each time, so that a full disk is not made busier
+PAUSE_MAX_S = 10.0
+GONE = ("topic_not_found", "topic_deleted", "consumer_not_found")  # not made yet, deleted, or forgotten: it may come
+
+_log = logging.getLogger("headwater")
+
+
+class Actor:
+    """A function at work in one thread; a `Part` of what a runner runs."""
+
+    def __init__(self, hw: Local, function: Function) -> None:
+        self.name = function.name
+        self._hw = hw
+        self._function = function
+        self._tally = Tally(hw, function)
+        self._stopping = threading.Event()
+        self._consumer: Consumer | None = None
+        self._trouble: HeadwaterError | None = None
+        self._pause_s = PAUSE_S
+        self._apart = 0  # so many events are next finished by a transaction each: one of them spoils what it shares
+
+    def run(self) -> None:
+        """Call the function for each event, until `stop`. What keeps it from that is tried again, ever more slowly."""
+        self._tally.write()
+        while not self._stopping.is_set():
+            try:
+                self._work()
+            except Fenced:
+                pass  # another member has the partition, or will have: what was in hand is not ours any more
+            except SpoiltError as error:
+                self._apart = error.events
+            except HeadwaterError as error:
+                if error.code in GONE:
+                    self._trouble = None
+                    self._stopping.wait(TOPIC_LOOK_S)
+                else:
+                    self._rest(error)
+            except Exception as error:  # noqa: BLE001  # a thread that ended would leave the function undone, silently
+                self._rest(Unavailable(f"{type(error).__name__}: {error}"))
+        self._tally.write()
+        self._tally.close()
+
+    def stop(self) -> None:
+        """End `run` as soon as the function returns; what it does until then counts."""
+        self._stopping.set()
+        consumer = self._consumer
+        if consumer is not None:
+            consumer.stop()
+
+    def settled(self) -> bool:
+        """Whether all events that are there were handled or set aside, durably. True while the topic is not there.
+
+        Raises Unavailable if something keeps it from going on.
+        """
+        trouble, consumer = self._trouble, self._consumer
+        if trouble is not None:
+            raise Unavailable(
+                f"function {self.name!r} cannot go on: {trouble.message}", hint=trouble.hint, code="function_stuck"
+            ) from trouble
+        try:
+            if consumer is None:
+                return self._function.topic not in self._hw.topics()
+            if any(consumer.lag().values()):
+                return False
+            consumer.flush()
+            return not any(consumer.lag().values())
+        except (Closed, Fenced, NotFound):
+            return False  # it begins another shift just now
+
+    def _work(self) -> None:
+        """One shift."""
+        function = self._function
+        consumer = self._hw.consumer(
+            function.consumer,
+            function.topic,
+            start=function.start,
+            type=function.type,
+            match=function.match,
+            timeout=IDLE_S,
+            failures_max=function.tries,
+        )
+        shift = Shift(self._hw, function, consumer, self._tally, self._apart)
+        self._apart = 0
+        try:
+            self._consumer = consumer
+            while not self._stopping.is_set() and not consumer.over:
+                event = next(consumer, None)
+                self._trouble = None
+                if event is None:
+                    self._tally.write_if_due()
+                    continue
+                shift.handle(event)
+                self._pause_s = PAUSE_S
+        finally:
+            self._consumer = None
+            with contextlib.suppress(HeadwaterError):  # its leases end by themselves
+                consumer.close()
+
+    def _rest(self, error: HeadwaterError) -> None:
+        """Wait a little; longer, if that did not help the last time."""
+        if self._trouble is None or self._trouble.message != error.message:
+            _log.warning("function %r cannot go on, and tries again: %s", self.name, error)
+        self._trouble = error
+        self._stopping.wait(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
+
+
+class SpoiltError(Exception):
+    """One of several events made their common transaction impossible: they are to be finished apart."""
+
+    def __init__(self, events: int) -> None:
+        super().__init__(events)
+        self.events = events
+
+
+class Shift:
+    """One time of being a member. Events that share a transaction are `_pending`; all of them are of one partition."""
+
+    def __init__(self, hw: Local, function: Function, consumer: Consumer, tally: Tally, apart: int) -> None:
+        """The first `apart` events are finished by a transaction each."""
+        self._hw = hw
+        self._function = function
+        self._consumer = consumer
+        self._tally = tally
+        self._apart = apart
+        self._pending: list[Event] = []
+        self._transaction: Transaction | None = None
+        self._acting = False  # whether the function is being called
+        self._broken: Exception | None = None  # what kept earlier events from being committed meanwhile
+        self._skipped = 0
+        consumer.on_aside = tally.set_aside
+
+    def handle(self, event: Event) -> None:
+        """Call the function for an event, and finish it, or leave it to be finished with the next ones."""
+        context = Context(self._hw, self._consumer.failures(event) + 1, self._commit_earlier)
+        failure: BaseException | None = None
+        self._acting = True
+        try:
+            self._function.act(context, event)
+        except BaseException as error:  # noqa: BLE001  # also SystemExit: it is the code's, and not ours to obey
+            failure = error
+        self._acting = False
+        appended = context.end()
+        if self._broken is not None:  # the code may have caught it; but what it did depends on what is not there
+            raise self._broken
+        if failure is not None:
+            self._commit()
+            self._fail(event, failure)
+        else:
+            self._finish(event, appended, alone=context.alone)
+        self._tally.missed(self._consumer.skipped - self._skipped)
+        self._skipped = self._consumer.skipped
+        self._tally.write_if_due()
+
+    def _finish(self, event: Event, appended: Transaction | None, *, alone: bool) -> None:
+        if appended is None and not self._pending:
+            self._consumer.ack(event)
+            self._tally.handled(1, 0)
+            return
+        if appended is not None:
+            try:
+                self._take(appended)
+            except TooLarge:
+                self._commit()  # together they are too much, each alone is not
+                self._take(appended)
+        self._pending.append(event)
+        self._apart -= 1
+        if alone or self._apart >= 0 or len(self._pending) >= self._function.batch or not self._consumer.ready:
+            self._commit()
+
+    def _take(self, appended: Transaction) -> None:
+        if self._transaction is None:
+            self._transaction = appended
+        else:
+            self._transaction.absorb(appended)
+
+    def _commit_earlier(self) -> None:
+        """Commit what waits, while the function runs for a later event."""
+        try:
+            self._commit()
+        except Exception as error:
+            self._broken = error
+            raise
+
+    def _commit(self) -> None:
+        """Commit what waits. A single event that cannot be, as because of a conflict, has failed; one of several will.
+
+        Raises what ends the shift; then nothing was committed, or whoever joins next finds that it was.
+        """
+        events, transaction = self._pending, self._transaction
+        if not events:
+            return
+        self._pending, self._transaction = [], None
+        assert transaction is not None
+        try:
+            transaction.ack(*events, consumer=self._consumer)
+            transaction.commit()
+        except (Fenced, Unavailable, Closed):
+            raise
+        except HeadwaterError as error:
+            if len(events) > 1 or self._acting:
+                raise SpoiltError(len(events)) from error
+            self._fail(events[0], error)
+        else:
+            self._tally.handled(len(events), transaction.appended)
+
+    def _fail(self, event: Event, error: BaseException) -> None:
+        self._tally.failed(event, error)
+        self._consumer.fail(event, error)
+        self._tally.write()

@@ -1,0 +1,146 @@
+"""What the code of an application is given beside its arguments: `Views` to queries, `Context` to functions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from headwater.engine.transaction import Transaction
+from headwater.errors import Closed, Invalid
+from headwater.event import At, Content, Event
+from headwater.format.given import Data, Meta, Version
+from headwater.views.binder import Binder
+from headwater.views.local import Local
+
+
+class Views:
+    """A log, to be read: what a query with a name is given. Safe from any thread."""
+
+    def __init__(self, hw: Local) -> None:
+        self._hw = hw
+
+    def binder(self, name: str) -> Binder:
+        """The documents of a binder; reading it raises NotFound while no projection has made it."""
+        return self._hw.binder(name)
+
+    def read(
+        self,
+        topic: str,
+        *,
+        start: At = "earliest",
+        end: At = "latest",
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Event]:
+        """The events of a topic, as `hw.read` gives them."""
+        return self._hw.read(
+            topic, start=start, end=end, partition=partition, type=type, key=key, match=match, reverse=reverse
+        )
+
+    def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
+        """The offset of the key's last event; None if there is none."""
+        return self._hw.version(topic, key, partition=partition)
+
+
+class Context(Views):
+    """What a function is given for one event, and may append with until it returns; for the thread that it runs in.
+
+    What earlier events of the same batch appended is committed before anything is read, and before a version is
+    expected: a function sees, and is compared with, all that it has done for the events before.
+    """
+
+    def __init__(self, hw: Local, attempt: int, commit_earlier: Callable[[], None]) -> None:
+        super().__init__(hw)
+        self.attempt = attempt  # 1 for the first try of the event, 2 for the second, …
+        self.alone = False  # whether its transaction must hold nothing else: a version was expected
+        self._commit_earlier = commit_earlier
+        self._thread = threading.get_ident()
+        self._transaction: Transaction | None = None
+        self._over = False
+
+    def append(
+        self,
+        topic: str,
+        data: Data,
+        *,
+        type: str = "",
+        key: bytes | str | None = None,
+        meta: Meta | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+    ) -> None:
+        """Append one event when the function returns; nothing if it raises. As `Transaction.append`.
+
+        An `expected_version` that does not hold by then is a failure: the function is called again for the event.
+        """
+        transaction = self._begun()
+        if expected_version is not None:
+            self._commit_earlier()
+            self.alone = True
+        transaction.append(
+            topic,
+            data,
+            type=type,
+            key=key,
+            meta=meta,
+            content=content,
+            partition=partition,
+            expected_version=expected_version,
+        )
+
+    def append_many(
+        self,
+        topic: str,
+        data: Sequence[Data],
+        *,
+        types: Sequence[str] | str = "",
+        keys: Sequence[bytes | str | None] | None = None,
+        metas: Sequence[Meta | None] | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Append many events of a topic when the function returns. If it raises, none of them is appended."""
+        transaction = self._begun()
+        part = self._hw.transaction()  # it may be refused when some of it was taken already
+        part.append_many(topic, data, types=types, keys=keys, metas=metas, content=content, partition=partition)
+        transaction.absorb(part)
+
+    def binder(self, name: str) -> Binder:
+        self._before_reading()
+        return super().binder(name)
+
+    def read(self, topic: str, **where: Any) -> Iterator[Event]:
+        self._before_reading()
+        return super().read(topic, **where)
+
+    def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
+        self._before_reading()
+        return super().version(topic, key, partition=partition)
+
+    def end(self) -> Transaction | None:
+        """The function has returned, or raised. What it appended; None if nothing."""
+        self._over = True
+        return self._transaction
+
+    def _begun(self) -> Transaction:
+        if self._over:
+            raise Closed(
+                "the function has returned: what it appends now belongs to no event", hint="append before it returns"
+            )
+        if threading.get_ident() != self._thread:
+            raise Invalid(
+                "a function appends in the thread that it was called in",
+                hint="have other threads return what is to be appended",
+            )
+        if self._transaction is None:
+            self._transaction = self._hw.transaction()
+        return self._transaction
+
+    def _before_reading(self) -> None:
+        if not self._over and threading.get_ident() == self._thread:
+            self._commit_earlier()

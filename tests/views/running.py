@@ -1,0 +1,53 @@
+"""A function at work in a test, and waiting for what it does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from headwater import App, Limits, Local
+from headwater.info import ViewInfo
+from headwater.views.acting import Actor
+from headwater.views.tally import function_infos
+
+LIMITS = Limits(retry_ms=5, retry_ms_max=20, lease_ms=60_000)
+PATIENCE_S = 30.0
+
+
+def values(hw: Local, topic: str) -> list[Any]:
+    return [event.value for event in hw.read(topic)]
+
+
+def place_of(hw: Local, name: str, topic: str = "in") -> list[int]:
+    return [info.cursor for info in hw.consumers(topic) if info.name == f"function.{name}"]
+
+
+def info_of(hw: Local, name: str) -> ViewInfo:
+    [found] = [info for info in function_infos(hw) if info.name == name]
+    return found
+
+
+def until(true: Callable[[], Any]) -> None:
+    """Wait for something that another thread does."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.005)):
+        if true():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it did not come about")
+
+
+@contextmanager
+def acting_on(hw: Local, app: App, name: str) -> Iterator[Actor]:
+    """One function of an application at work, without the others."""
+    actor = Actor(hw, app.functions[name])
+    thread = threading.Thread(target=actor.run)
+    thread.start()
+    try:
+        yield actor
+    finally:
+        actor.stop()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
