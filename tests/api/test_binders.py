@@ -170,7 +170,7 @@ def test_changes_come_as_they_are_made(shop: Shop) -> None:
         first = next(changes)
         while first.kind == "reset":
             first = next(changes)
-        assert (first.kind, first.id, first.data["n"]) == ("put", "cup-1", 1)  # type: ignore[index]
+        assert (first.kind, first.id, first.data["n"]) == ("put", "cup-1", 1)
         shop.put(2)
         second = next(changes)
         assert (second.kind, second.id) == ("put", "cup-2")

@@ -119,7 +119,7 @@ async def test_a_rebuild_is_told_as_a_reset_with_all_documents(clicks: Clicks, s
 
 async def test_many_follow_and_all_are_told_of_everything_in_order(clicks: Clicks, server: Server) -> None:
     async def follow(ready: asyncio.Barrier) -> list[int]:
-        numbers = []
+        numbers: list[int] = []
         async with subscribed(server.url, f"{clicks.path}?after=latest") as source:
             await ready.wait()
             while not numbers or numbers[-1] < 30:
@@ -177,11 +177,13 @@ def test_curl_reads_events_and_lines(clicks: Clicks, server: Server) -> None:
                 pass
             clicks.click("c")
             assert json.loads(lines.stdout.readline())["data"] == {"n": 1}
-            read = [events.stdout.readline().rstrip() for _ in range(4)]
-            assert read[0] == ""
-            assert read[1].startswith("id: ")
-            assert read[2] == "event: put"
-            assert json.loads(read[3].removeprefix("data: "))["id"] == "c"
+            read = [events.stdout.readline().rstrip() for _ in range(6)]
+            begins, id, event, data = read[1], *read[3:]
+            assert begins.startswith("id: ")
+            assert id.startswith("id: ")
+            assert id != begins
+            assert event == "event: put"
+            assert json.loads(data.removeprefix("data: "))["id"] == "c"
         finally:
             events.kill()
             lines.kill()

@@ -59,6 +59,8 @@ class Answering:
                 length = questions.length_of(self._receive(questions.LENGTH.size))
                 self._waiting.put(questions.question_of(self._receive(length)))
         except (OSError, HeadwaterError):
+            if self._ask is None:  # nothing was begun that must be ended properly
+                os._exit(1)
             last = threading.Timer(GRACE_S, os._exit, (1,))
             last.daemon = True
             last.start()

@@ -30,7 +30,8 @@ from headwater.server.scopes import binder_scope
 from headwater.server.store import Store
 from headwater.server.wire import sse as wire
 from headwater.server.wire.pieces import joined
-from headwater.views.binder import TIMEOUT_S, AtLeast
+from headwater.views.binder import TIMEOUT_S
+from headwater.views.passing import AtLeast
 
 LOOK_S, LOOK_MAX_S = 0.002, 0.1  # between two looks whether a projection has come far enough
 SMALL_BODY = 64 * 1024
