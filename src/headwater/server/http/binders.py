@@ -58,18 +58,6 @@ class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     field: str
 
 
-class Counted(msgspec.Struct, frozen=True):
-    """How many documents match."""
-
-    count: int
-
-
-class Explained(msgspec.Struct, frozen=True):
-    """How they would be found."""
-
-    plan: str
-
-
 class Form(NamedTuple):
     """How changes are written: what comes first, each change, a sign of life, and the end by an error."""
 
@@ -120,9 +108,9 @@ async def query(store: Store, request: Request) -> Response:
     asked = decoded(_decode_asked, await request.body(store.limits.query_bytes_max) or b"{}")
     binder = store.engine.binder(request.name)
     if asked.explain:
-        return json(Explained(await store.blocking(binder.explain, asked.match, sort=asked.sort)))
+        return json({"plan": await store.blocking(binder.explain, asked.match, sort=asked.sort)})
     if asked.count:
-        return json(Counted(await _waiting(store, request.query, partial(binder.count, asked.match))))
+        return json({"count": await _waiting(store, request.query, partial(binder.count, asked.match))})
     find = partial(binder.find, asked.match, sort=asked.sort, skip=asked.skip, limit=asked.limit, fields=asked.fields)
     found, first = await _waiting(store, request.query, partial(_begun, find, array=format is ARRAY))
     return Response(200, (("content-type", format.media),), _pumped(store, found, first))
