@@ -114,7 +114,7 @@ def running(data: Path, shop: Path) -> Iterator[tuple[Server, Any]]:
         with headwater.open(server.url) as hw:
             yield server, hw
     finally:
-        server.stop()
+        assert server.stop() == 0
 
 
 def samples(server: Server, name: str) -> dict[str, float]:
@@ -122,17 +122,16 @@ def samples(server: Server, name: str) -> dict[str, float]:
     return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line.startswith(name))}
 
 
-def test_documents_are_made_and_queries_answered_by_another_process(tmp_path: Path, shop: Path) -> None:
-    with running(tmp_path / "data", shop) as (server, hw):
-        refs = hw.append_many("orders", [{"n": 1}, {"n": 5}, {"n": 3}], keys=["a", "b", "c"])
-        document = hw.binder("totals").get("b", at_least=refs)
-        child = document.data["by"]
-        assert child not in (server.pid, os.getpid())
-        assert hw.query("who") == child
-        assert [each["id"] for each in hw.query("top", limit=2)] == ["b", "c"]
-        assert http.post(f"{server.url}/query/top").json()[0] == {"id": "b", "version": 1, "data": {"n": 5}}
-    assert server.process.returncode == 0
-    assert gone(child)
+def test_documents_are_made_and_queries_answered_by_another_process(steady: tuple[Server, Any]) -> None:
+    server, hw = steady
+    refs = hw.append_many("orders", [{"n": 1}, {"n": 500}, {"n": 300}], keys=["one", "two", "three"])
+    document = hw.binder("totals").get("two", at_least=refs)
+    child = document.data["by"]
+    assert child not in (server.pid, os.getpid())
+    assert hw.query("who") == child
+    assert [each["id"] for each in hw.query("top", limit=2)] == ["two", "three"]
+    told = http.post(f"{server.url}/query/top").json()[0]
+    assert told == {"id": "two", "version": refs[1].offset, "data": {"n": 500}}
 
 
 def test_what_is_wrong_with_a_query_is_told(steady: tuple[Server, Any]) -> None:
@@ -177,6 +176,8 @@ def test_an_application_that_is_killed_is_started_again_and_goes_on(tmp_path: Pa
             "headwater_application_up": 1.0,
             "headwater_application_restarts_total": 1.0,
         }
+        assert not gone(second)
+    assert gone(second)
 
 
 def test_who_waits_for_an_answer_when_the_application_dies_is_told(tmp_path: Path, shop: Path) -> None:
@@ -186,6 +187,20 @@ def test_who_waits_for_an_answer_when_the_application_dies_is_told(tmp_path: Pat
         answer = http.post(f"{server.url}/query/slow", json={"seconds": 60})
         assert (answer.status_code, answer.json()["code"]) == (503, "application_down")
         killing.wait()
+
+
+def test_an_interrupt_from_the_terminal_ends_both_properly(tmp_path: Path, shop: Path) -> None:
+    command = [sys.executable, "-m", "headwater.cli", "serve", str(tmp_path / "data"), "--http", "127.0.0.1:0"]
+    command += ["--app", str(shop)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        child = http.post(f"{url}/query/who").json()
+        os.killpg(process.pid, signal.SIGINT)
+        _, complaints = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, complaints) == (0, "")
+        assert gone(child)
 
 
 def test_the_application_ends_when_the_server_is_killed(tmp_path: Path, shop: Path) -> None:
