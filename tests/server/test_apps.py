@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,8 +53,11 @@ def broken(views):
     return {}["nothing"]
 
 @app.query("slow")
-def slow(views, seconds):
+def slow(views, seconds, tell=""):
+    if tell:
+        open(tell, "w").close()
     time.sleep(seconds)
+    return seconds
 
 @app.query("huge")
 def huge(views):
@@ -192,23 +196,34 @@ def test_who_waits_for_an_answer_when_the_application_dies_is_told(tmp_path: Pat
 def test_an_interrupt_from_the_terminal_ends_both_properly(tmp_path: Path, shop: Path) -> None:
     command = [sys.executable, "-m", "headwater.cli", "serve", str(tmp_path / "data"), "--http", "127.0.0.1:0"]
     command += ["--app", str(shop)]
-    pipe = subprocess.PIPE
+    pipe, asked = subprocess.PIPE, tmp_path / "asked"
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
         child = http.post(f"{url}/query/who").json()
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(http.post(f"{url}/query/slow", json={"seconds": 1, "tell": str(asked)}))
+        )
+        asking.start()
+        until(asked.exists)
         os.killpg(process.pid, signal.SIGINT)
         _, complaints = process.communicate(timeout=WAIT_S)
         assert (process.returncode, complaints) == (0, "")
+        asking.join()
+        assert (answers[0].status_code, answers[0].json()) == (200, 1)
         assert gone(child)
 
 
 def test_the_application_ends_when_the_server_is_killed(tmp_path: Path, shop: Path) -> None:
+    ended = tmp_path / "ended properly"
+    shop.write_text(f"{SHOP}\nimport atexit, pathlib\natexit.register(pathlib.Path({str(ended)!r}).touch)\n")
     server = Server(tmp_path / "data", "--app", str(shop))
     child = http.post(f"{server.url}/query/who").json()
     assert not gone(child)
     server.kill()
     until(lambda: gone(child))
+    assert ended.exists()
 
 
 def test_an_application_that_cannot_be_imported_keeps_the_server_from_starting(tmp_path: Path) -> None:

@@ -137,12 +137,20 @@ async def test_many_follow_and_all_are_told_of_everything_in_order(clicks: Click
         assert numbers == sorted(set(numbers))
 
 
-async def test_a_stream_shows_that_it_is_alive_and_ends_with_the_server(clicks: Clicks) -> None:
+async def test_a_stream_shows_that_it_is_alive(clicks: Clicks) -> None:
     with serving(clicks.hw.path, heartbeat_s=0.05) as server:
         async with subscribed(server.url, f"{clicks.path}?after=latest") as source:
             await source.until(lambda: source.comments >= 3)
+
+
+async def test_a_stream_ends_properly_with_the_server(clicks: Clicks) -> None:
+    with serving(clicks.hw.path) as server:
+        async with subscribed(server.url, f"{clicks.path}?after=latest") as source:
+            await asyncio.to_thread(clicks.click, "c")
+            await source.next()
             server.process.terminate()
-            await source.until(lambda: source.ended)
+            await source.until(lambda: source.lost)
+            assert source.ended
 
 
 async def test_a_bad_place_is_told_before_the_stream_begins(clicks: Clicks, server: Server) -> None:
