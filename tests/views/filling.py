@@ -50,7 +50,8 @@ class Filling:
         """The same, with something else in the same transaction."""
         with database.writing(self.connection):
             self.draft.begin()
-            self.draft.put_all(dict(documents), self.puts)
+            for id, document in documents.items():
+                self.draft.put_all({id: document}, self.puts)
                 self.puts += 1
             self.draft.write()
             yield

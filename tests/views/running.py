@@ -16,6 +16,14 @@ LIMITS = Limits(retry_ms=5, retry_ms_max=20, lease_ms=60_000)
 PATIENCE_S = 30.0
 
 
+def values(hw: Local, topic: str) -> list[Any]:
+    return [event.value for event in hw.read(topic)]
+
+
+def place_of(hw: Local, name: str, topic: str = "in") -> list[int]:
+    return [info.cursor for info in hw.consumers(topic) if info.name == f"function.{name}"]
+
+
 def info_of(hw: Local, name: str) -> ViewInfo:
     [found] = [info for info in function_infos(hw) if info.name == name]
     return found

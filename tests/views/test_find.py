@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headwater.errors import TooLarge
 from headwater.views import finding
-from headwater.views.codec import codec
+from headwater.views.codec import decode, encode
 from headwater.views.keys import index_key, order_of
 from headwater.views.local import Local
 from tests.engine import matches
@@ -40,14 +40,13 @@ def some(filling: Filling) -> Filling:
 
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Every document that a find decodes from now on."""
-    encode, decode = codec()
     seen: list[bytes] = []
 
     def counted(data: bytes) -> dict[str, Any]:
         seen.append(data)
         return decode(data)
 
-    monkeypatch.setattr(finding, "codec", lambda: (encode, counted))
+    monkeypatch.setattr(finding, "decode", counted)
     return seen
 
 
@@ -314,7 +313,6 @@ sorts = st.lists(st.tuples(st.sampled_from(["", "-"]), paths).map("".join), max_
 @given(data=st.data())
 def test_indexes_change_nothing_but_the_time(pair: tuple[Local, Filling, Filling], data: st.DataObject) -> None:
     hw, one, other = pair
-    encode, decode = codec()
     drawn = data.draw(st.lists(matches.documents(matches.bson_scalars), min_size=1, max_size=8))
     stored = {str(number): decode(encode(document)) for number, document in enumerate(drawn)}
     gone = {document.id: None for document in hw.binder("plain").find()}

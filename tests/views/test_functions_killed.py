@@ -135,7 +135,7 @@ def test_another_process_takes_over_from_one_that_was_killed_with_an_event_in_ha
         app = App()
 
         @app.function("in", name="f")
-        def go_on(ctx: Context, event: Event) -> None:
+        def go_on(ctx: Context, _event: Event) -> None:
             calls.append(ctx.attempt)
             ctx.append("out", {"by": "the second"})
 

@@ -77,9 +77,7 @@ class Consumer(Iterator[Event]):
         self.name = name
         self.topic = logs[0].place.topic
         self.skipped = 0  # offsets that retention took before they were handed out
-        self.on_aside: Callable[[Event, object], None] | None = (
-            None  # is told of each event that was set aside, and why
-        )
+        self.on_aside: Callable[[Event, object], None] | None = None  # is told what was set aside, and why
         self._logs = logs
         self._cursors = cursors
         self._selection = selection

@@ -13,12 +13,12 @@ import logging
 import threading
 
 from headwater.engine.consumer import Consumer
-from headwater.engine.engine import Engine
 from headwater.engine.transaction import Transaction
 from headwater.errors import Closed, Fenced, HeadwaterError, NotFound, TooLarge, Unavailable
 from headwater.event import Event
 from headwater.views.app import Function
 from headwater.views.context import Context
+from headwater.views.local import Local
 from headwater.views.tally import Tally
 
 IDLE_S = 1.0  # how often a function that has nothing to do looks up, to write its counts
@@ -33,7 +33,7 @@ _log = logging.getLogger("headwater")
 class Actor:
     """A function at work in one thread; a `Part` of what a runner runs."""
 
-    def __init__(self, hw: Engine, function: Function) -> None:
+    def __init__(self, hw: Local, function: Function) -> None:
         self.name = function.name
         self._hw = hw
         self._function = function
@@ -141,7 +141,7 @@ class SpoiltError(Exception):
 class Shift:
     """One time of being a member. Events that share a transaction are `_pending`; all of them are of one partition."""
 
-    def __init__(self, hw: Engine, function: Function, consumer: Consumer, tally: Tally, apart: int) -> None:
+    def __init__(self, hw: Local, function: Function, consumer: Consumer, tally: Tally, apart: int) -> None:
         """The first `apart` events are finished by a transaction each."""
         self._hw = hw
         self._function = function

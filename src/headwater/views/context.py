@@ -6,24 +6,23 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headwater.engine.engine import Engine
 from headwater.engine.transaction import Transaction
 from headwater.errors import Closed, Invalid
 from headwater.event import At, Content, Event
 from headwater.format.given import Data, Meta, Version
 from headwater.views.binder import Binder
-from headwater.views.files import Files
+from headwater.views.local import Local
 
 
 class Views:
     """A log, to be read: what a query with a name is given. Safe from any thread."""
 
-    def __init__(self, hw: Engine) -> None:
+    def __init__(self, hw: Local) -> None:
         self._hw = hw
 
     def binder(self, name: str) -> Binder:
         """The documents of a binder; reading it raises NotFound while no projection has made it."""
-        return Binder(self._hw, Files.of(self._hw), name)
+        return self._hw.binder(name)
 
     def read(
         self,
@@ -54,7 +53,7 @@ class Context(Views):
     expected: a function sees, and is compared with, all that it has done for the events before.
     """
 
-    def __init__(self, hw: Engine, attempt: int, commit_earlier: Callable[[], None]) -> None:
+    def __init__(self, hw: Local, attempt: int, commit_earlier: Callable[[], None]) -> None:
         super().__init__(hw)
         self.attempt = attempt  # 1 for the first try of the event, 2 for the second, …
         self.alone = False  # whether its transaction must hold nothing else: a version was expected

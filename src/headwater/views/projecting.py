@@ -33,6 +33,7 @@ ROUND_S = 1.0  # and so long it may take: others who fill the binder wait for it
 WAIT_S = 0.1  # for events; then it is noted that all up to here was looked at, for those who wait for that
 LOOK_S = 0.5  # between two looks whether something that it waits for has come
 PAUSE_S_MAX = 5.0  # between two tries, when something outside is wrong
+LEASE_MS = 2000  # shorter than others': it goes on soon after a crash, and an owner that only stalled does no harm
 RATE_S = 1.0  # over which the rate is measured
 
 _log = logging.getLogger("headwater")
@@ -174,8 +175,15 @@ class Projector:
         self._rest: list[Event] = []  # taken, and for the next transaction
         self._missed = 0
         self._window = time.monotonic(), 0
-        filters = {"type": projection.type, "match": projection.match}
-        with self._hw.consumer(projection.consumer, projection.topic, kept=self, **filters) as consumer:  # type: ignore[arg-type]
+        joined = self._hw.consumer(
+            projection.consumer,
+            projection.topic,
+            type=projection.type,
+            match=projection.match,
+            lease_ms=min(LEASE_MS, self._hw.limits.lease_ms),
+            kept=self,
+        )
+        with joined as consumer:
             self._consumer = consumer
             try:
                 while not self._stopping.is_set() and self._round(consumer):

@@ -1,0 +1,147 @@
+"""The examples do what they say, and the one with orders adds up whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from headwater import Event, Limits, Local
+from headwater.views.loading import load
+from tests.log.children import Child, Said
+
+ORDERS = Path(__file__).parent.parent / "examples" / "orders.py"
+LIMITS = Limits(lease_ms=300, retry_ms=5, retry_ms_max=50)
+PLACED = 120
+KILLS = 8
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The example as a module, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    load(str(ORDERS))
+    return sys.modules["orders"]
+
+
+def test_the_orders_tell_a_story(tmp_path: Path) -> None:
+    source = ORDERS.parent.parent / "src"
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    done = subprocess.run(
+        [sys.executable, str(ORDERS)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "40 orders: " in done.stdout
+    assert "sold out: placed -> cancelled" in done.stdout
+    assert "card declined: placed -> reserved -> declined -> cancelled" in done.stdout
+    check(tmp_path / "orders-data", tmp_path / "orders-payments.jsonl", 40, {"kettle": 12, "lamp": 30})
+
+
+def test_orders_and_stock_add_up_however_often_the_processes_are_killed(orders: Any, tmp_path: Path) -> None:
+    random = Random(3)
+    path = tmp_path / "orders-data"
+    stock = {item: count * 3 for item, count in orders.STOCK.items()}
+    orders.STOCK = stock
+
+    def work(said: Said) -> None:
+        with Local(path, limits=LIMITS) as hw:
+            said.send("opened")
+            with orders.app.running(hw):
+                said.recv()
+
+    with Local(path, limits=LIMITS) as hw:
+        orders.open_shop(hw)
+        children = [Child(work) for _ in range(2)]
+        for number in range(KILLS):
+            for order in range(number * PLACED // KILLS, (number + 1) * PLACED // KILLS):
+                orders.place(hw, order)
+            children[number % 2].hear()
+            time.sleep(random.random() * 0.15)  # not to wait for something: the moment is what varies
+            children[number % 2].kill()
+            children[number % 2] = Child(work)
+        wait_until(lambda: not any(info.lag for info in hw.consumers()))
+        for child in children:
+            child.hear()
+            child.tell()
+            child.result()
+    check(path, tmp_path / "orders-payments.jsonl", PLACED, stock)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def check(data: Path, payments: Path, placed: int, stock: dict[str, int]) -> None:
+    """Compare what is in the log with what must have happened to each order."""
+    asked = Counter(json.loads(line)["request"] for line in payments.read_text().splitlines())
+    with Local(data) as hw:
+        assert [topic for topic in hw.topics() if topic.endswith(".dead")] == []
+        events: dict[str, list[Event]] = {}
+        for event in hw.read("orders"):
+            events.setdefault(event.value["order"], []).append(event)
+        assert len(events) == placed
+        for order in events.values():
+            check_order(order, asked)
+        check_stock(hw, events, stock)
+
+
+def check_order(order: list[Event], asked: Counter[str]) -> None:
+    steps = [event.type for event in order]
+    assert steps in (
+        ["placed", "cancelled"],
+        ["placed", "reserved", "paid", "completed"],
+        ["placed", "reserved", "declined", "cancelled"],
+    )
+    for event in order:
+        if event.type == "reserved":
+            assert asked[str(event.id)] >= 1
+            assert steps[2] == ("declined" if event.value["card"].endswith("13") else "paid")
+
+
+def check_stock(hw: Local, orders: dict[str, list[Event]], stock: dict[str, int]) -> None:
+    left: Counter[str] = Counter()
+    changes: dict[str, list[int]] = {}
+    for event in hw.read("stock"):
+        item = (event.key or b"").decode()
+        left[item] += event.value["change"]
+        assert left[item] >= 0
+        changes.setdefault(event.value["order"], []).append(event.value["change"])
+    for name, order in orders.items():
+        count, steps = order[0].value["count"], [event.type for event in order]
+        wanted = {"paid": [-count], "declined": [-count, count]}.get(steps[2], []) if len(steps) > 2 else []
+        assert changes.get(name, []) == wanted
+    for item, count in stock.items():
+        completed = [
+            each[0].value["count"]
+            for each in orders.values()
+            if each[-1].type == "completed" and each[0].value["item"] == item
+        ]
+        assert left[item] == count - sum(completed)
+        level = hw.binder("stock").get(item)
+        assert level is not None
+        assert level.data == {"left": left[item]}
+    for name, order in orders.items():
+        document = hw.binder("orders").get(name)
+        assert document is not None
+        assert document.data["state"] == order[-1].type
+        assert document.data["steps"] == [event.type for event in order]
