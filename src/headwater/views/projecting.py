@@ -28,8 +28,8 @@ from headwater.views.rebuild import rebuild
 
 TAKE_EVENTS = 4096  # at a time, from the log
 TAKE_BYTES = 8 * MIB
-ROUND_EVENTS = 65_536  # in one transaction: a page of the file that many of them change is written once
-ROUND_S = 1.0  # and so long it may take: others who fill the binder wait for it
+ROUND_EVENTS = 131_072  # in one transaction: a document that many of them change is written once
+ROUND_S = 1.5  # and so long it may take: others who fill the binder wait for it
 WAIT_S = 0.1  # for events; then it is noted that all up to here was looked at, for those who wait for that
 LOOK_S = 0.5  # between two looks whether something that it waits for has come
 PAUSE_S_MAX = 5.0  # between two tries, when something outside is wrong
@@ -49,6 +49,7 @@ class Projector:
         self._projection = projection
         self._together = together
         self._files = Files.of(hw)
+        self._round_events = min(ROUND_EVENTS, hw.limits.unacked_max // 2)  # none is acked before the transaction ends
         self._stopping = threading.Event()
         self._consumer: Consumer | None = None
         self._fresh = True  # in its first session: what stopped it before is tried again
@@ -245,7 +246,7 @@ class Projector:
                 break
             if events:
                 reached[partition] = events[-1].offset + 1
-            if count >= ROUND_EVENTS or time.monotonic() >= until_s:
+            if count >= self._round_events or time.monotonic() >= until_s or self._stopping.is_set():
                 break
             events = consumer.take(TAKE_EVENTS, TAKE_BYTES, 0.0)
         places = consumer.places
