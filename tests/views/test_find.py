@@ -201,6 +201,16 @@ def test_an_index_is_used_and_only_what_matches_is_read(
         assert len(seen) == visited
 
 
+def test_how_many_there_are_in_all_is_told_without_reading_them(
+    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filling.put(SOME)
+    seen = decoded(monkeypatch)
+    assert hw.binder("baskets").count() == len(SOME)
+    assert hw.binder("baskets").info().documents == len(SOME)
+    assert seen == []
+
+
 def test_a_sort_by_an_index_reads_no_more_than_is_wanted(
     hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +319,7 @@ paths = st.sampled_from(["a", "a", "a", "b", "a.a", "a.b", "a.0", "b.a", "ü", "
 sorts = st.lists(st.tuples(st.sampled_from(["", "-"]), paths).map("".join), max_size=3)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_indexes_change_nothing_but_the_time(pair: tuple[Local, Filling, Filling], data: st.DataObject) -> None:
     hw, one, other = pair

@@ -78,6 +78,16 @@ def test_latest_begins_with_what_comes(hw: Local, filling: Filling) -> None:
     assert followed(hw, changes.place) == []
 
 
+def test_the_place_of_now_is_behind_everything(hw: Local, filling: Filling) -> None:
+    filling.put(SOME)
+    binder = hw.binder("baskets")
+    place = binder.place()
+    assert place == binder.follow(after="latest").place == followed(hw)[-1].place
+    filling.put({"dan": {}})
+    assert binder.place() != place
+    assert told(followed(hw, place)) == [("put", "dan")]
+
+
 def test_several_changes_of_a_document_are_given_as_one(hw: Local, filling: Filling) -> None:
     filling.put(SOME)
     place = followed(hw)[-1].place
@@ -237,7 +247,7 @@ def test_places_are_text_without_spaces_whatever_the_id(hw: Local, filling: Fill
         assert change.place.isascii()
         assert change.place.split() == [change.place]
         assert str(Place.parse(change.place)) == change.place
-        assert Place.parse(change.place).id == change.id
+    assert [Place.parse(change.place).id for change in followed(hw)] == ["", "-", "a\nb", None]
 
 
 # The end
