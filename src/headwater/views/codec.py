@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from headwater.errors import Corrupt, Invalid, TooLarge, Unsupported
+from headwater.format import names
 from headwater.limits import DOCUMENT_BYTES_MAX, DOCUMENT_ID_BYTES_MAX
 
 
@@ -96,6 +97,8 @@ def document_id(key: Any) -> str | None:
         id = str(key)
     else:
         raise Invalid(f"a document's id is text, not {type(key).__name__}", hint="give a key= that makes text of it")
+    if not id.isascii():
+        names.utf8(id, "a document's id")  # raises for what UTF-8 does not have
     if len(id) > DOCUMENT_ID_BYTES_MAX // 4 and len(id.encode()) > DOCUMENT_ID_BYTES_MAX:
         raise TooLarge(f"the id {id[:20]}… is too long", limit="document_id_bytes_max", maximum=DOCUMENT_ID_BYTES_MAX)
     return id

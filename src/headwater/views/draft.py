@@ -88,10 +88,16 @@ class Draft:
                 "SELECT id, row, data FROM documents WHERE id IN (SELECT value FROM json_each(?))",
                 (_encode_json(some).decode(),),
             )
-            for id, row, data in rows:
-                self._data[id] = data
-                self._rows[id] = row
-                self._bytes += len(data)
+            self._remember(rows)
+            for id in some:
+                if "\0" in id:  # where SQLite's JSON ends a text
+                    self._remember(self._connection.execute("SELECT id, row, data FROM documents WHERE id = ?", (id,)))
+
+    def _remember(self, rows: Iterable[tuple[str, int, bytes]]) -> None:
+        for id, row, data in rows:
+            self._data[id] = data
+            self._rows[id] = row
+            self._bytes += len(data)
 
     def get(self, id: str) -> dict[str, Any] | None:
         """A document as it is now, an object of its own; None if there is none."""
@@ -100,16 +106,13 @@ class Draft:
         data = self._data[id]
         return None if data is None else decode(data)
 
-    def put_all(self, documents: dict[str, Any], version: int) -> None:
-        """Change documents or, with None, delete them; all, or none of them if one is no document, which raises."""
+    def put_all(self, documents: dict[str, bytes | None], version: int) -> None:
+        """Change documents, which are encoded, or with None, delete them."""
         self.load(documents)
-        encoded = {id: None if each is None else encode(each) for id, each in documents.items()}
-        self._data.update(encoded)
-        self._versions.update(dict.fromkeys(encoded, version))
+        self._data.update(documents)
+        self._versions.update(dict.fromkeys(documents, version))
 
-    def fold(
-        self, fold: Fold, events: Sequence[Event], ids: Sequence[str | None]
-    ) -> tuple[int, Exception | SystemExit | None]:
+    def fold(self, fold: Fold, events: Sequence[Event], ids: Sequence[str | None]) -> tuple[int, BaseException | None]:
         """Fold each event into its document, which must be loaded; those without one are passed over.
 
         Returns how many are done, and what the next one raised, if it did.
@@ -134,7 +137,9 @@ class Draft:
                     documents[id] = data
                     versions[id] = event.offset
                 done += 1
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
             return done, error
         return done, None
 
@@ -223,11 +228,14 @@ class Documents(MutableMapping[str, dict[str, Any]]):
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        self._put: dict[str, Any] = {}
+        self._put: dict[str, bytes | None] = {}
 
     def __getitem__(self, id: str) -> dict[str, Any]:
-        found: dict[str, Any] | None
-        found = self._put[id] if id in self._put else self._draft.get(_checked(id))
+        if id in self._put:
+            data = self._put[id]
+            found = None if data is None else decode(data)
+        else:
+            found = self._draft.get(_checked(id))
         if found is None:
             raise KeyError(id)
         return found
@@ -235,7 +243,7 @@ class Documents(MutableMapping[str, dict[str, Any]]):
     def __setitem__(self, id: str, document: dict[str, Any]) -> None:
         if document is None:
             raise TypeError("a document is a dict; to delete one: del docs[id]")
-        self._put[_checked(id)] = document
+        self._put[_checked(id)] = encode(document)
 
     def __delitem__(self, id: str) -> None:
         if id not in self:
@@ -252,7 +260,7 @@ class Documents(MutableMapping[str, dict[str, Any]]):
         raise TypeError("a fold cannot count the documents of a binder")
 
     def keep(self, version: int) -> None:
-        """Hand over what the fold has done for one event; raises if one of them is no document, and keeps none."""
+        """Hand over what the fold has done for one event."""
         self._draft.put_all(self._put, version)
         self._put = {}
 

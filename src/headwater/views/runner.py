@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Self
 
-from headwater.errors import NotFound, Unavailable
+from headwater.errors import Corrupt, NotFound, Unavailable
 from headwater.views import registry
 from headwater.views.acting import Actor
 from headwater.views.app import App
@@ -39,8 +40,10 @@ class Runner:
         files = Files.of(self._hw)
         for name in {projection.binder for projection in self._app.projections.values()}:
             files.ensure(name)
-            for field in self._app.binders[name].indexes:
-                self._hw.binder(name).index(field)
+            files.tidy(name)
+            with contextlib.suppress(Corrupt):  # it is told by whoever fills it, and the others go on
+                for field in self._app.binders[name].indexes:
+                    self._hw.binder(name).index(field)
         for part in self._parts:
             thread = threading.Thread(target=part.run, name=f"headwater-{part.name}", daemon=True)
             self._threads.append(thread)
