@@ -12,7 +12,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import append, consume, follow, keys, machine, match, scan, space, table, transactions, transfer, views_fold
+from bench import (
+    append,
+    consume,
+    follow,
+    keys,
+    machine,
+    match,
+    scan,
+    space,
+    table,
+    transactions,
+    transfer,
+    views_fold,
+    views_read,
+)
 from bench.http import appends as http_appends
 from bench.http import live as http_live
 from bench.http import reading as http_reading
@@ -29,6 +43,7 @@ ALL: tuple[Benchmark, ...] = (
     *space.BENCHMARKS,
     *transfer.BENCHMARKS,
     *views_fold.BENCHMARKS,
+    *views_read.BENCHMARKS,
     *http_appends.BENCHMARKS,
     *http_reading.BENCHMARKS,
     *http_live.BENCHMARKS,

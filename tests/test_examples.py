@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -19,12 +18,12 @@ import pytest
 from headwater import Event, Limits, Local
 from headwater.views.loading import load
 from tests.log.children import Child, Said
+from tests.views.running import until
 
 ORDERS = Path(__file__).parent.parent / "examples" / "orders.py"
 LIMITS = Limits(lease_ms=300, retry_ms=5, retry_ms_max=50)
-PLACED = 120
-KILLS = 8
-PATIENCE_S = 60.0
+PLACED = 90
+KILLS = 6
 
 
 @pytest.fixture
@@ -61,34 +60,25 @@ def test_orders_and_stock_add_up_however_often_the_processes_are_killed(orders: 
     orders.STOCK = stock
 
     def work(said: Said) -> None:
-        with Local(path, limits=LIMITS) as hw:
-            said.send("opened")
-            with orders.app.running(hw):
-                said.recv()
+        with Local(path, limits=LIMITS) as hw, orders.app.running(hw):
+            said.recv()
 
     with Local(path, limits=LIMITS) as hw:
         orders.open_shop(hw)
+        for number in range(PLACED):
+            orders.place(hw, number)
         children = [Child(work) for _ in range(2)]
         for number in range(KILLS):
-            for order in range(number * PLACED // KILLS, (number + 1) * PLACED // KILLS):
-                orders.place(hw, order)
-            children[number % 2].hear()
-            time.sleep(random.random() * 0.15)  # not to wait for something: the moment is what varies
+            steps = PLACED + (number + random.random()) * PLACED / KILLS  # each order has one more, at least
+            until(lambda steps=steps: hw.describe("orders").events > steps)  # type: ignore[misc]
+            time.sleep(random.random() * 0.005)  # not to wait for something: the moment is what varies
             children[number % 2].kill()
             children[number % 2] = Child(work)
-        wait_until(lambda: not any(info.lag for info in hw.consumers()))
+        until(lambda: not any(info.lag for info in hw.consumers()))
         for child in children:
-            child.hear()
             child.tell()
             child.result()
     check(path, tmp_path / "orders-payments.jsonl", PLACED, stock)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def check(data: Path, payments: Path, placed: int, stock: dict[str, int]) -> None:

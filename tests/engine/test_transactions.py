@@ -793,3 +793,24 @@ def test_too_many_events_at_once_are_refused_and_the_rest_stays(path: Path) -> N
                 tx.append_many("a", [b"3", b"4"])
             tx.append_many("b", [b"5"])
         assert ends(hw, "a", "b") == [2, 1]
+
+
+def test_a_transaction_can_take_over_what_another_was_to_do(tmp_path: Path) -> None:
+    with Engine(tmp_path / "data", limits=Limits(transaction_events_max=3)) as hw:
+        hw.append_many("in", [b"x"])
+        with hw.consumer("mover", "in", timeout=0) as consumer:
+            first, second, third = hw.transaction(), hw.transaction(), hw.transaction()
+            first.append("out", b"1")
+            second.append_many("out", [b"2", b"3"])
+            second.ack(next(consumer))
+            third.append("out", b"4")
+            first.absorb(second)
+            with pytest.raises(Closed):
+                second.commit()
+            with pytest.raises(TooLarge):
+                first.absorb(third)
+            assert first.appended == 3
+            first.commit()
+            third.commit()
+            assert [event.data for event in hw.read("out")] == [b"1", b"2", b"3", b"4"]
+            assert [info.cursor for info in hw.consumers("in")] == [1]

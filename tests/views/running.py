@@ -13,7 +13,7 @@ from headwater.views.acting import Actor
 from headwater.views.tally import function_infos
 
 LIMITS = Limits(retry_ms=5, retry_ms_max=20, lease_ms=60_000)
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def values(hw: Local, topic: str) -> list[Any]:

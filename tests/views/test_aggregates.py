@@ -279,6 +279,17 @@ def test_a_snapshot_is_gone_on_from(hw: Local, partitions: int) -> None:
         accounts.save(at)
 
 
+def test_a_snapshot_is_gone_on_from_on_a_server(server: Server) -> None:
+    with Local(server.path) as hw, headwater.open(server.url) as remote:
+        accounts = Repository(remote, "accounts", Account, snapshots="snapshots")
+        deposit(accounts, "a-1", 5)
+        assert accounts.load("a-1")._applied == [0]
+        snapshots_of(hw)
+        deposit(accounts, "a-1", 6)
+        loaded = accounts.load("a-1")
+        assert (loaded.balance, loaded._applied, loaded.version) == (11, [1], 1)
+
+
 def test_a_snapshot_is_a_document_with_the_state(hw: Local) -> None:
     accounts = Repository(hw, "accounts", Account)
     account = accounts.load("a-1")
@@ -361,11 +372,11 @@ def test_a_state_that_is_none_would_lose_the_snapshot_and_stops_the_projection(h
 Step = tuple[str, str, int]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["save", "stale", "snapshot"]), st.sampled_from("abc"), st.integers(1, 9)),
-        max_size=12,
+        max_size=10,
     )
 )
 def test_an_aggregate_is_what_its_events_make_with_and_without_snapshots(

@@ -78,6 +78,16 @@ def test_latest_begins_with_what_comes(hw: Local, filling: Filling) -> None:
     assert followed(hw, changes.place) == []
 
 
+def test_the_place_of_now_is_behind_everything(hw: Local, filling: Filling) -> None:
+    filling.put(SOME)
+    binder = hw.binder("baskets")
+    place = binder.place()
+    assert place == binder.follow(after="latest").place == followed(hw)[-1].place
+    filling.put({"dan": {}})
+    assert binder.place() != place
+    assert told(followed(hw, place)) == [("put", "dan")]
+
+
 def test_several_changes_of_a_document_are_given_as_one(hw: Local, filling: Filling) -> None:
     filling.put(SOME)
     place = followed(hw)[-1].place
@@ -85,9 +95,10 @@ def test_several_changes_of_a_document_are_given_as_one(hw: Local, filling: Fill
         filling.put({"ann": {"total": total}})
     filling.put({"bob": {"total": 0}})
     filling.put({"bob": None})
+    filling.put({"ann": {"total": 5}})
     changes = followed(hw, place)
-    assert told(changes) == [("put", "ann"), ("delete", "bob")]
-    assert changes[0].data == {"total": 4}
+    assert told(changes) == [("delete", "bob"), ("put", "ann")], "where it has changed last"
+    assert changes[1].data == {"total": 5}
 
 
 def test_a_document_that_was_never_seen_by_others_is_no_change(hw: Local, filling: Filling) -> None:
@@ -237,7 +248,7 @@ def test_places_are_text_without_spaces_whatever_the_id(hw: Local, filling: Fill
         assert change.place.isascii()
         assert change.place.split() == [change.place]
         assert str(Place.parse(change.place)) == change.place
-        assert Place.parse(change.place).id == change.id
+    assert [Place.parse(change.place).id for change in followed(hw)] == ["", "-", "a\nb", None]
 
 
 # The end

@@ -110,6 +110,9 @@ def test_what_retention_took_before_it_was_handled_is_told(hw: Local) -> None:
     hw.retain("in", before=7)
     app.catch_up(hw)
     assert (info_of(hw, "f").events, info_of(hw, "f").missed) == (4, 4)
+    hw.append("in", b"z")
+    app.catch_up(hw)
+    assert (info_of(hw, "f").events, info_of(hw, "f").missed) == (5, 4)
 
 
 def test_its_place_is_that_of_a_consumer(hw: Local) -> None:
@@ -119,3 +122,13 @@ def test_its_place_is_that_of_a_consumer(hw: Local) -> None:
     app.catch_up(hw)
     [info] = [info for info in hw.consumers() if info.name == "function.f"]
     assert (info.cursor, info.lag, info.owner) == (3, 0, None)
+
+
+def test_a_file_of_counts_whose_maker_died_is_as_none_and_is_made_whole(hw: Local) -> None:
+    sqlite3.connect(hw.path / tally.FILE).execute("PRAGMA journal_mode = WAL")
+    assert function_infos(hw) == []
+    app = App()
+    app.function("in", name="f")(lambda *_: None)
+    hw.append("in", b"x")
+    app.catch_up(hw)
+    assert info_of(hw, "f").events == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,13 +13,13 @@ from headwater import App, Event, Limits, Local
 from headwater.views.context import Context
 from headwater.views.tally import function_infos
 from tests.log.children import Child, Said
+from tests.views.running import PATIENCE_S, until
 
 # A dead process is known to be dead after its lease; whoever is killed again and again is not the event's fault.
 LIMITS = Limits(lease_ms=300, retry_ms=5)
 TRIES = 1000
-INPUTS = 1500
-KILLS = 8
-PATIENCE_S = 60.0
+INPUTS = 500
+KILLS = 6
 
 
 def chain() -> App:
@@ -39,10 +40,8 @@ def chain() -> App:
 
 
 def run(path: Path, said: Said, app: App) -> None:
-    with Local(path, limits=LIMITS) as hw:
-        said.send("opened")
-        with app.running(hw):
-            said.recv()
+    with Local(path, limits=LIMITS) as hw, app.running(hw):
+        said.recv()
 
 
 def test_each_input_has_one_output_however_often_processes_are_killed(tmp_path: Path) -> None:
@@ -54,17 +53,13 @@ def test_each_input_has_one_output_however_often_processes_are_killed(tmp_path: 
         hw.append_many("in", [{"n": n} for n in range(INPUTS)], keys=keys)
         children = [Child(lambda said: run(path, said, chain())) for _ in range(2)]
         for number in range(KILLS):
-            children[number % 2].hear()  # it runs: it is killed in the midst of its work, not while it starts
-            time.sleep(random.random() * 0.15)  # not to wait for something: the moment is what varies
+            done = (number + random.random()) * INPUTS / KILLS
+            until(lambda done=done: hw.describe("middle").events > done)  # type: ignore[misc]
+            time.sleep(random.random() * 0.005)  # not to wait for something: the moment is what varies
             children[number % 2].kill()
-            assert len(list(hw.read("out"))) < INPUTS, "there is too little to do"
             children[number % 2] = Child(lambda said: run(path, said, chain()))
-        deadline = time.monotonic() + PATIENCE_S
-        while len(list(hw.read("out"))) < INPUTS or any(info.lag for info in hw.consumers()):
-            assert time.monotonic() < deadline, [(info.name, info.lag) for info in hw.consumers()]
-            time.sleep(0.02)
+        until(lambda: not any(info.lag for info in hw.consumers()))
         for child in children:
-            child.hear()
             child.tell()
             child.result()
         for topic in ("middle", "out"):
@@ -90,7 +85,6 @@ def test_a_function_that_ends_its_process_is_set_aside_and_the_rest_goes_on(tmp_
         deaths = 0
         while True:
             child = Child(lambda said: run(path, said, app))
-            child.hear()
             while child.alive and [info.cursor for info in hw.consumers("in")] != [60]:
                 time.sleep(0.01)
             if child.alive:
@@ -141,4 +135,34 @@ def test_another_process_takes_over_from_one_that_was_killed_with_an_event_in_ha
 
         app.catch_up(hw, PATIENCE_S)
         assert calls == [2, 1]  # the death counts as a try
+        assert [event.value["by"] for event in hw.read("out")] == ["the second"] * 2
+
+
+def test_a_process_that_was_stopped_for_longer_than_its_lease_finishes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+
+    def stopped(said: Said) -> None:
+        app = App()
+
+        @app.function("in", name="f")
+        def stop(ctx: Context, _event: Event) -> None:
+            ctx.append("out", {"by": "the first"})
+            os.kill(os.getpid(), signal.SIGSTOP)
+            said.send("goes on")
+
+        with Local(path, limits=LIMITS) as hw, app.running(hw) as runner:
+            said.recv()
+            runner.settle(PATIENCE_S)
+
+    with Local(path, limits=LIMITS) as hw:
+        hw.append_many("in", [b"a", b"b"])
+        child = Child(stopped)
+        child.wait_until_stopped()
+        app = App()
+        app.function("in", name="f")(lambda ctx, _: ctx.append("out", {"by": "the second"}))
+        app.catch_up(hw, PATIENCE_S)
+        child.resume()
+        assert child.hear() == "goes on"
+        child.tell()
+        child.result()
         assert [event.value["by"] for event in hw.read("out")] == ["the second"] * 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from functools import partial
 
 from headwater.engine.consumer import Consumer
 from headwater.engine.transaction import Transaction
@@ -110,12 +111,11 @@ class Actor:
             self._consumer = consumer
             while not self._stopping.is_set() and not consumer.over:
                 event = next(consumer, None)
-                self._trouble = None
                 if event is None:
                     self._tally.write_if_due()
-                    continue
-                shift.handle(event)
-                self._pause_s = PAUSE_S
+                else:
+                    shift.handle(event)
+                self._trouble, self._pause_s = None, PAUSE_S
         finally:
             self._consumer = None
             with contextlib.suppress(HeadwaterError):  # its leases end by themselves
@@ -150,26 +150,23 @@ class Shift:
         self._apart = apart
         self._pending: list[Event] = []
         self._transaction: Transaction | None = None
-        self._acting = False  # whether the function is being called
         self._broken: Exception | None = None  # what kept earlier events from being committed meanwhile
         self._skipped = 0
         consumer.on_aside = tally.set_aside
 
     def handle(self, event: Event) -> None:
         """Call the function for an event, and finish it, or leave it to be finished with the next ones."""
-        context = Context(self._hw, self._consumer.failures(event) + 1, self._commit_earlier)
+        context = Context(self._hw, self._consumer.failures(event) + 1, partial(self._commit_earlier, event))
         failure: BaseException | None = None
-        self._acting = True
         try:
             self._function.act(context, event)
         except BaseException as error:  # noqa: BLE001  # also SystemExit: it is the code's, and not ours to obey
             failure = error
-        self._acting = False
         appended = context.end()
         if self._broken is not None:  # the code may have caught it; but what it did depends on what is not there
             raise self._broken
         if failure is not None:
-            self._commit()
+            self._commit(before=event)
             self._fail(event, failure)
         else:
             self._finish(event, appended, alone=context.alone)
@@ -186,7 +183,7 @@ class Shift:
             try:
                 self._take(appended)
             except TooLarge:
-                self._commit()  # together they are too much, each alone is not
+                self._commit(before=event)  # together they are too much, each alone is not
                 self._take(appended)
         self._pending.append(event)
         self._apart -= 1
@@ -199,18 +196,19 @@ class Shift:
         else:
             self._transaction.absorb(appended)
 
-    def _commit_earlier(self) -> None:
-        """Commit what waits, while the function runs for a later event."""
+    def _commit_earlier(self, event: Event) -> None:
+        """Commit what waits, while the function runs for an event."""
         try:
-            self._commit()
+            self._commit(before=event)
         except Exception as error:
             self._broken = error
             raise
 
-    def _commit(self) -> None:
-        """Commit what waits. A single event that cannot be, as because of a conflict, has failed; one of several will.
+    def _commit(self, before: Event | None = None) -> None:
+        """Commit what waits. If that cannot be, as because of a conflict, its only event has failed.
 
-        Raises what ends the shift; then nothing was committed, or whoever joins next finds that it was.
+        Of several, or with another one in hand that must not be finished `before` it, the shift ends, and they come
+        again one by one. Raises what ends the shift; then nothing was committed, or the next one finds that it was.
         """
         events, transaction = self._pending, self._transaction
         if not events:
@@ -223,7 +221,7 @@ class Shift:
         except (Fenced, Unavailable, Closed):
             raise
         except HeadwaterError as error:
-            if len(events) > 1 or self._acting:
+            if len(events) > 1 or before is not None:
                 raise SpoiltError(len(events)) from error
             self._fail(events[0], error)
         else:

@@ -119,6 +119,8 @@ class Log(Protocol):
 
     def read(self, topic: str, *, start: Any, partition: int, key: bytes | str) -> Iterator[Event]: ...
 
+    def binder(self, name: str) -> Snapshots: ...
+
     def transaction(self) -> Any: ...
 
     def append_many(
@@ -151,7 +153,7 @@ class Repository(Generic[A]):
         It has all events that were there when this was called. Raises what applying an event raises.
         """
         if self._snapshots is not None:
-            found = self._from_snapshot(id)
+            found = self._from_snapshot(id, self._snapshots)
             if found is not None:
                 return found
         return self._from_events(id)
@@ -207,14 +209,13 @@ class Repository(Generic[A]):
                     raise
             self._partitions = None  # the topic was deleted, and made again with others
 
-    def _from_snapshot(self, id: str) -> A | None:
+    def _from_snapshot(self, id: str, snapshots: str) -> A | None:
         """From the snapshot on; None if there is none, or it is not one of this key's events as they are now.
 
         Its last event is read again: a topic that was deleted and made again has another one there, or none.
         """
         try:
-            snapshots: Snapshots = self._hw.binder(self._snapshots)  # type: ignore[attr-defined]  # of both, as a rule
-            found = snapshots.get(id)
+            found = self._hw.binder(snapshots).get(id)
             if found is None:
                 return None
             state = dict(found.data)

@@ -16,12 +16,14 @@ from headwater.views import database, finding, indexing, passing
 from headwater.views.codec import decode, document_id
 from headwater.views.files import Files
 from headwater.views.finding import Found
-from headwater.views.following import Following
+from headwater.views.following import Following, latest
 from headwater.views.keys import checked_path
 from headwater.views.passing import AtLeast, Behind
 from headwater.views.pool import Pool, Reader
 from headwater.views.query import query
 from headwater.views.watching import Watch
+
+__all__ = ["TIMEOUT_S", "AtLeast", "Binder"]
 
 TIMEOUT_S = 10.0
 
@@ -108,6 +110,11 @@ class Binder:
         """
         _check_timeout(timeout)
         return Following(self._hw, self._pool, after, timeout)
+
+    def place(self) -> str:
+        """The place behind everything that is there now: `follow(after=place)` gives what has come since."""
+        with self._reading() as reader:
+            return str(latest(reader))
 
     def index(self, field: str) -> None:
         """Have an index over a field from now on; it is made when this returns, durably.

@@ -125,7 +125,9 @@ def connect_counts(path: Path, *, create: bool = False) -> sqlite3.Connection:
         try:
             connection.execute("PRAGMA synchronous = NORMAL")
             (application,) = connection.execute("PRAGMA application_id").fetchone()
-            if create and application != COUNTS_APPLICATION_ID:
+            if not create and application != COUNTS_APPLICATION_ID:
+                raise NotFound(f"{path} has no counts", hint="whoever makes it has not come to that, or died before it")
+            if application != COUNTS_APPLICATION_ID:
                 connection.execute("PRAGMA journal_mode = WAL")
                 with writing(connection):
                     for statement in filter(str.strip, _COUNTS.split(";")):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from operator import itemgetter
 from typing import Any, cast
 
 import msgspec
@@ -21,6 +22,7 @@ from headwater.views.keys import index_key
 
 CACHE_BYTES = 64 * 1024 * 1024  # of documents that are remembered; then all are forgotten, and those needed read again
 ENTRY_BYTES = 200  # what an entry of the cache takes beside its document
+DECODED_BYTES = 256 * 1024  # of documents that are decoded together
 LOADED_MAX = 10_000  # ids in one statement
 CHANGES_KEPT = (
     1_000_000  # ids of changed documents that are kept for those who follow; who is further behind starts anew
@@ -29,6 +31,7 @@ CHANGES_KEPT = (
 Fold = Callable[[Any, Event], Any]
 
 _encode_json = msgspec.json.Encoder().encode
+_row = itemgetter(0)
 
 
 class Draft:
@@ -52,10 +55,18 @@ class Draft:
     def begin(self) -> None:
         """Begin a transaction. What was remembered is forgotten if another connection has written since."""
         (seen,) = self._connection.execute("PRAGMA data_version").fetchone()
-        if seen != self._seen or self._bytes + len(self._data) * ENTRY_BYTES > CACHE_BYTES:
+        if seen != self._seen or not self._fits():
             self.abandon()
             self._seen = seen
             self._indexes = database.indexes(self._connection)
+
+    def _fits(self) -> bool:
+        """Whether what is remembered is not too much. What was replaced counts too, until all is counted anew."""
+        entries = len(self._data) * ENTRY_BYTES
+        if self._bytes + entries <= CACHE_BYTES:
+            return True
+        self._bytes = sum(map(len, filter(None, self._data.values())))
+        return self._bytes + entries <= CACHE_BYTES // 2
 
     def abandon(self) -> None:
         """Forget everything: the transaction was not committed."""
@@ -107,16 +118,20 @@ class Draft:
         Returns how many are done, and what the next one raised, if it did.
         """
         documents, versions = self._data, self._versions
-        encode, decode, options, _ = self._codec
+        encode, decode, _, options, encoding, _ = self._codec
+        decoded = self._decoded(ids)
         done = 0
         try:
             for event, id in zip(events, ids, strict=True):
                 if id is not None:
-                    data = documents[id]
-                    document = fold(None if data is None else decode(data, options), event)
+                    if id in decoded:
+                        document = fold(decoded.pop(id), event)
+                    else:
+                        data = documents[id]
+                        document = fold(None if data is None else decode(data, options), event)
                     data = None
                     if document is not None:
-                        data = encode(document, False, options)
+                        data = encode(document, False, encoding)
                         if len(data) > DOCUMENT_BYTES_MAX:
                             raise too_large(data)
                     documents[id] = data
@@ -127,6 +142,17 @@ class Draft:
         except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
             return done, error
         return done, None
+
+    def _decoded(self, ids: Sequence[str | None]) -> dict[str | None, dict[str, Any]]:
+        """The documents of some ids, each to be given to the first fold that asks for it; not those that are large."""
+        stored = {id: data for id in ids if (data := self._data.get(id)) is not None}
+        if sum(map(len, stored.values())) > DECODED_BYTES:
+            return {}  # it would gain little, and take much memory
+        try:
+            found = self._codec.decode_all(b"".join(stored.values()), self._codec.options)
+            return dict(zip(stored, found, strict=True))
+        except (self._codec.damage, ValueError):
+            return {}  # the one that is damaged is found when it has its turn
 
     def write(self) -> None:
         """Write everything that was changed."""
@@ -170,7 +196,7 @@ class Draft:
                 new.append((last, version, data, id) if keys is None else (last, version, data, *keys(data), id))
             else:
                 old.append((row, version, data) if keys is None else (row, version, data, *keys(data)))
-        old.sort()
+        old.sort(key=_row)
         self._note([id for id in self._versions if id not in never])
         return new, old, gone
 

@@ -32,11 +32,13 @@ class Found(Iterator[Document]):
     long as it is open SQLite keeps what has been written since, in a file that grows; nobody waits for it.
     """
 
+    _reader: Reader | None = None  # also where making it has failed
+
     def __init__(self, pool: Pool, reader: Reader, query: Query) -> None:
         """`reader` has begun a transaction; once this is made, it gives it back to the pool."""
         self._pool = pool
         self._documents = _documents(reader.connection, make_plan(reader.connection, query), query)
-        self._reader: Reader | None = reader
+        self._reader = reader
 
     def __next__(self) -> Document:
         reader = self._reader

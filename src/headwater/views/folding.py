@@ -91,14 +91,14 @@ class Folder:
                 break
         return done
 
-    def _fold_each(self, events: Sequence[Event], ids: Sequence[str | None]) -> None:
+    def _fold_each(self, events: Sequence[Event], ids: list[str | None]) -> None:
         if len(ids) < len(events):  # the key of one of them raises
             for event in events:
                 self._fold_one(event)
             return
         while events:
             done, error = self._draft.fold(self._projection.fold, events, ids)
-            skipped = sum(id is None for id in ids[:done])
+            skipped = ids[:done].count(None)
             self._skipped += skipped
             self.folded += done - skipped
             if error is None:
@@ -115,7 +115,7 @@ class Folder:
             self.fail(event, error)
         else:
             self._draft.load((id,))
-            self._fold_each((event,), (id,))
+            self._fold_each((event,), [id])
 
     def _fold_many(self, events: Sequence[Event]) -> None:
         fold, documents = self._projection.fold, self._documents

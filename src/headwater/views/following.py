@@ -79,6 +79,12 @@ class Place(NamedTuple):
             ) from None
 
 
+def latest(reader: Reader) -> Place:
+    """The place behind everything that is there now."""
+    _, last = reader.connection.execute(_NUMBERS).fetchone()
+    return Place(reader.generation, last or 0)
+
+
 class Following(Iterator[Change]):
     """Changes of documents, as they come. For one thread; only `stop` may be called from others.
 
@@ -101,14 +107,14 @@ class Following(Iterator[Change]):
             pool.file()  # raises
             raise NotFound(f"there is no binder {pool.name!r}", code="no_such_binder")
         if place is None:
-            number = reader.connection.execute(_NUMBERS).fetchone()[1] or 0
-            place = Place(reader.generation, number, listing=after is None)
+            place = latest(reader)._replace(listing=after is None)
         self._place = place
         self.place = str(place)
         """From where to go on after what was given so far."""
 
     def __next__(self) -> Change:
         if not self._ready and not self._find():
+            self.place = str(self._place)  # which may be behind the last document of all, and so tells more than that
             self.close()
             raise StopIteration
         change = self._ready.popleft()
@@ -193,20 +199,24 @@ class Following(Iterator[Change]):
         self._ready.append(Change("reset", str(self._place)))
 
     def _list(self, connection: sqlite3.Connection) -> None:
-        """A page of all documents."""
+        """A page of all documents. With the last of them, only changes are still to come."""
         last, size = self._place.id, 0
         query = (_FIRST, (PAGE_DOCUMENTS,)) if last is None else (_NEXT, (last, PAGE_DOCUMENTS))
         rows = connection.execute(*query)
-        for id, version, data in rows:
-            self._place = self._place._replace(id=id)
-            self._ready.append(Change("put", str(self._place), id, version, decode(data)))
-            size += len(data)
+        page = []
+        for row in rows:
+            page.append(row)
+            size += len(row[2])
             if size >= PAGE_BYTES:
                 break
-        else:
-            if len(self._ready) < PAGE_DOCUMENTS:
-                self._place = self._place._replace(listing=False, id=None)
+        is_last = next(rows, None) is None and len(page) < PAGE_DOCUMENTS
         rows.close()
+        for number, (id, version, data) in enumerate(page, 1):
+            done = is_last and number == len(page)
+            self._place = self._place._replace(listing=not done, id=None if done else id)
+            self._ready.append(Change("put", str(self._place), id, version, decode(data)))
+        if not page:
+            self._place = self._place._replace(listing=False, id=None)
 
     def _gather(self, connection: sqlite3.Connection) -> bool:
         """Which documents have changed in the commits behind the place; False if there are none."""

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 
 from headwater.engine.engine import Engine
-from headwater.errors import Closed, HeadwaterError, NotFound, Unavailable
+from headwater.errors import Closed, HeadwaterError, Unavailable
 from headwater.views import database
 from headwater.views.files import Files, generation
 
@@ -93,11 +93,11 @@ class Pool:
             return
         if reader.connection.in_transaction:
             reader.connection.execute("ROLLBACK")
-        if self._closed.is_set() or len(self._free) >= FREE_MAX:
+        if len(self._free) >= FREE_MAX:
             self.discard(reader)
             return
         self._free.append(reader)
-        if self._closed.is_set():  # in between
+        if self._closed.is_set():  # before, or in between
             self.close()
 
     def check(self, reader: Reader) -> None:
@@ -129,18 +129,17 @@ class Pool:
     def _open(self) -> Reader:
         """Open the file that is read now.
 
-        It may be replaced, and then removed, at any moment, also between opening it and what SQLite keeps beside it. If
-        the link still leads to it when it is open, nothing was removed before.
+        It may be replaced, and then removed, at any moment, also between opening it and what SQLite keeps beside it,
+        and whatever goes wrong then means nothing. It is removed only when the link leads elsewhere: what still is the
+        one that is read when it is open, or could not be opened, was not removed before.
         """
-        missing = ""
         for _ in range(OPENED_TRIES):
             file = self.file()
             try:
                 connection = database.connect(self._files.path / file)
-            except NotFound:
-                if missing == file:
-                    raise  # the link leads nowhere
-                missing = file
+            except HeadwaterError:
+                if self.file() == file:
+                    raise
                 continue
             try:
                 if self.file() == file:

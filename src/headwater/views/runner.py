@@ -16,7 +16,8 @@ from headwater.views.local import Local
 from headwater.views.part import Part
 from headwater.views.projecting import Projector
 
-LOOK_S = 0.01  # between two looks whether everything is done
+LOOK_S = 0.01  # between the first two looks whether everything is done
+LOOK_MAX_S = 0.2  # and between later ones: a look takes the time of a hundred events
 
 
 class Runner:
@@ -53,7 +54,7 @@ class Runner:
 
         Raises Unavailable when that takes longer, or a part has been stopped by an error.
         """
-        deadline = time.monotonic() + timeout
+        deadline, pause_s = time.monotonic() + timeout, LOOK_S
         while True:
             before = self._ends()
             waiting = [part for part in self._parts if not part.settled()]
@@ -62,7 +63,8 @@ class Runner:
             if time.monotonic() > deadline:
                 names = ", ".join(sorted(part.name for part in waiting))
                 raise Unavailable(f"not everything was handled in {timeout} seconds: {names}", code="view_behind")
-            time.sleep(LOOK_S)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, LOOK_MAX_S)
 
     def _ends(self) -> list[tuple[int, ...]]:
         topics = {projection.topic for projection in self._app.projections.values()}
