@@ -10,7 +10,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from headwater.storage.disk import Disk
 from headwater.views import database
 from headwater.views.app import App
 from headwater.views.files import Files
+from headwater.views.folding import Folder
 from headwater.views.local import Local
 from headwater.views.runner import Runner
 from tests.log.children import Child
@@ -269,19 +270,32 @@ def test_what_retention_took_before_it_was_folded_is_counted_as_missed(tmp_path:
         assert seen.row(hw, "b", "p").missed == start - 1
 
 
-@pytest.mark.parametrize("rebuilt", [False, True])
-def test_events_are_synced_before_they_are_recorded(hw: Local, rebuilt: bool) -> None:
+def test_events_are_synced_before_they_are_recorded(hw: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     def durable() -> int:
         return hw.topic_for("t").logs[0].state().secured_offset
 
-    hw.append("t", b"", key="a", durability="os")
+    at: list[tuple[str, int]] = []
+    write, take_place = Folder.write, Files.take_place
+
+    def writing(self: Folder, reached: Mapping[int, int], **told: Any) -> None:
+        at.append((f"up to {reached[0]}", durable()))
+        write(self, reached, **told)
+
+    def taking_place(self: Files, name: str, file: Path) -> None:
+        at.append(("in place", durable()))
+        take_place(self, name, file)
+
+    hw.append("t", b"", key="a")
     app_of(count).catch_up(hw, SETTLE_S)
-    assert durable() == 1
     hw.append_many("t", [b""] * 9, keys=["a"] * 9, durability="os")
     assert durable() == 1
-    app_of(count, version=2 if rebuilt else 1).catch_up(hw, SETTLE_S)
-    assert seen.cursors(hw, "b", "p") == {0: 10}
-    assert durable() == 10
+    monkeypatch.setattr(Folder, "write", writing)
+    monkeypatch.setattr(Files, "take_place", taking_place)
+    app_of(count).catch_up(hw, SETTLE_S)
+    assert at == [("up to 10", 10)]
+    hw.append_many("t", [b""] * 9, keys=["a"] * 9, durability="os")
+    app_of(count, version=2).catch_up(hw, SETTLE_S)
+    assert at[1:] == [("up to 19", 10), ("in place", 19)]
 
 
 def test_a_binder_that_is_ahead_of_its_log_is_refused(hw: Local) -> None:
