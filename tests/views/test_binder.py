@@ -19,7 +19,8 @@ from bson import Decimal128, Int64, ObjectId
 from headwater.document import Document
 from headwater.errors import Closed, Corrupt, Invalid, NotFound, TooLarge
 from headwater.limits import BINDER_INDEXES_MAX, FIND_FIELDS_MAX, FIND_SORTS_MAX
-from headwater.views import database, indexing, pool
+from headwater.views import database, indexing, pool, rebuild
+from headwater.views.app import App
 from headwater.views.draft import Draft
 from headwater.views.local import BINDERS_KEPT, Local
 from tests.views.filling import Filling, ids, plain
@@ -288,6 +289,22 @@ def test_an_index_is_made_in_the_file_that_is_read_when_it_is_done(
     monkeypatch.setattr("headwater.views.binder.database.writing", replace_then_write)
     binder.index("total")
     assert binder.info().indexes == ["total"]
+
+
+def test_an_index_that_is_asked_for_while_the_binder_is_rebuilt_is_kept(
+    hw: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuild, "CLOSE_EVENTS", 0)
+    app = App()
+    app.projection("orders", "baskets", name="basket")(lambda _doc, event: event.value)
+    hw.append_many("orders", [{"total": 1}, {"total": 2}], keys=[b"ann", b"bob"])
+    app.catch_up(hw)
+    binder = hw.binder("baskets")
+    before = binder.place()
+    rebuild.rebuild(hw, app.of_binder("baskets"), progress=lambda _done, _all: binder.index("total"))
+    assert binder.place() != before
+    assert binder.info().indexes == ["total"]
+    assert ids(binder.find({"total": 2})) == ["bob"]
 
 
 # Connections

@@ -209,6 +209,19 @@ def test_a_binder_that_is_rebuilt_in_the_midst_of_all_documents_begins_anew(
         assert told(list(changes)) == [("reset", ""), ("put", "new")]
 
 
+def test_a_binder_that_is_rebuilt_in_the_midst_of_changes_begins_anew(
+    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "PAGE_DOCUMENTS", 1)
+    filling.put({"first": {}})
+    with hw.binder("baskets").follow(after="latest", timeout=0) as changes:
+        filling.put(SOME)
+        assert next(changes).id == "ann"
+        filling.rebuild({"new": {"total": 1}})
+        assert told(list(changes)) == [("reset", ""), ("put", "new")]
+        assert followed(hw, changes.place) == []
+
+
 def test_who_was_away_for_too_long_begins_anew(hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft, "CHANGES_KEPT", 64)
     filling.put(SOME)

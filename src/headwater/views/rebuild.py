@@ -17,7 +17,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
 from headwater.event import Event
 from headwater.storage.disk import Disk
-from headwater.views import database, registry
+from headwater.views import database, indexing, registry
 from headwater.views.app import Projection
 from headwater.views.files import Files
 from headwater.views.folding import Folder
@@ -66,6 +66,9 @@ def rebuild(
         if old is not None:
             # Whoever folds into it waits, and then looks where to.
             stack.enter_context(database.writing(old, give_up=stop))
+            with database.writing(new):
+                for path in database.indexes(old):
+                    indexing.ensure(new, path)  # it may have been asked for meanwhile
         build.catch_up()
         build.finish()
         _sync(hw.disk, file)
