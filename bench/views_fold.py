@@ -167,11 +167,11 @@ def one_core() -> Iterator[None]:
 BENCHMARKS = (
     Benchmark(
         "fold",
-        "A new projection over JSON events of about 80 bytes in batches of 1,000, keyed by customer, into small documents "
-        "(customer, orders, total), until all is durable in the binder; beside the same by hand: the log read in "
-        "batches, documents kept as JSON in SQLite, upserted once for each transaction of as many events, WAL with full "
-        "syncs. By hand a document stays an object within a transaction, where a projection's fold is given what was "
-        "stored. Both on one core.",
+        "A new projection over JSON events of about 80 bytes in batches of 1,000, keyed by customer, into small "
+        "documents (customer, orders, total), until all is durable in the binder; beside the same by hand: the log "
+        "read in batches, documents kept as JSON in SQLite, upserted once for each transaction of as many events, in "
+        "WAL mode with full syncs. By hand a document stays an object within a transaction, where a projection's fold "
+        "is given what was stored. Both on one core.",
         folding,
     ),
 )

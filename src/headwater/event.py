@@ -26,6 +26,7 @@ UNIX_EPOCH_TICKS = 122_192_928_000_000_000
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NODE_MASK = (1 << 62) - 1
 _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
+_decode_json = msgspec.json.Decoder().decode
 
 
 def ticks_of(time: datetime) -> int:
@@ -110,12 +111,14 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     @property
     def value(self) -> Any:
         """The data as its content says: bytes, str, or what the JSON or BSON holds."""
-        data = self.data if self.data is not None else b"".join(self.chunks())
-        if self.content == "text":
+        data, content = self.data, self.content
+        if data is None:
+            data = b"".join(self.chunks())
+        if content == "json":
+            return _decode_json(data)
+        if content == "text":
             return data.decode()
-        if self.content == "json":
-            return msgspec.json.decode(data)
-        if self.content == "bson":
+        if content == "bson":
             return _decode_bson(data)
         return data
 

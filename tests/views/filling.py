@@ -13,6 +13,7 @@ from headwater.document import Document
 from headwater.event import Ref
 from headwater.info import ViewError
 from headwater.views import database
+from headwater.views.codec import encode
 from headwater.views.draft import Draft
 from headwater.views.files import Files
 from headwater.views.local import Local
@@ -51,7 +52,7 @@ class Filling:
         with database.writing(self.connection):
             self.draft.begin()
             for id, document in documents.items():
-                self.draft.put_all({id: document}, self.puts)
+                self.draft.put_all({id: None if document is None else encode(document)}, self.puts)
                 self.puts += 1
             self.draft.write()
             yield

@@ -1,4 +1,4 @@
-"""`headwater completion`: the script that lets a shell complete commands, options, directories and topics."""
+"""`headwater completion`: the script that lets a shell complete commands, options, directories, topics and binders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHELLS = {
 def completion(shell: str) -> None:
     """Print the completion script of a shell.
 
-    It completes commands, options, directories and topics; its first lines say how to install it.
+    It completes commands, options, directories, topics and binders; its first lines say how to install it.
     """
     from click.shell_completion import get_completion_class
 

@@ -150,7 +150,7 @@ def _refuse(asked: dict[str, Any], name: str) -> None:
     """A query takes arguments of its own."""
     used = [option for option, value in asked.items() if value not in (None, False)]
     if used:
-        what = "a match" if used[0] == "match" else f"--{used[0].replace('_', '-')}"
+        what = "MATCH" if used[0] == "match" else f"--{used[0].replace('_', '-')}"
         raise click.UsageError(f"{name!r} is a query, which takes no {what}: give it arguments with --set")
 
 

@@ -129,6 +129,15 @@ class Consumer(Iterator[Event]):
             places[current.partition] = min(places[current.partition], last.offset + 1)
         return places
 
+    @property
+    def careful(self) -> bool:
+        """Whether what was handed out last may have ended a process: to find out, ack it before more is taken.
+
+        For the thread that iterates.
+        """
+        current, last = self._current, self._last
+        return current is not None and last is not None and last.offset < current.careful_until
+
     # Events
 
     def __next__(self) -> Event:

@@ -56,7 +56,11 @@ class Member:
         self._tended_s = 0.0
         self._refused: Fenced | None = None
         self._wake = threading.Event()
-        self.tend(claim=True)
+        try:
+            self.tend(claim=True)
+        except BaseException:
+            self.leases.release([], leave=True)
+            raise
         arguments = weakref.ref(self), self._wake
         self._thread = threading.Thread(target=_keep, args=arguments, name=f"headwater-{name}", daemon=True)
         self._thread.start()
@@ -68,10 +72,7 @@ class Member:
             fences = {number: holding.fence for number, holding in self.held.items()}
         found = self.leases.tend(fences, claim=claim)
         expires_s = found.expiry_ns / 1e9
-        claimed = [
-            Holding(self._logs[each.partition], self._begin(each), expires_s, each.careful_until)
-            for each in found.claimed
-        ]
+        claimed = self._begin_all(found.claimed, expires_s)
         with self.mutex:
             for number, fence in fences.items():
                 holding = self.held.get(number)
@@ -84,6 +85,21 @@ class Member:
                 self.held[holding.partition] = holding
             self._share(found)
         self.give_up()
+
+    def _begin_all(self, claims: list[Claim], expires_s: float) -> list[Holding]:
+        """Hold what was taken. If it cannot be told where to begin, it is free for others again."""
+        begun = []
+        fences = {each.partition: each.slot.fence for each in claims}
+        try:
+            for each in claims:
+                slot = self._begin(each)
+                fences[each.partition] = slot.fence
+                begun.append(Holding(self._logs[each.partition], slot, expires_s, each.careful_until))
+        except BaseException:
+            # Below every cursor: of what is stored, only the lease is changed.
+            self.leases.release([Progress(number, fence, -1, 0, 0, 0) for number, fence in fences.items()])
+            raise
+        return begun
 
     def _begin(self, claim: Claim) -> CursorSlot:
         """Where to begin in a partition that was taken."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
@@ -18,7 +19,9 @@ APPLICATION_ID = 0x48574244  # "HWBD", which the program `file` shows
 COUNTS_APPLICATION_ID = 0x4857464E  # "HWFN"
 COUNTS_BUSY_S = 0.2  # a function is not to be kept from its work by its counts
 BUSY_S = 30.0  # a writer waits so long for another one, which takes at most about a second at a time
+ASK_MS = 100  # between two questions whether to go on waiting
 CACHE_KIB = 16 * 1024  # of pages, for each connection
+_GONE_CODES = sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY  # by what was removed, and when
 CHECKPOINT_PAGES = 10_000  # 40 MiB: a page that is changed often is written back once for many commits
 
 _TABLES = """
@@ -82,7 +85,7 @@ CREATE TABLE IF NOT EXISTS rates (
 
 def create(path: Path) -> None:
     """Make a new, empty file; durable when it returns, but for its name in the directory."""
-    with translated(path), contextlib.closing(_connect(path, "rwc")) as connection:
+    with translated(path, making=True), contextlib.closing(_connect(path, "rwc")) as connection:
         connection.execute("PRAGMA page_size = 4096")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("PRAGMA journal_mode = WAL")
@@ -148,9 +151,15 @@ def _connect(path: Path, mode: str, busy_s: float = BUSY_S) -> sqlite3.Connectio
 
 
 @contextlib.contextmanager
-def writing(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """A transaction that writes: nobody else does meanwhile. Committed, durably, if the block ends well."""
-    connection.execute("BEGIN IMMEDIATE")
+def writing(connection: sqlite3.Connection, give_up: Callable[[], bool] | None = None) -> Iterator[sqlite3.Connection]:
+    """A transaction that writes: nobody else does meanwhile. Committed, durably, if the block ends well.
+
+    It waits for others that write; with `give_up`, that is asked now and then whether to go on waiting.
+    """
+    if give_up is None:
+        connection.execute("BEGIN IMMEDIATE")
+    else:
+        _begin(connection, give_up)
     try:
         yield connection
         connection.execute("COMMIT")
@@ -158,6 +167,25 @@ def writing(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _begin(connection: sqlite3.Connection, give_up: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + BUSY_S
+    connection.execute(f"PRAGMA busy_timeout = {ASK_MS}")
+    try:
+        while not connection.in_transaction:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if not busy(error) or give_up() or time.monotonic() >= until_s:
+                    raise
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
+
+
+def busy(error: sqlite3.Error) -> bool:
+    """Whether others kept the file locked for too long."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 @contextlib.contextmanager
@@ -171,20 +199,23 @@ def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 @contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translated(path: Path, *, making: bool = False) -> Iterator[None]:
     """Raise what SQLite refuses as errors of ours."""
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise translation(path, error) from error
+        raise translation(path, error, making=making) from error
 
 
-def translation(path: Path, error: sqlite3.Error) -> HeadwaterError:
-    """What SQLite has raised, as an error of ours."""
+def translation(path: Path, error: sqlite3.Error, *, making: bool = False) -> HeadwaterError:
+    """What SQLite has raised, as an error of ours; `making`: while the file is made."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_CANTOPEN:
+    if code in _GONE_CODES and not making and not path.exists():  # it may have been replaced while it was opened
         return NotFound(f"{path} cannot be opened: {error}", code="no_such_binder")
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+        hint = "is the directory writable, and is there space?"
+        return Unavailable(f"{path} cannot be opened or written: {error}", hint=hint, code="read_only")
+    if busy(error):
         return Unavailable(f"{path} is locked: {error}", hint="does something else write to it?", code="locked")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         hint = "delete its files while no application runs, and it is made again from the log"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from operator import itemgetter
 from typing import Any, cast
 
 import msgspec
@@ -21,6 +22,7 @@ from headwater.views.keys import index_key
 
 CACHE_BYTES = 64 * 1024 * 1024  # of documents that are remembered; then all are forgotten, and those needed read again
 ENTRY_BYTES = 200  # what an entry of the cache takes beside its document
+DECODED_BYTES = 256 * 1024  # of documents that are decoded together
 LOADED_MAX = 10_000  # ids in one statement
 CHANGES_KEPT = (
     1_000_000  # ids of changed documents that are kept for those who follow; who is further behind starts anew
@@ -29,6 +31,7 @@ CHANGES_KEPT = (
 Fold = Callable[[Any, Event], Any]
 
 _encode_json = msgspec.json.Encoder().encode
+_row = itemgetter(0)
 
 
 class Draft:
@@ -52,10 +55,18 @@ class Draft:
     def begin(self) -> None:
         """Begin a transaction. What was remembered is forgotten if another connection has written since."""
         (seen,) = self._connection.execute("PRAGMA data_version").fetchone()
-        if seen != self._seen or self._bytes + len(self._data) * ENTRY_BYTES > CACHE_BYTES:
+        if seen != self._seen or not self._fits():
             self.abandon()
             self._seen = seen
             self._indexes = database.indexes(self._connection)
+
+    def _fits(self) -> bool:
+        """Whether what is remembered is not too much. What was replaced counts too, until all is counted anew."""
+        entries = len(self._data) * ENTRY_BYTES
+        if self._bytes + entries <= CACHE_BYTES:
+            return True
+        self._bytes = sum(map(len, filter(None, self._data.values())))
+        return self._bytes + entries <= CACHE_BYTES // 2
 
     def abandon(self) -> None:
         """Forget everything: the transaction was not committed."""
@@ -77,10 +88,16 @@ class Draft:
                 "SELECT id, row, data FROM documents WHERE id IN (SELECT value FROM json_each(?))",
                 (_encode_json(some).decode(),),
             )
-            for id, row, data in rows:
-                self._data[id] = data
-                self._rows[id] = row
-                self._bytes += len(data)
+            self._remember(rows)
+            for id in some:
+                if "\0" in id:  # where SQLite's JSON ends a text
+                    self._remember(self._connection.execute("SELECT id, row, data FROM documents WHERE id = ?", (id,)))
+
+    def _remember(self, rows: Iterable[tuple[str, int, bytes]]) -> None:
+        for id, row, data in rows:
+            self._data[id] = data
+            self._rows[id] = row
+            self._bytes += len(data)
 
     def get(self, id: str) -> dict[str, Any] | None:
         """A document as it is now, an object of its own; None if there is none."""
@@ -89,39 +106,53 @@ class Draft:
         data = self._data[id]
         return None if data is None else decode(data)
 
-    def put_all(self, documents: dict[str, Any], version: int) -> None:
-        """Change documents or, with None, delete them; all, or none of them if one is no document, which raises."""
+    def put_all(self, documents: dict[str, bytes | None], version: int) -> None:
+        """Change documents, which are encoded, or with None, delete them."""
         self.load(documents)
-        encoded = {id: None if each is None else encode(each) for id, each in documents.items()}
-        self._data.update(encoded)
-        self._versions.update(dict.fromkeys(encoded, version))
+        self._data.update(documents)
+        self._versions.update(dict.fromkeys(documents, version))
 
-    def fold(
-        self, fold: Fold, events: Sequence[Event], ids: Sequence[str | None]
-    ) -> tuple[int, Exception | SystemExit | None]:
+    def fold(self, fold: Fold, events: Sequence[Event], ids: Sequence[str | None]) -> tuple[int, BaseException | None]:
         """Fold each event into its document, which must be loaded; those without one are passed over.
 
         Returns how many are done, and what the next one raised, if it did.
         """
         documents, versions = self._data, self._versions
-        encode, decode, options, _ = self._codec
+        encode, decode, _, options, encoding, _ = self._codec
+        decoded = self._decoded(ids)
         done = 0
         try:
             for event, id in zip(events, ids, strict=True):
                 if id is not None:
-                    data = documents[id]
-                    document = fold(None if data is None else decode(data, options), event)
+                    if id in decoded:
+                        document = fold(decoded.pop(id), event)
+                    else:
+                        data = documents[id]
+                        document = fold(None if data is None else decode(data, options), event)
                     data = None
                     if document is not None:
-                        data = encode(document, False, options)
+                        data = encode(document, False, encoding)
                         if len(data) > DOCUMENT_BYTES_MAX:
                             raise too_large(data)
                     documents[id] = data
                     versions[id] = event.offset
                 done += 1
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
             return done, error
         return done, None
+
+    def _decoded(self, ids: Sequence[str | None]) -> dict[str | None, dict[str, Any]]:
+        """The documents of some ids, each to be given to the first fold that asks for it; not those that are large."""
+        stored = {id: data for id in ids if (data := self._data.get(id)) is not None}
+        if sum(map(len, stored.values())) > DECODED_BYTES:
+            return {}  # it would gain little, and take much memory
+        try:
+            found = self._codec.decode_all(b"".join(stored.values()), self._codec.options)
+            return dict(zip(stored, found, strict=True))
+        except (self._codec.damage, ValueError):
+            return {}  # the one that is damaged is found when it has its turn
 
     def write(self) -> None:
         """Write everything that was changed."""
@@ -165,7 +196,7 @@ class Draft:
                 new.append((last, version, data, id) if keys is None else (last, version, data, *keys(data), id))
             else:
                 old.append((row, version, data) if keys is None else (row, version, data, *keys(data)))
-        old.sort()
+        old.sort(key=_row)
         self._note([id for id in self._versions if id not in never])
         return new, old, gone
 
@@ -197,11 +228,14 @@ class Documents(MutableMapping[str, dict[str, Any]]):
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        self._put: dict[str, Any] = {}
+        self._put: dict[str, bytes | None] = {}
 
     def __getitem__(self, id: str) -> dict[str, Any]:
-        found: dict[str, Any] | None
-        found = self._put[id] if id in self._put else self._draft.get(_checked(id))
+        if id in self._put:
+            data = self._put[id]
+            found = None if data is None else decode(data)
+        else:
+            found = self._draft.get(_checked(id))
         if found is None:
             raise KeyError(id)
         return found
@@ -209,7 +243,7 @@ class Documents(MutableMapping[str, dict[str, Any]]):
     def __setitem__(self, id: str, document: dict[str, Any]) -> None:
         if document is None:
             raise TypeError("a document is a dict; to delete one: del docs[id]")
-        self._put[_checked(id)] = document
+        self._put[_checked(id)] = encode(document)
 
     def __delitem__(self, id: str) -> None:
         if id not in self:
@@ -226,7 +260,7 @@ class Documents(MutableMapping[str, dict[str, Any]]):
         raise TypeError("a fold cannot count the documents of a binder")
 
     def keep(self, version: int) -> None:
-        """Hand over what the fold has done for one event; raises if one of them is no document, and keeps none."""
+        """Hand over what the fold has done for one event."""
         self._draft.put_all(self._put, version)
         self._put = {}
 

@@ -60,13 +60,18 @@ class Files:
         """The file that is read now; raises NotFound if there is no such binder."""
         link = self.link(name)
         try:
-            return self.path / self._disk.readlink(link)
+            before = None
+            while (found := self._disk.readlink(link)) != before:
+                if self._disk.inode(self.path / found) is not None:
+                    return self.path / found
+                before = found  # it was replaced in between and removed; else somebody has deleted the file
         except OSError:
-            raise NotFound(
-                f"there is no binder {name!r}",
-                hint="binders are made by projections: headwater views run --app …",
-                code="no_such_binder",
-            ) from None
+            pass  # there is no link
+        raise NotFound(
+            f"there is no binder {name!r}",
+            hint="binders are made by projections: headwater views run --app …",
+            code="no_such_binder",
+        )
 
     def ensure(self, name: str) -> Path:
         """The file that is read now; made, empty and durable, if there is no such binder."""
@@ -86,7 +91,7 @@ class Files:
         """
         link = self.link(name)
         self._make_directory()
-        with locked(self._lock(name), self._disk, self._clock, self._lock_wait_s if wait else 0.0):
+        with self._locked(name, self._lock_wait_s if wait else 0.0):
             self._sweep(name)
             file = self.path / f"{link.stem}.{self._clock.random_bytes(8).hex()}{SUFFIX}"
             database.create(file)
@@ -120,6 +125,11 @@ class Files:
                 f"binder {name!r} cannot be put in place: {error.strerror}", hint="see to the disk"
             ) from error
 
+    def tidy(self, name: str) -> None:
+        """Remove what a process that was killed has left, unless another builds just now."""
+        with contextlib.suppress(Unavailable), self._locked(name, 0.0):
+            self._sweep(name)
+
     def bytes(self, file: Path) -> int:
         """The bytes of a file and of what SQLite keeps beside it."""
         return sum(self._disk.file_size(file.with_name(file.name + companion)) for companion in COMPANIONS)
@@ -127,14 +137,24 @@ class Files:
     def _lock(self, name: str) -> Path:
         return self.path / f".{self.link(name).stem}.lock"
 
+    @contextlib.contextmanager
+    def _locked(self, name: str, wait_s: float) -> Iterator[None]:
+        lock = self._lock(name)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(lock, self._disk, self._clock, wait_s))
+            except OSError as error:
+                raise _read_only(lock, error) from error
+            yield
+
     def _sweep(self, name: str) -> None:
         """Remove the files of a binder that are not read: of rebuilds that ended early, or that were replaced."""
         stem = self.link(name).stem
         current = ""
         with contextlib.suppress(NotFound):
             current = self.current(name).name
-        for found in self._disk.names(self.path):
-            base = found.removesuffix("-wal").removesuffix("-shm")
+        for found in sorted(self._disk.names(self.path)):  # a file goes before those beside it: then it is not opened
+            base = found.removesuffix("-wal").removesuffix("-shm").removesuffix("-journal")
             ours = base.startswith(f"{stem}.") and base not in (f"{stem}{SUFFIX}", current)
             if ours and (base.endswith((SUFFIX, ".tmp"))):
                 with contextlib.suppress(OSError):
@@ -146,11 +166,12 @@ class Files:
                 self._disk.mkdir(self.path)
                 self._disk.sync_directory(self._root)
         except OSError as error:
-            raise Unavailable(
-                f"{self.path} cannot be made: {error.strerror}",
-                hint="is the directory writable, and is there space?",
-                code="read_only",
-            ) from error
+            raise _read_only(self.path, error) from error
+
+
+def _read_only(path: Path, error: OSError) -> Unavailable:
+    hint = "is the directory writable, and is there space?"
+    return Unavailable(f"{path} cannot be made: {error.strerror}", hint=hint, code="read_only")
 
 
 def generation(file: str) -> str:

@@ -22,7 +22,8 @@ from headwater.views.app import Projection
 from headwater.views.codec import document_id
 from headwater.views.draft import Documents, Draft
 
-LOOK_EVERY = 64  # events between two looks at the clock
+LOOK_EVERY = 64  # events between two looks at the clock, at most
+LOOK_S = 0.02  # and where they take longer than this, fewer
 ERROR_CHARACTERS_MAX = 4000  # of an error and its trace that are kept
 
 _event_key = attrgetter("key")
@@ -39,7 +40,12 @@ class Halt(Exception):  # it is no error of ours
 class Folder:
     """The documents that one transaction changes for a projection: `begin`, `fold` as often as wanted, `write`."""
 
-    def __init__(self, connection: sqlite3.Connection, projection: Projection) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, projection: Projection, stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`stop` is asked now and then whether to end early."""
+        self._stop = stop
+        self._group = 1  # so many events are folded between two looks at the clock
         self._connection = connection
         self._projection = projection
         self._draft = Draft(connection)
@@ -63,7 +69,7 @@ class Folder:
         self._reset()
 
     def fold(self, events: Sequence[Event], until_s: float) -> int:
-        """Fold events in their order, and return how many; fewer than all if the time is over.
+        """Fold events in their order, and return how many; fewer than all if the time is over, or it is to stop.
 
         Raises Halt if a fold raises and the projection is to stop: what came before that event is folded.
         """
@@ -71,26 +77,28 @@ class Folder:
         single = not self._projection.many
         if single:
             self._draft.load(ids)
-        done = 0
+        done, now_s = 0, time.monotonic()
         while done < len(events):
-            some = events[done : done + LOOK_EVERY]
+            some = events[done : done + self._group]
             if single:
-                self._fold_each(some, ids[done : done + LOOK_EVERY])
+                self._fold_each(some, ids[done : done + self._group])
             else:
                 self._fold_many(some)
             done += len(some)
-            if time.monotonic() >= until_s:
+            began_s, now_s = now_s, time.monotonic()
+            self._group = min(self._group * 2, LOOK_EVERY) if now_s - began_s < LOOK_S else max(self._group // 2, 1)
+            if now_s >= until_s or self._stop():
                 break
         return done
 
-    def _fold_each(self, events: Sequence[Event], ids: Sequence[str | None]) -> None:
+    def _fold_each(self, events: Sequence[Event], ids: list[str | None]) -> None:
         if len(ids) < len(events):  # the key of one of them raises
             for event in events:
                 self._fold_one(event)
             return
         while events:
             done, error = self._draft.fold(self._projection.fold, events, ids)
-            skipped = sum(id is None for id in ids[:done])
+            skipped = ids[:done].count(None)
             self._skipped += skipped
             self.folded += done - skipped
             if error is None:
@@ -101,11 +109,13 @@ class Folder:
     def _fold_one(self, event: Event) -> None:
         try:
             id = document_id(self._key_of(event))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
             self.fail(event, error)
         else:
             self._draft.load((id,))
-            self._fold_each((event,), (id,))
+            self._fold_each((event,), [id])
 
     def _fold_many(self, events: Sequence[Event]) -> None:
         fold, documents = self._projection.fold, self._documents
@@ -113,7 +123,9 @@ class Folder:
             try:
                 fold(documents, event)
                 documents.keep(event.offset)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the user's code raises
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
                 documents.drop()
                 self.fail(event, error)
             else:
@@ -153,7 +165,7 @@ class Folder:
             execute("UPDATE projections SET error = ? WHERE name = ?", (last, name))
 
     def halt(self, error: ViewError) -> None:
-        """Note that the projection has stopped, and why; the caller commits."""
+        """Note that the projection has stopped, and why, after `write`; the caller commits."""
         values = encode_error(error), self._projection.name
         self._connection.execute(
             "UPDATE projections SET state = 'stopped', errors = errors + 1, error = ? WHERE name = ?", values
@@ -168,8 +180,10 @@ class Folder:
             if self._projection.key is None:
                 return [None if (key := event.key) is None else key.decode() for event in events]
             ids.extend(map(document_id, map(self._key_of, events)))
-        except (Exception, SystemExit):  # noqa: BLE001  # it is raised again, and told, when the event has its turn
-            ids = ids[: len(ids) // LOOK_EVERY * LOOK_EVERY]
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001  # it is raised again, and told, when the event has its turn
+            return ids
         return ids
 
 
@@ -178,11 +192,23 @@ def describe(event: Event, error: BaseException | str) -> ViewError:
     trace = ""
     if isinstance(error, BaseException):
         frames = traceback.extract_tb(error.__traceback__)[1:]  # without the call here
-        trace = "".join(traceback.format_list(frames))[-ERROR_CHARACTERS_MAX:]
-        error = f"{type(error).__name__}: {error}"
+        trace = _clean("".join(traceback.format_list(frames))[-ERROR_CHARACTERS_MAX:])
+        error = f"{type(error).__name__}: {_text(error)}"
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     place = event.topic, event.partition, event.offset, str(event.id), event.type
-    return ViewError(*place, error[:ERROR_CHARACTERS_MAX], trace, now)
+    return ViewError(*place, _clean(error[:ERROR_CHARACTERS_MAX]), trace, now)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # it is the user's code, too
+        return "(it cannot be shown)"
+
+
+def _clean(text: str) -> str:
+    """Without what UTF-8 does not have."""
+    return text.encode(errors="replace").decode()
 
 
 def encode_error(error: ViewError) -> str:

@@ -19,6 +19,7 @@ from headwater.engine.consumer import Consumer
 from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Fenced, HeadwaterError, NotFound, Unavailable
 from headwater.event import Event
+from headwater.info import ViewError
 from headwater.limits import MIB
 from headwater.views import database, registry
 from headwater.views.app import Projection
@@ -28,10 +29,11 @@ from headwater.views.rebuild import rebuild
 
 TAKE_EVENTS = 4096  # at a time, from the log
 TAKE_BYTES = 8 * MIB
-ROUND_EVENTS = 65_536  # in one transaction: a page of the file that many of them change is written once
-ROUND_S = 1.0  # and so long it may take: others who fill the binder wait for it
+ROUND_EVENTS = 131_072  # in one transaction: a document that many of them change is written once
+ROUND_S = 1.5  # and so long it may take: others who fill the binder wait for it
 WAIT_S = 0.1  # for events; then it is noted that all up to here was looked at, for those who wait for that
 LOOK_S = 0.5  # between two looks whether something that it waits for has come
+AGAIN_S = 0.02  # until it looks again for what was there just now
 PAUSE_S_MAX = 5.0  # between two tries, when something outside is wrong
 LEASE_MS = 2000  # shorter than others': it goes on soon after a crash, and an owner that only stalled does no harm
 RATE_S = 1.0  # over which the rate is measured
@@ -52,6 +54,7 @@ class Projector:
         self._stopping = threading.Event()
         self._consumer: Consumer | None = None
         self._fresh = True  # in its first session: what stopped it before is tried again
+        self._refused: tuple[str, int] | None = None  # the topic and the version that could not be built
         self._trouble: HeadwaterError | None = None
 
     def run(self) -> None:
@@ -63,11 +66,20 @@ class Projector:
                 self._trouble = None
             except Fenced:
                 pause_s = 0.0  # another process has taken over: look again what is ours
+            except NotFound:
+                pause_s = AGAIN_S  # the topic was deleted, or the file: look again what is there
             except HeadwaterError as error:
-                if str(error) != str(self._trouble):
-                    _log.warning("projection %r: %s", self.name, error)
-                self._trouble = error
+                self._tell(error)
                 pause_s = min(max(0.1, pause_s * 2), PAUSE_S_MAX)
+            except Exception as error:  # noqa: BLE001  # a thread that ends would tell nobody
+                _log.exception("projection %r", self.name)
+                self._tell(Unavailable(f"{type(error).__name__}: {error}", hint="see the log; is it a fault of ours?"))
+                pause_s = PAUSE_S_MAX
+
+    def _tell(self, error: HeadwaterError) -> None:
+        if str(error) != str(self._trouble) and not self._stopping.is_set():
+            _log.warning("projection %r: %s", self.name, error)
+        self._trouble = error
 
     def stop(self) -> None:
         """End `run`, soon."""
@@ -83,15 +95,23 @@ class Projector:
             raise Unavailable(f"projection {self.name!r} cannot go on: {trouble.message}", hint=trouble.hint)
         try:
             topic = registry.topic_of(self._hw, self._projection.topic)
-            with contextlib.closing(database.connect(self._files.current(self._projection.binder))) as connection:
-                registry.check_running(connection, self.name)
+            if self._fresh:
+                return False  # what stopped it before is about to be tried again
+            file = self._files.current(self._projection.binder)
+            with database.translated(file), contextlib.closing(database.connect(file)) as connection:
                 row = registry.find(connection, self.name)
-                if row is None or (row.topic_uuid, row.version) != (topic.uuid, self._projection.version):
+                wanted = topic.uuid, self._projection.version
+                if row is None or (row.topic_uuid, row.version) != wanted:
+                    if row is not None and row.error is not None and self._refused == wanted:
+                        raise registry.stopped(row)
                     return row is not None and row.version > self._projection.version
+                registry.check_running(connection, self.name)
                 cursors = registry.cursors(connection, self.name)
+            ends = registry.topic_of(self._hw, self._projection.topic).ends
         except NotFound:
             return self._projection.topic not in self._hw.topics()
-        return all(cursors.get(number, 0) >= end for number, end in enumerate(topic.ends))
+        # One that is ahead of the log is about to be refused.
+        return all(end <= cursors.get(number, 0) <= ends[number] for number, end in enumerate(topic.ends))
 
     # For the consumer: where its cursors are kept
 
@@ -111,21 +131,9 @@ class Projector:
             self._next[partition] = next
         return next
 
-    def set_aside(self, consumer: Consumer, event: Event, error: object) -> None:
-        """An event has ended the process several times: it is treated as if its fold had raised."""
-        with database.writing(self._connection):
-            self._folder.begin()
-            try:
-                self._folder.fail(event, str(error))
-                reached = {event.partition: event.offset + 1}
-            except Halt as halt:
-                self._folder.halt(halt.error)
-                reached = {event.partition: event.offset}
-            self._folder.write(reached)
-        self._next[event.partition] = reached[event.partition]
-        if reached[event.partition] == event.offset:
-            raise Fenced("the projection has stopped")
-        consumer.ack(event)
+    def set_aside(self, _consumer: Consumer, event: Event, error: object) -> None:
+        """An event has ended the process several times: the transaction treats it as if its fold had raised."""
+        self._aside.append((event, str(error)))
 
     # A session: as long as nothing about the binder and the topic changes
 
@@ -139,40 +147,45 @@ class Projector:
         registry.check_order(self._together, projection, len(topic.ends))
         file = self._files.ensure(projection.binder)
         with database.translated(file), contextlib.closing(database.connect(file)) as connection:
-            row = registry.enter(connection, projection, topic, retry=self._fresh)
-            fresh, self._fresh = self._fresh, False
+            row = registry.enter(connection, projection, topic, self._together, retry=self._fresh)
+            self._fresh = False
             if row.version > projection.version:
                 return LOOK_S  # superseded
-            if (row.topic_uuid, row.version) != (topic.uuid, projection.version):
-                return self._rebuild(connection, fresh or row.error is None)
-            if row.state != "running":
-                return LOOK_S  # until somebody resumes it
-            self._live(connection, file)
+            wanted = topic.uuid, projection.version
+            if (row.topic_uuid, row.version) == wanted:
+                self._refused = None
+                if row.state != "running":
+                    return LOOK_S  # until somebody resumes it
+                self._live(connection, file, topic)
+            elif self._refused == wanted and row.error is not None:
+                return LOOK_S  # it cannot be built, and nobody has asked for another try
+            else:
+                return self._rebuild(connection, file, wanted)
         return 0.0
 
-    def _rebuild(self, connection: sqlite3.Connection, again: bool) -> float:
-        """Build the binder anew, unless another process does, or it failed and nobody has asked for another try."""
-        if not again:
-            return LOOK_S
+    def _rebuild(self, connection: sqlite3.Connection, file: Path, wanted: tuple[str, int]) -> float:
+        """Build the binder anew instead of this file, unless another process does."""
         try:
-            rebuild(self._hw, self._together, wait=False, stop=self._stopping.is_set)
+            rebuild(self._hw, self._together, instead_of=file, wait=False, stop=self._stopping.is_set)
         except Halt as halt:
             with database.writing(connection):
                 registry.note_error(connection, self.name, halt.error)
-        except Unavailable as error:
-            if error.code not in ("locked", "stopped"):
+            self._refused = wanted
+        except (Conflict, Unavailable) as error:
+            if error.code not in ("locked", "stopped", "superseded"):
                 raise
             return LOOK_S
         return 0.0
 
-    def _live(self, connection: sqlite3.Connection, file: Path) -> None:
+    def _live(self, connection: sqlite3.Connection, file: Path, topic: registry.Topic) -> None:
         projection = self._projection
         self._connection = connection
         self._file = file
-        self._folder = Folder(connection, projection)
+        self._folder = Folder(connection, projection, self._stopping.is_set)
         self._next: dict[int, int] = {}  # by partition, as far as this process knows: where it is read from
         self._reached: dict[int, int] = {}  # the same, in the transaction that is in work
         self._rest: list[Event] = []  # taken, and for the next transaction
+        self._aside: list[tuple[Event, str]] = []  # what the next transaction, or the one in work, is to pass over
         self._missed = 0
         self._window = time.monotonic(), 0
         joined = self._hw.consumer(
@@ -186,6 +199,8 @@ class Projector:
         with joined as consumer:
             self._consumer = consumer
             try:
+                if registry.topic_of(self._hw, projection.topic).uuid != topic.uuid:
+                    return  # it was made anew just before: these events are not the ones that the cursors count
                 while not self._stopping.is_set() and self._round(consumer):
                     pass
             finally:
@@ -194,41 +209,47 @@ class Projector:
     def _round(self, consumer: Consumer) -> bool:
         """Take what is there and commit it; False if the session is over."""
         events, self._rest = self._rest or consumer.take(TAKE_EVENTS, TAKE_BYTES, WAIT_S), []
-        if not events and all(self._next.get(number) == next for number, next in consumer.places.items()):
+        moved = any(self._next.get(number) != next for number, next in consumer.places.items())
+        if not events and not self._aside and not moved:
             return self._stays()
-        halted = False
+        halted: ViewError | None = None
         try:
-            with database.writing(self._connection):
+            with database.writing(self._connection, give_up=self._stopping.is_set):
                 if not self._stays():
                     return False
                 self._folder.begin()
                 try:
                     self._fold(consumer, events)
                 except Halt as halt:
-                    self._folder.halt(halt.error)
-                    halted = True
+                    halted = halt.error
                 self._verify()
                 for partition, next in self._reached.items():
                     consumer.secure(partition, next)
                 missed, self._missed = consumer.skipped - self._missed, consumer.skipped
                 self._folder.write(self._reached, missed=missed, rate=self._rate())
+                if halted is not None:
+                    self._folder.halt(halted)
         except BaseException:
             self._folder.abandon()
             raise
         reached, self._reached = self._reached, {}
-        self._next.update(reached)
         for partition, next in reached.items():
-            if next and partition in consumer.fences:
+            if next > self._next[partition] and partition in consumer.fences:
                 consumer.ack_to((partition, next - 1))
-        return not halted
+        self._next.update(reached)
+        if halted is not None:  # how often it failed is forgotten: whoever resumes the projection has it tried again
+            consumer.seek(halted.offset, halted.partition)
+        return halted is None
 
     def _fold(self, consumer: Consumer, events: list[Event]) -> None:
         """Fold these events and more, as long as there are any and the time is not over. Notes how far it came."""
         reached = self._reached
         until_s = time.monotonic() + ROUND_S
-        count = 0
+        left = min(ROUND_EVENTS, self._hw.limits.unacked_max)  # what is taken is acked when it is committed
+        self._pass_aside()
         while events:
             partition = events[0].partition
+            left -= len(events)
             # A partition that was lost and taken again is handed out from its cursor on, maybe for the second time.
             begin = reached.get(partition, self._next[partition])
             if events[0].offset < begin:
@@ -238,20 +259,31 @@ class Projector:
             except Halt as halt:
                 reached[partition] = halt.error.offset
                 raise
-            count += done
             if done < len(events):
                 self._rest = events[done:]
                 reached[partition] = self._rest[0].offset
                 break
             if events:
                 reached[partition] = events[-1].offset + 1
-            if count >= ROUND_EVENTS or time.monotonic() >= until_s:
+            # What may have ended a process is committed before more is taken: so it is found which event did.
+            if left <= 0 or consumer.careful or time.monotonic() >= until_s or self._stopping.is_set():
                 break
             events = consumer.take(TAKE_EVENTS, TAKE_BYTES, 0.0)
+            self._pass_aside()
         places = consumer.places
         if self._rest:
             places.pop(self._rest[0].partition, None)
         reached.update(places)
+
+    def _pass_aside(self) -> None:
+        """Note the events that were set aside, which come before all that was taken after them."""
+        aside, self._aside = self._aside, []
+        for event, error in aside:
+            if event.offset < self._reached.get(event.partition, self._next[event.partition]):
+                continue
+            self._reached[event.partition] = event.offset
+            self._folder.fail(event, error)  # raises Halt
+            self._reached[event.partition] = event.offset + 1
 
     def _verify(self) -> None:
         """Compare the cursors with where this process has read from: another one may have come further."""

@@ -11,10 +11,12 @@ import contextlib
 import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from headwater.engine.engine import Engine
-from headwater.errors import Corrupt, NotFound, Unavailable
+from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
 from headwater.event import Event
+from headwater.storage.disk import Disk
 from headwater.views import database, registry
 from headwater.views.app import Projection
 from headwater.views.files import Files
@@ -23,7 +25,7 @@ from headwater.views.folding import Folder
 Progress = Callable[[int, int], object]
 """Called with the events that are folded, and all there are now."""
 
-ROUND_EVENTS = 65_536  # in one transaction
+ROUND_EVENTS = 131_072  # in one transaction
 CLOSE_EVENTS = 10_000  # so few may be left when the old file is locked
 
 
@@ -32,14 +34,17 @@ def rebuild(
     projections: Sequence[Projection],
     *,
     indexes: Sequence[str] = (),
+    instead_of: Path | None = None,
     wait: bool = True,
     stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
 ) -> int:
     """Build the binder of these projections anew, and have it read from then on; returns how many events were folded.
 
-    `projections` are all that fill it. Raises Halt if a fold raises, Unavailable with the code `locked` if another
-    process does the same, and with `stopped` when `stop` says so: then everything is as before.
+    `projections` are all that fill it. With `instead_of`, nothing is done unless that is the file that is read. Raises
+    Halt if a fold raises, Conflict with the code `superseded` if the binder was built by a newer version, Unavailable
+    with the code `locked` if another process does the same, and with `stopped` when `stop` says so: then everything is
+    as before.
     """
     files = Files.of(hw)
     name = projections[0].binder
@@ -50,14 +55,20 @@ def rebuild(
         contextlib.ExitStack() as stack,
     ):
         old = _old(files, name, stack)
+        if instead_of is not None and (old is None or files.current(name) != instead_of):
+            return 0  # another process was first
+        if old is not None:
+            _check_newest(old, projections)
         build = _Build(hw, new, projections, stop, progress)
         build.begin({*indexes, *(() if old is None else database.indexes(old))})
         while build.left() > CLOSE_EVENTS:
             build.catch_up()
         if old is not None:
-            stack.enter_context(database.writing(old))  # whoever folds into it waits, and then looks where to
+            # Whoever folds into it waits, and then looks where to.
+            stack.enter_context(database.writing(old, give_up=stop))
         build.catch_up()
         build.finish()
+        _sync(hw.disk, file)
         files.take_place(name, file)
     return build.folded
 
@@ -68,6 +79,30 @@ def _old(files: Files, name: str, stack: contextlib.ExitStack) -> sqlite3.Connec
         return stack.enter_context(contextlib.closing(database.connect(files.current(name))))
     except (NotFound, Corrupt):
         return None
+
+
+def _check_newest(old: sqlite3.Connection, projections: Sequence[Projection]) -> None:
+    versions = {row.name: row.version for row in registry.rows(old)}
+    for each in projections:
+        built = versions.get(each.name, 0)
+        if built > each.version:
+            raise Conflict(
+                f"projection {each.name!r} has version {each.version}, and the binder was built by {built}",
+                hint="give it a higher version",
+                code="superseded",
+            )
+
+
+def _sync(disk: Disk, file: Path) -> None:
+    """Make a file durable: what SQLite wrote back while it was not to sync, it does not sync later."""
+    try:
+        fd = disk.open_write(file)
+        try:
+            disk.fdatasync(fd)
+        finally:
+            disk.close(fd)
+    except OSError as error:
+        raise Unavailable(f"{file} cannot be made durable: {error.strerror}", hint="see to the disk") from error
 
 
 class _Build:
@@ -97,7 +132,10 @@ class _Build:
             for path in sorted(indexes):
                 database.declare_index(self._connection, path)
             for projection in self._projections:
-                topic = registry.topic_of(self._hw, projection.topic)
+                try:
+                    topic = registry.topic_of(self._hw, projection.topic)
+                except NotFound:
+                    continue  # there is nothing to fold; it is made known when its topic is made
                 registry.check_order(self._projections, projection, len(topic.ends))
                 registry.add(self._connection, projection, topic)
                 self._next[projection.name] = list(topic.starts)
@@ -106,7 +144,7 @@ class _Build:
         """How many events are still to be looked at."""
         return sum(
             max(0, end - next)
-            for projection in self._projections
+            for projection in self._known()
             for next, end in zip(
                 self._next[projection.name], registry.topic_of(self._hw, projection.topic).ends, strict=True
             )
@@ -114,20 +152,23 @@ class _Build:
 
     def catch_up(self) -> None:
         """Fold everything that is there now."""
-        for projection in self._projections:
-            folder = Folder(self._connection, projection)
+        for projection in self._known():
+            folder = Folder(self._connection, projection, self._stop)
             for partition, end in enumerate(registry.topic_of(self._hw, projection.topic).ends):
                 while self._next[projection.name][partition] < end:
                     self._round(projection, folder, partition, end)
 
     def finish(self) -> None:
         """Make it all durable, and the events that it tells of."""
-        for projection in self._projections:
+        for projection in self._known():
             self._hw.sync(projection.topic)
         self._connection.execute("PRAGMA synchronous = FULL")
         (busy, _, _) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise Unavailable("the new file of the binder is in use by another program", code="locked")
+
+    def _known(self) -> list[Projection]:
+        return [projection for projection in self._projections if projection.name in self._next]
 
     def _round(self, projection: Projection, folder: Folder, partition: int, end: int) -> None:
         """Fold about one transaction's worth of events of one partition."""
@@ -139,11 +180,13 @@ class _Build:
                 folder.begin()
                 reached = end
                 for batch in batches:
-                    folder.fold(batch, math.inf)
+                    done = 0
+                    while done < len(batch):
+                        done += folder.fold(batch[done:], math.inf)
+                        self._check_stop()
                     if folder.folded >= ROUND_EVENTS:
                         reached = batch[-1].offset + 1
                         break
-                    self._check_stop()
                 folder.write({partition: reached}, missed=missed)
         except NotFound as error:
             folder.abandon()

@@ -71,17 +71,34 @@ def cursors(connection: sqlite3.Connection, name: str) -> dict[int, int]:
     return dict(found.fetchall())
 
 
-def enter(connection: sqlite3.Connection, projection: Projection, topic: Topic, *, retry: bool) -> Row:
-    """The projection as the binder knows it; made known if it is new. `retry`: what stopped it is tried again."""
+def enter(
+    connection: sqlite3.Connection, projection: Projection, topic: Topic, together: Sequence[Projection], *, retry: bool
+) -> Row:
+    """The projection as the binder knows it; made known if it is new. `retry`: what stopped it is tried again.
+
+    Raises Invalid if it is new, and others fill the binder already that are not among those of this application.
+    """
     with database.writing(connection):
         row = find(connection, projection.name)
         if row is None:
+            _check_alone(connection, projection, together)
             add(connection, projection, topic)
         elif retry and row.error is not None and row.version <= projection.version:
             resume(connection, projection.name)
         row = find(connection, projection.name)
     assert row is not None
     return row
+
+
+def _check_alone(connection: sqlite3.Connection, projection: Projection, together: Sequence[Projection]) -> None:
+    others = {row.name for row in rows(connection)} - {each.name for each in together}
+    if others and not projection.unordered:
+        raise Invalid(
+            f"binder {projection.binder!r} is filled by {', '.join(sorted(others))}, and projection {projection.name!r}"
+            " does not say that its fold gives the same in any order",
+            hint="was it renamed? then rebuild: headwater views rebuild; or give it a binder of its own",
+            code="needs_order",
+        )
 
 
 def add(connection: sqlite3.Connection, projection: Projection, topic: Topic) -> None:

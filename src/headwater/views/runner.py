@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Self
 
-from headwater.errors import NotFound, Unavailable
+from headwater.errors import Corrupt, NotFound, Unavailable
 from headwater.views import registry
 from headwater.views.acting import Actor
 from headwater.views.app import App
@@ -15,7 +16,8 @@ from headwater.views.local import Local
 from headwater.views.part import Part
 from headwater.views.projecting import Projector
 
-LOOK_S = 0.01  # between two looks whether everything is done
+LOOK_S = 0.01  # between the first two looks whether everything is done
+LOOK_MAX_S = 0.2  # and between later ones: a look takes the time of a hundred events
 
 
 class Runner:
@@ -38,8 +40,10 @@ class Runner:
         files = Files.of(self._hw)
         for name in {projection.binder for projection in self._app.projections.values()}:
             files.ensure(name)
-            for field in self._app.binders[name].indexes:
-                self._hw.binder(name).index(field)
+            files.tidy(name)
+            with contextlib.suppress(Corrupt):  # it is told by whoever fills it, and the others go on
+                for field in self._app.binders[name].indexes:
+                    self._hw.binder(name).index(field)
         for part in self._parts:
             thread = threading.Thread(target=part.run, name=f"headwater-{part.name}", daemon=True)
             self._threads.append(thread)
@@ -50,7 +54,7 @@ class Runner:
 
         Raises Unavailable when that takes longer, or a part has been stopped by an error.
         """
-        deadline = time.monotonic() + timeout
+        deadline, pause_s = time.monotonic() + timeout, LOOK_S
         while True:
             before = self._ends()
             waiting = [part for part in self._parts if not part.settled()]
@@ -59,7 +63,8 @@ class Runner:
             if time.monotonic() > deadline:
                 names = ", ".join(sorted(part.name for part in waiting))
                 raise Unavailable(f"not everything was handled in {timeout} seconds: {names}", code="view_behind")
-            time.sleep(LOOK_S)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, LOOK_MAX_S)
 
     def _ends(self) -> list[tuple[int, ...]]:
         topics = {projection.topic for projection in self._app.projections.values()}
