@@ -33,11 +33,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, dict[str, str]]]:
-    """A server with users and an access log, and what says that one is the user `ann`."""
+    """A server with users, an access log and an application, and what says that one is the user `ann`."""
     path = tmp_path_factory.mktemp("guarded")
     token = people.add(path / "users.json", "ann", token=True)
+    (path / "shop.py").write_text("from headwater import App\napp = App()\n")
     options = "--auth", str(path / "users.json"), "--access-log", str(path / "access.log")
-    with served(path / "data", *options) as running:
+    with served(path / "data", *options, "--app", str(path / "shop.py")) as running:
         yield running, {"Authorization": f"Bearer {token}"}
 
 

@@ -113,7 +113,7 @@ class Server:
 def test_queries_are_answered_side_by_side_and_the_end_of_the_server_is_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answering.threading, "Timer", lambda *_: threading.Thread(target=lambda: None))
+    monkeypatch.setattr(threading, "Timer", lambda *_: threading.Thread(target=lambda: None))
     app, held, gone = App(), threading.Event(), threading.Event()
 
     @app.query("held")

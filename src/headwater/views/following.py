@@ -26,7 +26,7 @@ from headwater.views.pool import Pool, Reader
 from headwater.views.watching import Watch
 
 PAGE_DOCUMENTS = 500  # that are read at once
-PAGE_BYTES = 4 * 1024 * 1024  # and what they may have, but for the last
+PAGE_BYTES = 256 * 1024  # and what they may have, but for the last: what somebody holds who is slow to take them
 GROUP_IDS = 5000  # ids of changed documents that are gathered, so that one that changes often is given once
 GROUP_COMMITS = 256
 NUMBER_DIGITS_MAX = 18
