@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from headwater.info import ConsumerInfo
+from headwater.info import ConsumerInfo, ViewInfo
 from headwater.server import metrics as counting
 from headwater.server import prometheus
 from headwater.server.metrics import COMMIT_BOUNDS, Histogram, Metrics
@@ -173,6 +174,46 @@ def test_too_many_lags_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lags(1, 3) == {("c0", "0"): 2, ("c0", "1"): 2, ("c0", "2"): 2}
     assert lags(2, 5) == {("c0", "all"): 10, ("c1", "all"): 10}
     assert lags(4, 5) == {("other", "all"): 40}
+
+
+def test_too_many_views_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(views: int, topics: int) -> dict[str, dict[tuple[str, str, str], float]]:
+        infos = [
+            ViewInfo("projection", f"v{number}", f"t{number % topics}", "b", 1, state, 5, 7, 0.0, 0, 0, 1, 2, None, [])
+            for number, state in zip(range(views), cycle(("stopped", "running")), strict=False)
+        ]
+        return {
+            family.name: {
+                (sample.labels["kind"], sample.labels["name"], sample.labels["topic"]): sample.value
+                for sample in family.samples
+            }
+            for family in prometheus._views(infos)
+        }
+
+    monkeypatch.setattr(prometheus, "VIEWS_MAX", 3)
+    few = shown(2, 2)
+    assert few["headwater_view_lag_events"] == {("projection", "v0", "t0"): 5, ("projection", "v1", "t1"): 5}
+    assert few["headwater_view_stopped"] == {("projection", "v0", "t0"): 1, ("projection", "v1", "t1"): 0}
+    assert {name: sum(values.values()) for name, values in few.items()} == {
+        "headwater_view_lag_events": 10,
+        "headwater_view_events": 14,
+        "headwater_view_errors": 2,
+        "headwater_view_aside_events": 4,
+        "headwater_view_stopped": 1,
+    }
+    assert shown(4, 2)["headwater_view_stopped"] == {
+        ("projection", "other", "t0"): 2,
+        ("projection", "other", "t1"): 0,
+    }
+    assert shown(8, 8)["headwater_view_lag_events"] == {("projection", "other", "other"): 40}
+
+
+def test_an_application_is_shown_where_there_is_one(metrics: Metrics, engine: Local) -> None:
+    assert not any(name.startswith("headwater_application") for name, _ in scraped(metrics, engine))
+    metrics.application.up, metrics.application.restarts = True, 3
+    samples = scraped(metrics, engine)
+    assert value(samples, "headwater_application_up") == 1
+    assert value(samples, "headwater_application_restarts_total") == 3
 
 
 def test_a_damaged_topic_does_not_hide_the_others(metrics: Metrics, engine: Local) -> None:

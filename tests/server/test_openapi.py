@@ -45,6 +45,8 @@ MEANINGFUL = {
     "from": ["0", "1", "earliest", "latest", "9223372036854775807"],
     "columns": ["data", "offset,data", "data,data", "nothing"],
     "typeMatcher": [".*", "a|b", "("],
+    "timeout": ["0", "0.1", "x"],
+    "after": ["latest", "", "00-0", "00-0-.YQ=="],
     "start": ["earliest", "latest", "0", "2026-01-01T00:00:00Z"],
 }
 ACCEPTED = ["*/*", "text/event-stream", "application/x-ndjson", "application/json", "text/html", "application/*;q=0.5"]
@@ -55,9 +57,24 @@ for media in ("x-ndjson", "vnd.apache.arrow.stream", "bson", "vnd.headwater.batc
     schemathesis.openapi.media_type(f"application/{media}", st.binary(max_size=200))
 
 
+THERE = {"name": "orders", "topic": "orders", "binder": "baskets", "id": "ann", "query": "top"}
+SHOP = """
+from headwater import App
+
+app = App()
+app.projection("baskets", "baskets", name="basket")(lambda doc, event: event.value)
+app.query("top")(lambda views, limit=10: views.binder("baskets").find(limit=limit))
+"""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("fuzzed") / "data") as running:
+    path = tmp_path_factory.mktemp("fuzzed")
+    (path / "shop.py").write_text(SHOP)
+    with serving(path / "data", app=str(path / "shop.py")) as running:
+        running.http.put("/topic/baskets").raise_for_status()
+        running.http.post("/topic/baskets/items?key=ann&content=json", content=b'{"total": 3}').raise_for_status()
+        running.http.get("/binders/baskets/ann?at_least=0").raise_for_status()
         running.http.put("/topic/orders?partitions=2").raise_for_status()
         running.http.post("/topic/orders/items", content=b"x", params={"key": "k"}).raise_for_status()
         yield running
@@ -123,6 +140,10 @@ def likelier(case: Case[Any], random: Random) -> Case[Any]:
             query[name] = random.choice(MEANINGFUL[name])
     if isinstance(query.get("partitions"), int) and query["partitions"] > 3:
         query["partitions"] = 3
+    if "at_least" in query:  # what is not passed is 503, which no other request may be answered with
+        query["at_least"] = random.choice(["0", "baskets:0:0", "x", "baskets:0", "-1"])
+        if (case.path_parameters or {}).get("binder") != "baskets":
+            del query["at_least"]
     if case.method == "GET" and random.random() < 0.5:
         case.headers["Accept"] = random.choice(ACCEPTED)
     return case
@@ -140,6 +161,12 @@ def ask(case: Case[Any]) -> requests.Response:
     finally:
         response.close()
     return response
+
+
+def there(pattern: str) -> dict[str, str]:
+    """Names of a path that lead to something."""
+    found = {name: THERE[name] for name in re.findall(r"\{(\w+)\}", pattern)}
+    return found | ({"name": "billing"} if "{topic}" in pattern else {})
 
 
 def fuzz(served: Any, method: str, pattern: str, examples: int, **path: str) -> None:
@@ -168,8 +195,7 @@ def fuzz(served: Any, method: str, pattern: str, examples: int, **path: str) -> 
 def test_whatever_is_asked_is_answered_as_the_document_tells(served: Any, method: str, pattern: str) -> None:
     fuzz(served, method, pattern, 4)
     if "{" in pattern and method != "DELETE":
-        there = {"name": "billing", "topic": "orders"} if "{topic}" in pattern else {"name": "orders"}
-        fuzz(served, method, pattern, 8, **there)
+        fuzz(served, method, pattern, 8, **there(pattern))
 
 
 @pytest.mark.torture
@@ -177,5 +203,4 @@ def test_whatever_is_asked_is_answered_as_the_document_tells(served: Any, method
 def test_whatever_is_asked_for_long_is_answered_so(served: Any, method: str, pattern: str) -> None:
     fuzz(served, method, pattern, 1000)
     if "{" in pattern and method != "DELETE":
-        there = {"name": "billing", "topic": "orders"} if "{topic}" in pattern else {"name": "orders"}
-        fuzz(served, method, pattern, 2000, **there)
+        fuzz(served, method, pattern, 2000, **there(pattern))

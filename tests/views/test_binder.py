@@ -19,7 +19,7 @@ from bson import Decimal128, Int64, ObjectId
 from headwater.document import Document
 from headwater.errors import Closed, Corrupt, Invalid, NotFound, TooLarge
 from headwater.limits import BINDER_INDEXES_MAX, FIND_FIELDS_MAX, FIND_SORTS_MAX
-from headwater.views import database, pool
+from headwater.views import database, indexing, pool
 from headwater.views.draft import Draft
 from headwater.views.local import BINDERS_KEPT, Local
 from tests.views.filling import Filling, ids, plain
@@ -237,6 +237,14 @@ def test_an_index_is_kept_up_to_date_by_a_writer_that_was_there_before(hw: Local
     filling.put({"dan": {"total": 50}, "ann": {"total": 1}, "bob": None})
     assert ids(binder.find({"total": {"$gt": 5}}, sort="total")) == ["cem", "dan"]
     assert ids(binder.find({"total": 1})) == ["ann"]
+
+
+def test_an_index_has_all_documents_however_many(hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexing, "PAGE_ROWS", 3)
+    filling.put({f"{number:02}": {"total": number} for number in range(20)})
+    binder = hw.binder("baskets")
+    binder.index("total")
+    assert [each.data["total"] for each in binder.find({"total": {"$gte": 0}}, sort="total")] == list(range(20))
 
 
 def test_an_index_that_is_asked_for_in_the_midst_of_a_transaction_has_its_documents(

@@ -52,16 +52,14 @@ def run(data: str, address: str, server_fd: int | None) -> None:
     from headwater.views.answering import Answering
 
     awake, ring = os.pipe()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # A terminal's Ctrl-C reaches the server too, which then tells us to end: after the queries that it waits for.
-        ours = server_fd is None or number == signal.SIGTERM
-        signal.signal(number, (lambda *_: os.write(ring, b".")) if ours else signal.SIG_IGN)
     answering = None
     if server_fd is not None:
+        # A terminal's Ctrl-C reaches the server too, which then tells us to end: after the queries that it waits for.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.set_inheritable(server_fd, False)  # what user code starts need not know of it
         answering = Answering(socket.socket(fileno=server_fd), lambda: os.write(ring, b"."))
     try:
-        _run(data, address, answering, awake)
+        _run(data, address, answering, awake, ring)
     except HeadwaterError as error:
         if answering is None:
             raise
@@ -93,12 +91,14 @@ def load_app(address: str) -> App:
         raise Invalid(told, hint="the traceback tells where", code="app_broken") from error
 
 
-def _run(data: str, address: str, answering: Answering | None, awake: int) -> None:
+def _run(data: str, address: str, answering: Answering | None, awake: int, ring: int) -> None:
     from pathlib import Path
 
     from headwater.views.local import Local
 
     app = load_app(address)
+    for number in (signal.SIGTERM, signal.SIGINT) if answering is None else (signal.SIGTERM,):
+        signal.signal(number, lambda *_: os.write(ring, b"."))  # until now, it would have ended nothing that matters
     with Local(Path(data)) as hw, app.running(hw):
         if answering is None:
             show.done(f"running {address} on {data}")

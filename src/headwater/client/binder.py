@@ -255,7 +255,9 @@ class Following(Iterator[Change]):
         return self._stopped or self._transport.closed
 
     def _open(self) -> _Lines:
-        return _Lines(self._transport.stream(self._path, {"after": self._after}, accept=LINES))
+        stream = self._transport.stream(self._path, {"after": self._after}, accept=LINES)
+        self._after = stream.headers.get("headwater-place", self._after)
+        return _Lines(stream)
 
     def _change(self, line: bytes) -> Change:
         if line.startswith(b'{"error":'):

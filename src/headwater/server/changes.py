@@ -8,7 +8,8 @@ thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 
 from headwater.document import Change
 from headwater.errors import Closed, HeadwaterError
@@ -16,6 +17,7 @@ from headwater.server.channels import Blocking
 from headwater.server.metrics import LiveMeter
 from headwater.server.settings import Settings
 from headwater.views.binder import Binder
+from headwater.views.following import Following
 from headwater.views.local import Local
 
 LOOK_S = 0.02  # between two looks at a binder that is followed
@@ -43,8 +45,8 @@ class Changes:
         self._counts = counts
         self._watches: dict[str, _Watch] = {}
 
-    async def follow(self, name: str, after: str | None, encode: Encode) -> AsyncGenerator[bytes, None]:
-        """The encoded changes after a place, then those that come, some at a time; b"" as a sign of life.
+    async def follow(self, name: str, after: str | None, encode: Encode) -> tuple[str, AsyncGenerator[bytes, None]]:
+        """Where it begins; and the encoded changes from there, then those that come, some at a time; b"" to show life.
 
         As `Binder.follow`. Raises NotFound if there is no such binder, Invalid for a place that is none. It ends when
         the server stops.
@@ -52,11 +54,9 @@ class Changes:
         if self.closed:
             raise Closed("the server is stopping", code="stopping")
         binder = self._engine.binder(name)
-        if after == "latest":
-            after = await self._blocking(binder.place)
         reading = _Reading(binder, after, encode)
         first = await self._blocking(reading.more)  # raises what is to be told before the answer begins
-        return self._follow(reading, first)
+        return reading.begins, self._follow(reading, first)
 
     def close(self) -> None:
         """End all streams properly. May be called twice."""
@@ -79,6 +79,7 @@ class Changes:
                 seen = watch.news  # before it reads: whatever comes later is news
                 some = await self._blocking(reading.more)
         finally:
+            reading.stop()
             self._leave(watch)
 
     def _join(self, binder: Binder) -> _Watch:
@@ -104,7 +105,7 @@ class _Watch:
         self.name = binder.name
         self.followers = 0
         self.news = 0
-        self._place = binder.place
+        self._place = partial(_latest, binder)
         self._blocking = blocking
         self._waiting: set[asyncio.Future[bool]] = set()
         self._loop = loop
@@ -153,20 +154,31 @@ def _settle(waiter: asyncio.Future[bool], value: bool) -> None:
         waiter.set_result(value)
 
 
+def _latest(binder: Binder) -> str:
+    """The place of the last commit."""
+    with binder.follow(after="latest", timeout=0) as following:
+        return following.place
+
+
 class _Reading:
     """How far one stream is. Its reads are made one after the other, in worker threads."""
 
     def __init__(self, binder: Binder, after: str | None, encode: Encode) -> None:
         self.binder = binder
+        self.begins = ""  # the place behind which the first read was
         self.taken = 0  # changes in what was read last
         self._after = after
         self._encode = encode
-        self._found: Iterator[Change] | None = None
+        self._found: Following | None = None
+        self._stopped = False
 
     def more(self) -> bytes:
         """Some of the changes that are there, encoded; b"" if there are none."""
+        if self._stopped:
+            return b""
         if self._found is None:
-            self._found = iter(self.binder.follow(after=self._after, timeout=0))
+            self._found = self.binder.follow(after=self._after, timeout=0)
+            self.begins = self.begins or self._found.place
         pieces, size = [], 0
         for change in self._found:
             pieces.append(self._encode(change))
@@ -175,6 +187,12 @@ class _Reading:
             if size >= PIECE_BYTES:
                 break
         else:
-            self._found = None
+            self._after, self._found = self._found.place, None
         self.taken = len(pieces)
         return b"".join(pieces)
+
+    def stop(self) -> None:
+        """The client has gone: a read that is under way ends soon. The loop's thread calls it."""
+        self._stopped = True
+        if self._found is not None:
+            self._found.stop()

@@ -147,7 +147,7 @@ def _log(metrics: Metrics, engine: Local) -> Iterator[Metric]:
 
 def _views(views: list[ViewInfo]) -> Iterator[Metric]:
     """How projections and functions are. What is above the bound is added up, by kind and topic, then by kind."""
-    labels = [(each.kind, each.name, each.topic) for each in views]
+    labels: list[tuple[str, str, str]] = [(each.kind, each.name, each.topic) for each in views]
     if len(labels) > VIEWS_MAX:
         labels = [(kind, OTHER, topic) for kind, _, topic in labels]
     if len(set(labels)) > VIEWS_MAX:

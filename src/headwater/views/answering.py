@@ -6,7 +6,6 @@ when the server is gone, however that ended: the socket is closed with it.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import queue
@@ -17,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from headwater.engine.engine import Engine
-from headwater.errors import HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
+from headwater.errors import HeadwaterError, TooLarge, Unavailable
 from headwater.format import documents
 from headwater.limits import ANSWER_BYTES_MAX
 from headwater.views import questions
 from headwater.views.app import App
+from headwater.views.local import Local
 from headwater.views.questions import Answered, Broken, Failed, Question, Ready
 
 WORKERS = 8  # queries that are answered at once: they share an interpreter with the projections
@@ -42,7 +41,7 @@ class Answering:
         self._ask: Callable[[Question], Any] | None = None
         threading.Thread(target=self._listen, name="headwater-server", daemon=True).start()
 
-    def ready(self, app: App, hw: Engine) -> None:
+    def ready(self, app: App, hw: Local) -> None:
         """Say that the application runs; from now on it is asked."""
         self._ask = lambda question: ask(app, hw, question.name, question.arguments)
         for number in range(WORKERS):
@@ -60,6 +59,8 @@ class Answering:
                 length = questions.length_of(self._receive(questions.LENGTH.size))
                 self._waiting.put(questions.question_of(self._receive(length)))
         except (OSError, HeadwaterError):
+            if self._ask is None:  # nothing was begun that must be ended properly
+                os._exit(1)
             last = threading.Timer(GRACE_S, os._exit, (1,))
             last.daemon = True
             last.start()
@@ -96,21 +97,9 @@ class Answering:
                 return  # the server is gone, which the listening thread hears of
 
 
-def ask(app: App, hw: Engine, name: str, arguments: dict[str, Any]) -> Any:
+def ask(app: App, hw: Local, name: str, arguments: dict[str, Any]) -> Any:
     """Call a query with a name. Raises NotFound if there is none, Invalid for wrong arguments, and what it raises."""
-    query = app.queries.get(name)
-    if query is None:
-        raise NotFound(
-            f"the application has no query {name!r}",
-            hint=f"it has {', '.join(sorted(app.queries)) or 'none'}",
-            code="no_such_query",
-        )
-    try:
-        inspect.signature(query.ask).bind(hw, **arguments)
-    except TypeError as error:
-        hint = f"it takes {inspect.signature(query.ask)}, where the first comes by itself"
-        raise Invalid(f"the query {name!r} cannot be asked so: {error}", hint=hint, code="bad_arguments") from error
-    return query.ask(hw, **arguments)
+    return app.ask(hw, name, **arguments)
 
 
 def encoded(answer: Any) -> bytes:

@@ -114,6 +114,7 @@ class Following(Iterator[Change]):
 
     def __next__(self) -> Change:
         if not self._ready and not self._find():
+            self.place = str(self._place)  # which may be behind the last document of all, and so tells more than that
             self.close()
             raise StopIteration
         change = self._ready.popleft()

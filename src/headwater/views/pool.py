@@ -93,11 +93,11 @@ class Pool:
             return
         if reader.connection.in_transaction:
             reader.connection.execute("ROLLBACK")
-        if self._closed.is_set() or len(self._free) >= FREE_MAX:
+        if len(self._free) >= FREE_MAX:
             self.discard(reader)
             return
         self._free.append(reader)
-        if self._closed.is_set():  # in between
+        if self._closed.is_set():  # before, or in between
             self.close()
 
     def check(self, reader: Reader) -> None:

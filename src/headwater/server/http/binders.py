@@ -30,7 +30,8 @@ from headwater.server.scopes import binder_scope
 from headwater.server.store import Store
 from headwater.server.wire import sse as wire
 from headwater.server.wire.pieces import joined
-from headwater.views.binder import TIMEOUT_S, AtLeast
+from headwater.views.binder import TIMEOUT_S
+from headwater.views.passing import AtLeast
 
 LOOK_S, LOOK_MAX_S = 0.002, 0.1  # between two looks whether a projection has come far enough
 SMALL_BODY = 64 * 1024
@@ -57,23 +58,11 @@ class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     field: str
 
 
-class Counted(msgspec.Struct, frozen=True):
-    """How many documents match."""
-
-    count: int
-
-
-class Explained(msgspec.Struct, frozen=True):
-    """How they would be found."""
-
-    plan: str
-
-
 class Form(NamedTuple):
     """How changes are written: what comes first, each change, a sign of life, and the end by an error."""
 
     media: str
-    opening: bytes
+    opening: Callable[[str], bytes]
     change: Callable[[Change], bytes]
     heartbeat: bytes
     failure: Callable[[HeadwaterError], bytes]
@@ -119,9 +108,9 @@ async def query(store: Store, request: Request) -> Response:
     asked = decoded(_decode_asked, await request.body(store.limits.query_bytes_max) or b"{}")
     binder = store.engine.binder(request.name)
     if asked.explain:
-        return json(Explained(await store.blocking(binder.explain, asked.match, sort=asked.sort)))
+        return json({"plan": await store.blocking(binder.explain, asked.match, sort=asked.sort)})
     if asked.count:
-        return json(Counted(await _waiting(store, request.query, partial(binder.count, asked.match))))
+        return json({"count": await _waiting(store, request.query, partial(binder.count, asked.match))})
     find = partial(binder.find, asked.match, sort=asked.sort, skip=asked.skip, limit=asked.limit, fields=asked.fields)
     found, first = await _waiting(store, request.query, partial(_begun, find, array=format is ARRAY))
     return Response(200, (("content-type", format.media),), _pumped(store, found, first))
@@ -134,9 +123,9 @@ async def changes(store: Store, request: Request) -> Response:
         return await get(store, request)
     after = request.headers.get("last-event-id") or request.query.text("after")
     form = EVENTS if format is SSE else CHANGE_LINES
-    found = await store.changes.follow(request.name, after, form.change)
-    headers = sse.HEADERS if format is SSE else (("content-type", form.media),)
-    return Response(200, headers, _told(store, found, form), waits=True)
+    place, found = await store.changes.follow(request.name, after, form.change)
+    headers = (*(sse.HEADERS if format is SSE else (("content-type", form.media),)), ("headwater-place", place))
+    return Response(200, headers, _told(store, place, found, form), waits=True)
 
 
 async def index(store: Store, request: Request) -> Response:
@@ -232,9 +221,11 @@ async def _pumped(store: Store, pieces: Generator[bytes, None, None], first: byt
 # Changes
 
 
-async def _told(store: Store, found: AsyncGenerator[bytes, None], form: Form) -> AsyncGenerator[bytes, None]:
-    if form.opening:
-        yield form.opening
+async def _told(
+    store: Store, place: str, found: AsyncGenerator[bytes, None], form: Form
+) -> AsyncGenerator[bytes, None]:
+    if opening := form.opening(place):
+        yield opening
     try:
         async for piece in found:
             yield piece or form.heartbeat
@@ -258,5 +249,10 @@ def _failure(error: HeadwaterError) -> bytes:
     return wire.told("headwater.error", {"code": error.code, "message": error.message})
 
 
-EVENTS = Form(SSE.media, wire.retry(sse.RETRY_MS), _event, wire.HEARTBEAT, _failure)
-CHANGE_LINES = Form(LINES.media, b"", _line, b"\n", error_line)
+def _opening(place: str) -> bytes:
+    """Where the stream begins: who comes back before the first change goes on from there."""
+    return wire.retry(sse.RETRY_MS) + b"id: %b\n\n" % place.encode()
+
+
+EVENTS = Form(SSE.media, _opening, _event, wire.HEARTBEAT, _failure)
+CHANGE_LINES = Form(LINES.media, lambda _: b"", _line, b"\n", error_line)

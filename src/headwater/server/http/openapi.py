@@ -19,7 +19,7 @@ from headwater.format.jsonl import Line
 from headwater.info import BinderInfo, ConsumerInfo, Deleted, TopicInfo, ViewInfo
 from headwater.server.http import parameters
 from headwater.server.http.binders import Asked as Found
-from headwater.server.http.binders import Counted, Explained, Field
+from headwater.server.http.binders import Field
 from headwater.server.http.consumers import Acks, Seek, Settled
 from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
 from headwater.server.http.routes import ROUTES, Route
@@ -95,6 +95,8 @@ class Committed(msgspec.Struct):
 
 
 TRUE = _json({"const": True})
+_COUNTED = _object(("count",), count=NUMBER)
+_EXPLAINED = _object(("plan",), plan=TEXT)
 _PLACED = (("Headwater-Partition", PARTITION_NUMBER), ("Headwater-Id", UUID), ("Headwater-Durability", TEXT))
 _APPENDED = _json({"oneOf": [NUMBER, _ref("Appended")]})
 _ITEMS_IN: Content = {
@@ -190,7 +192,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/binders/{binder}/{id}"): Operation("A document.", _json(Document), (404, 413)),
     ("POST", "/binders/{binder}/query"): Operation(
         "Find documents; or count them, or tell how they would be found.",
-        {"application/json": list[Document] | Counted | Explained, NDJSON: BYTES},
+        {"application/json": {"oneOf": [_list(_ref("Document")), _COUNTED, _EXPLAINED]}, NDJSON: BYTES},
         (404, 406, 413, 501),
         _json(Found),
         body_required=False,
@@ -199,6 +201,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "The changes of documents, as they come. As JSON only: the document with the id changes.",
         {SSE: TEXT, NDJSON: BYTES, "application/json": Document},
         (404, 406, 413),
+        headers=(("Headwater-Place", TEXT),),
     ),
     ("POST", "/binders/{binder}/index"): Operation("Have an index over a field.", TRUE, (404, 413), _json(Field)),
     ("GET", "/views"): Operation("How projections and functions are.", _json(list[ViewInfo])),
