@@ -1,4 +1,4 @@
-"""Projections against a plain fold over the whole log, after anything in any order: appends, restarts, kills, rebuilds."""
+"""Projections against a plain fold over the whole log, whatever comes in between: restarts, kills, rebuilds, errors."""
 
 from __future__ import annotations
 
@@ -220,9 +220,7 @@ class World:
         for event in self.hw.read("t"):
             before = dict(found)
             spread(found, event)
-            for id in found:
-                if found[id] is not before.get(id):
-                    versions[id] = event.offset
+            versions |= {id: event.offset for id, data in found.items() if data is not before.get(id)}
         return {id: (versions[id], data) for id, data in found.items()}
 
     def close(self) -> None:

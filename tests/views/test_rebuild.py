@@ -134,6 +134,45 @@ def test_readers_never_see_a_gap_or_documents_go_back(hw: Local) -> None:
     assert len(files_of(hw)) == 2
 
 
+def test_what_was_appended_is_read_at_once_whenever_the_binder_is_replaced(hw: Local) -> None:
+    append(hw)
+    app_of(1).catch_up(hw, SETTLE_S)
+    wrong: list[str] = []
+    done = threading.Event()
+
+    def reading() -> None:
+        binder = hw.binder("b")
+        while not done.is_set():
+            try:
+                ref = hw.append("t", b"", key="mine")
+                found = binder.get("mine", at_least=ref, timeout=SETTLE_S)
+            except Exception as error:  # noqa: BLE001  # whatever it is, it should not be
+                wrong.append(repr(error))
+                return
+            if found is None or found.version < ref.offset:
+                wrong.append(f"{found} after {ref}")
+
+    reader = threading.Thread(target=reading)
+    with app_of(1).running(hw):
+        reader.start()
+        try:
+            for version in (2, 3, 4):
+                with app_of(version).running(hw) as runner:
+                    runner.settle(SETTLE_S)
+                    ref = hw.append("t", b"", key="other")
+                    found = hw.binder("b").get("other", at_least=ref, timeout=SETTLE_S)
+                    assert found is not None
+                    assert (found.version, found.data["by"]) == (ref.offset, version)
+                    if version == 4:
+                        done.set()
+                        reader.join(SETTLE_S)
+        finally:
+            done.set()
+            reader.join(SETTLE_S)
+    assert not reader.is_alive()
+    assert wrong == []
+
+
 def is_built(hw: Local, version: int) -> bool:
     return seen.row(hw, "b", "p").version == version
 
