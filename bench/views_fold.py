@@ -18,10 +18,10 @@ import headwater
 from bench.rounds import Samples, interleave, rate
 from bench.table import Figure, Row, at_least
 from bench.work import BATCH_EVENTS, Benchmark, Work
+from headwater.views.projecting import ROUND_EVENTS
 
 TOPIC = "orders"
 BINDER = "customers"
-ROUND_EVENTS = 65_536  # in a transaction, of both
 PEER = "by hand: read_batches, json, a dict, INSERT … ON CONFLICT in SQLite"
 KEYS = {"100 k keys": 100_000, "100 keys": 100}
 

@@ -22,6 +22,7 @@ from tests.cli.views import SHOP, fill, run_app
 from tests.server.serving import serving
 
 PATIENCE_S = 30.0
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 @pytest.fixture
@@ -140,7 +141,7 @@ def test_a_topic_that_is_gone_leaves_nothing_to_do_and_one_made_again_all(run: R
 
 def test_watching_looks_again_and_ends_quietly_with_ctrl_c(shop: Path, program: Sequence[str]) -> None:
     words = [*program, "views", "status", str(shop), "--watch", "--json"]
-    watching = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
+    watching = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=BUFFERED)
     assert watching.stdout is not None
     lines = [msgspec.json.decode(watching.stdout.readline()) for _ in range(6)]
     assert [line["name"] for line in lines] == ["basket", "visitor", "greet"] * 2
@@ -162,6 +163,14 @@ def test_a_binder_is_rebuilt_from_all_events(run: Run, shop: Path) -> None:
         assert (bob.version, bob.data) == (2, {"items": 8, "total": 52})
         assert hw.binder("baskets").info().indexes == ["total"]
         assert not before.exists()
+
+
+def test_a_binder_that_was_never_there_is_built_with_its_indexes(run: Run, data: Path) -> None:
+    fill(data)
+    run("views", "rebuild", data, "baskets", "--app", SHOP)
+    with headwater.open(data) as hw:
+        info = hw.binder("baskets").info()
+    assert (info.documents, info.indexes) == (2, ["total"])
 
 
 def test_a_rebuild_whose_fold_raises_names_the_event_and_changes_nothing(run: Run, shop: Path) -> None:
@@ -191,7 +200,7 @@ def test_changes_are_followed_from_a_place(run: Run, shop: Path) -> None:
 
 def test_following_sees_what_comes_and_ends_quietly_with_ctrl_c(shop: Path, program: Sequence[str]) -> None:
     words = [*program, "views", "follow", str(shop), "baskets"]
-    following = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
+    following = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=BUFFERED)
     assert following.stdout is not None
     assert [msgspec.json.decode(following.stdout.readline())["id"] for _ in range(2)] == ["ann", "bob"]
     with headwater.open(shop) as hw:

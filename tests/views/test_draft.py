@@ -146,5 +146,5 @@ def test_what_is_remembered_stays_within_bounds(
         return known
 
     few: list[str | None] = [*IDS[:10]]
-    assert rounds(few, 60) == [False] + [True] * 59  # replaced documents do not count for ever
+    assert rounds(few, 200) == [False] + [True] * 199  # replaced documents do not count for ever
     assert rounds([f"e-{number}" for number in range(60)], 3)[1:] == [False, False]
