@@ -129,7 +129,7 @@ class App:
         origin = self._allowed_origin(request)
         if origin is None:
             return ()
-        exposed = "headwater-partition, headwater-id, headwater-durability, headwater-member"
+        exposed = "headwater-partition, headwater-id, headwater-durability, headwater-member, headwater-place"
         return (
             ("access-control-allow-origin", origin),
             ("access-control-expose-headers", exposed),
