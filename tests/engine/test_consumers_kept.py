@@ -141,7 +141,7 @@ def test_an_event_that_ended_its_process_too_often_is_set_aside_there(path: Path
     def dying(said: Said) -> None:
         kept = Elsewhere(5)
         with open_unsynced(path, limits=LIMITS) as mine, mine.consumer("c", "t", kept=kept) as consumer:
-            handed = []
+            handed: list[int] = []
             while len(handed) < 294 and (events := consumer.take(1000, 1_000_000, 5.0)):
                 if events[0].offset == 5:
                     os._exit(3)
