@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from headwater import Event
-from headwater.views import database, draft
+import headwater
+from headwater import App, Event
+from headwater.views import database, draft, folding
 from headwater.views.draft import Draft
+from headwater.views.rebuild import rebuild
 
 IDS = [f"d-{number}" for number in range(40)]
 
@@ -148,3 +150,82 @@ def test_what_is_remembered_stays_within_bounds(
     few: list[str | None] = [*IDS[:10]]
     assert rounds(few, 200) == [False] + [True] * 199  # replaced documents do not count for ever
     assert rounds([f"e-{number}" for number in range(60)], 3)[1:] == [False, False]
+
+
+def test_a_file_without_documents_is_not_searched_for_them(connection: sqlite3.Connection) -> None:
+    asked: list[str] = []
+    connection.set_trace_callback(asked.append)
+    made = Draft(connection)
+    for first in (0, 100):
+        with database.writing(connection):
+            made.begin()
+            made.load(IDS)
+            made.fold(count, [event(first + number) for number in range(len(IDS))], IDS)
+            made.write()
+    assert not [text for text in asked if "json_each" in text]
+    assert stored(connection) == {id: {"seen": [number, 100 + number]} for number, id in enumerate(IDS)}
+
+
+def test_what_others_put_into_an_empty_file_is_found(connection: sqlite3.Connection, tmp_path: Path) -> None:
+    made = Draft(connection)
+    with database.writing(connection):
+        made.begin()
+        made.load(IDS[:1])
+    with contextlib.closing(database.connect(tmp_path / "binder.sqlite")) as other:
+        fold_all(other, count, [*IDS[:2]])
+    with database.writing(connection):
+        made.begin()
+        made.load(IDS[:2])
+        made.fold(count, [event(7), event(8)], IDS[:2])
+        made.write()
+    assert stored(connection) == {IDS[0]: {"seen": [0, 7]}, IDS[1]: {"seen": [1, 8]}}
+
+
+def test_a_transaction_ends_when_its_documents_take_too_much_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft, "CACHE_BYTES", 200_000)
+    app = App()
+
+    @app.projection("t", "many", version=1)
+    def grow(doc: dict[str, Any] | None, event: Event) -> dict[str, Any]:  # noqa: ARG001
+        return {"text": "x" * 2000, "count": (doc or {"count": 0})["count"] + 1}
+
+    with headwater.open(tmp_path / "log", durability="os") as hw:
+        hw.append_many("t", [b""] * 2000, keys=[f"k-{number % 1000}" for number in range(2000)])
+        app.catch_up(hw)
+        assert hw.binder("many").count({"count": 2}) == 1000
+        with contextlib.closing(database.connect(tmp_path / "log/binders/many.sqlite")) as found:
+            largest = found.execute("SELECT max(count) FROM changes").fetchone()[0]
+        assert largest < 200  # the limit, and what is folded between two looks
+        rebuild(hw, app.of_binder("many"))
+        assert hw.binder("many").count({"count": 2}) == 1000
+        with contextlib.closing(database.connect(tmp_path / "log/binders/many.sqlite")) as found:
+            assert found.execute("SELECT max(count) FROM changes").fetchone()[0] < 200
+
+
+def test_large_documents_are_loaded_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "AHEAD_BYTES", 10_000)
+    app = App()
+
+    @app.projection("t", "large")
+    def grow(doc: dict[str, Any] | None, event: Event) -> dict[str, Any]:  # noqa: ARG001
+        return {"text": "x" * 5000, "count": (doc or {"count": 0})["count"] + 1}
+
+    with headwater.open(tmp_path / "log", durability="os") as hw:
+        keys = [f"k-{number}" for number in range(300)]
+        hw.append_many("t", [b""] * 300, keys=keys)
+        app.catch_up(hw)
+        loaded: list[int] = []
+        load = Draft.load
+
+        def counted(self: Draft, ids: Any) -> int:
+            loaded.append(load(self, ids))
+            return loaded[-1]
+
+        monkeypatch.setattr(Draft, "load", counted)
+        hw.append_many("t", [b""] * 300, keys=keys)
+        app.catch_up(hw)
+        assert hw.binder("large").count({"count": 2}) == 300
+    assert sum(loaded) > 300 * 5000
+    assert max(loaded) < 100_000

@@ -215,7 +215,9 @@ def test_what_the_old_file_has_folded_before_the_swap_is_in_the_new_one(
     assert len(calls) >= 2
 
 
-def test_an_application_with_the_older_version_does_not_fold_any_more(hw: Local) -> None:
+def test_an_application_with_the_older_version_does_not_fold_any_more_and_says_so(
+    hw: Local, caplog: pytest.LogCaptureFixture
+) -> None:
     append(hw)
     with app_of(1).running(hw) as old:
         old.settle(SETTLE_S)
@@ -224,6 +226,8 @@ def test_an_application_with_the_older_version_does_not_fold_any_more(hw: Local)
         old.settle(SETTLE_S)  # it has nothing left to do
         assert {doc["n"] for doc in seen.data(hw, "b").values()} == {1}
         assert len(files_of(hw)) == 2
+        wait_for(lambda: "superseded: the binder was built by version 2" in caplog.text)
+    assert caplog.text.count("superseded") == 1
     app_of(2).catch_up(hw, SETTLE_S)
     assert seen.data(hw, "b") == expected(hw, 2)
 

@@ -17,7 +17,7 @@ from typing import Protocol, Self, overload
 import msgspec
 
 from headwater.engine.follow import wait_for_more
-from headwater.engine.holding import Holding
+from headwater.engine.holding import CHUNK_BYTES, Holding
 from headwater.engine.leases import Progress
 from headwater.engine.member import Member, not_held
 from headwater.engine.reading import check_id, resolve
@@ -177,6 +177,10 @@ class Consumer(Iterator[Event]):
             self._woken = False
         if first is None:
             return []
+        if bytes_max >= CHUNK_BYTES:  # a chunk has no more, but for its last batch
+            events = [first, *islice(self._events, events_max - 1)]
+            self._last = events[-1]
+            return events
         events, size = [first], len(first.data or b"")
         if size < bytes_max:
             for event in islice(self._events, events_max - 1):

@@ -46,6 +46,7 @@ class Draft:
         self._bytes = 0
         self._seen = -1  # SQLite's data_version when they were read
         self._indexes: list[str] = []
+        self._all = False  # whether all documents that there are are known
 
     @property
     def changed(self) -> int:
@@ -55,18 +56,22 @@ class Draft:
     def begin(self) -> None:
         """Begin a transaction. What was remembered is forgotten if another connection has written since."""
         (seen,) = self._connection.execute("PRAGMA data_version").fetchone()
-        if seen != self._seen or not self._fits():
+        if seen != self._seen or self.full():
             self.abandon()
             self._seen = seen
             self._indexes = database.indexes(self._connection)
+            self._all = self._connection.execute("SELECT 1 FROM documents LIMIT 1").fetchone() is None
 
-    def _fits(self) -> bool:
-        """Whether what is remembered is not too much. What was replaced counts too, until all is counted anew."""
+    def full(self) -> bool:
+        """Whether so much is remembered that it should be written, and forgotten at the next `begin`.
+
+        What was replaced counts too, until all is counted anew.
+        """
         entries = len(self._data) * ENTRY_BYTES
         if self._bytes + entries <= CACHE_BYTES:
-            return True
+            return False
         self._bytes = sum(map(len, filter(None, self._data.values())))
-        return self._bytes + entries <= CACHE_BYTES // 2
+        return self._bytes + entries > CACHE_BYTES // 2
 
     def abandon(self) -> None:
         """Forget everything: the transaction was not committed."""
@@ -76,10 +81,14 @@ class Draft:
         self._bytes = 0
         self._seen = -1
 
-    def load(self, ids: Iterable[str | None]) -> None:
-        """Read the documents that will be asked for, those that are not known, with few statements."""
+    def load(self, ids: Iterable[str | None]) -> int:
+        """Read the documents that will be asked for, those that are not known, with few statements; their bytes."""
+        before = self._bytes
         missing = set(ids).difference(self._data)
         missing.discard(None)
+        if self._all:
+            self._data.update(dict.fromkeys(missing))
+            return 0
         wanted = cast("list[str]", sorted(missing))
         for start in range(0, len(wanted), LOADED_MAX):
             some = wanted[start : start + LOADED_MAX]
@@ -92,6 +101,7 @@ class Draft:
             for id in some:
                 if "\0" in id:  # where SQLite's JSON ends a text
                     self._remember(self._connection.execute("SELECT id, row, data FROM documents WHERE id = ?", (id,)))
+        return self._bytes - before
 
     def _remember(self, rows: Iterable[tuple[str, int, bytes]]) -> None:
         for id, row, data in rows:
@@ -109,6 +119,7 @@ class Draft:
     def put_all(self, documents: dict[str, bytes | None], version: int) -> None:
         """Change documents, which are encoded, or with None, delete them."""
         self.load(documents)
+        self._bytes += sum(map(len, filter(None, documents.values())))
         self._data.update(documents)
         self._versions.update(dict.fromkeys(documents, version))
 
@@ -119,21 +130,21 @@ class Draft:
         """
         documents, versions = self._data, self._versions
         encode, decode, _, options, encoding, _ = self._codec
-        decoded = self._decoded(ids)
-        done = 0
+        pop = self._decoded(ids).pop
+        done = written = 0
         try:
             for event, id in zip(events, ids, strict=True):
                 if id is not None:
-                    if id in decoded:
-                        document = fold(decoded.pop(id), event)
-                    else:
-                        data = documents[id]
-                        document = fold(None if data is None else decode(data, options), event)
+                    document = pop(id, None)
+                    if document is None and (data := documents[id]) is not None:
+                        document = decode(data, options)
+                    document = fold(document, event)
                     data = None
                     if document is not None:
                         data = encode(document, False, encoding)
-                        if len(data) > DOCUMENT_BYTES_MAX:
+                        if (size := len(data)) > DOCUMENT_BYTES_MAX:
                             raise too_large(data)
+                        written += size
                     documents[id] = data
                     versions[id] = event.offset
                 done += 1
@@ -141,6 +152,8 @@ class Draft:
             raise
         except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
             return done, error
+        finally:
+            self._bytes += written
         return done, None
 
     def _decoded(self, ids: Sequence[str | None]) -> dict[str | None, dict[str, Any]]:
@@ -173,31 +186,31 @@ class Draft:
 
     def _sorted(self) -> tuple[list[Any], list[Any], list[Any]]:
         """The rows to insert, to update and to delete: in the order of the table, so that each page is visited once."""
-        documents, rows = self._data, self._rows
-        keys = self._keys if self._indexes else None
-        (last,) = self._connection.execute("SELECT coalesce(max(row), 0) FROM documents").fetchone()
+        documents, rows, versions = self._data, self._rows, self._versions
+        changed = zip(map(rows.get, versions), versions.values(), map(documents.get, versions), strict=True)
+        old: list[Any] = [values for values in changed if values[0] is not None and values[2] is not None]
         new: list[Any] = []
-        old: list[Any] = []
         gone: list[Any] = []
         never: set[str] = set()  # made and deleted again, or not there in the first place
-        for id, version in self._versions.items():
-            data, row = documents[id], rows.get(id)
-            if data is None:
-                if row is None:
-                    never.add(id)
-                else:
-                    gone.append((row,))
-                    del rows[id]
-                continue
-            self._bytes += len(data)
-            if row is None:
-                last += 1
-                rows[id] = last
-                new.append((last, version, data, id) if keys is None else (last, version, data, *keys(data), id))
-            else:
-                old.append((row, version, data) if keys is None else (row, version, data, *keys(data)))
+        if len(old) < len(versions):
+            (last,) = self._connection.execute("SELECT coalesce(max(row), 0) FROM documents").fetchone()
+            for id, version in versions.items():
+                data, row = documents[id], rows.get(id)
+                if data is None:
+                    if row is None:
+                        never.add(id)
+                    else:
+                        gone.append((row,))
+                        del rows[id]
+                elif row is None:
+                    last += 1
+                    rows[id] = last
+                    new.append((last, version, data, id))
+        if self._indexes:
+            old = [(*values, *self._keys(values[2])) for values in old]
+            new = [(*values[:-1], *self._keys(values[2]), values[-1]) for values in new]
         old.sort(key=_row)
-        self._note([id for id in self._versions if id not in never])
+        self._note([id for id in versions if id not in never] if never else list(versions))
         return new, old, gone
 
     def _note(self, ids: list[str]) -> None:

@@ -17,13 +17,15 @@ import msgspec
 
 from headwater.event import Event
 from headwater.info import ViewError
-from headwater.limits import QUARANTINED_MAX
+from headwater.limits import MIB, QUARANTINED_MAX
 from headwater.views.app import Projection
 from headwater.views.codec import document_id
 from headwater.views.draft import Documents, Draft
 
 LOOK_EVERY = 64  # events between two looks at the clock, at most
 LOOK_S = 0.02  # and where they take longer than this, fewer
+AHEAD_MAX = 4096  # events whose documents are loaded with one statement, at most
+AHEAD_BYTES = 8 * MIB  # and where they have more than this, fewer
 ERROR_CHARACTERS_MAX = 4000  # of an error and its trace that are kept
 
 _event_key = attrgetter("key")
@@ -45,6 +47,7 @@ class Folder:
     ) -> None:
         """`stop` is asked now and then whether to end early."""
         self._stop = stop
+        self._ahead = 16  # so many events' documents are loaded together
         self._group = 1  # so many events are folded between two looks at the clock
         self._connection = connection
         self._projection = projection
@@ -69,27 +72,41 @@ class Folder:
         self._reset()
 
     def fold(self, events: Sequence[Event], until_s: float) -> int:
-        """Fold events in their order, and return how many; fewer than all if the time is over, or it is to stop.
+        """Fold events in their order, and return how many: not all if the time is over, it is to stop, or is `full`.
 
         Raises Halt if a fold raises and the projection is to stop: what came before that event is folded.
         """
         ids = self._ids(events)
         single = not self._projection.many
-        if single:
-            self._draft.load(ids)
-        done, now_s = 0, time.monotonic()
+        loaded = done = 0
+        now_s = time.monotonic()
         while done < len(events):
-            some = events[done : done + self._group]
+            end = done + self._group
             if single:
-                self._fold_each(some, ids[done : done + self._group])
+                if done >= loaded:
+                    loaded = done + self._load_ahead(ids[done : done + AHEAD_MAX])
+                end = min(end, loaded)
+                self._fold_each(events[done:end], ids[done:end])
             else:
-                self._fold_many(some)
-            done += len(some)
+                self._fold_many(events[done:end])
+            done = min(end, len(events))
             began_s, now_s = now_s, time.monotonic()
             self._group = min(self._group * 2, LOOK_EVERY) if now_s - began_s < LOOK_S else max(self._group // 2, 1)
-            if now_s >= until_s or self._stop():
+            if now_s >= until_s or self._stop() or self.full:
                 break
         return done
+
+    def _load_ahead(self, ids: Sequence[str | None]) -> int:
+        """Load the documents of the next events, as many as are not too large together; of how many events."""
+        ahead = self._ahead
+        heavy = self._draft.load(ids[:ahead]) > AHEAD_BYTES
+        self._ahead = max(ahead // 4, 1) if heavy else min(ahead * 4, AHEAD_MAX)
+        return ahead
+
+    @property
+    def full(self) -> bool:
+        """Whether so much is changed and remembered that it should be written."""
+        return self._draft.full()
 
     def _fold_each(self, events: Sequence[Event], ids: list[str | None]) -> None:
         if len(ids) < len(events):  # the key of one of them raises

@@ -55,6 +55,7 @@ class Projector:
         self._consumer: Consumer | None = None
         self._fresh = True  # in its first session: what stopped it before is tried again
         self._refused: tuple[str, int] | None = None  # the topic and the version that could not be built
+        self._superseded = False  # whether the binder was built by a newer version
         self._trouble: HeadwaterError | None = None
 
     def run(self) -> None:
@@ -150,7 +151,12 @@ class Projector:
             row = registry.enter(connection, projection, topic, self._together, retry=self._fresh)
             self._fresh = False
             if row.version > projection.version:
-                return LOOK_S  # superseded
+                if not self._superseded:
+                    told = "projection %r: superseded: the binder was built by version %d, and this one has version %d"
+                    _log.warning(told, self.name, row.version, projection.version)
+                self._superseded = True
+                return LOOK_S
+            self._superseded = False
             wanted = topic.uuid, projection.version
             if (row.topic_uuid, row.version) == wanted:
                 self._refused = None

@@ -184,11 +184,11 @@ class _Build:
                 reached = end
                 for batch in batches:
                     done = 0
-                    while done < len(batch):
+                    while done < len(batch) and not folder.full:
                         done += folder.fold(batch[done:], math.inf)
                         self._check_stop()
-                    if folder.folded >= ROUND_EVENTS:
-                        reached = batch[-1].offset + 1
+                    if folder.full or folder.folded >= ROUND_EVENTS:
+                        reached = batch[done - 1].offset + 1
                         break
                 folder.write({partition: reached}, missed=missed)
         except NotFound as error:

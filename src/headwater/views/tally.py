@@ -134,8 +134,8 @@ def function_infos(hw: Engine) -> list[ViewInfo]:
         if topic not in consumers:
             try:
                 consumers[topic] = hw.consumers(topic)
-            except NotFound:
-                consumers[topic] = None  # it waits for the topic to be made
+            except HeadwaterError:
+                consumers[topic] = None  # it waits for the topic to be made, or the topic is damaged
         found = consumers[topic]
         ours = [each for each in found or () if each.name == f"function.{name}"]
         if not ours and found is not None:
