@@ -22,7 +22,7 @@ from headwater.views.app import Projection
 from headwater.views.codec import document_id
 from headwater.views.draft import Documents, Draft
 
-LOOK_EVERY = 64  # events between two looks at the clock, at most
+LOOK_EVERY = 256  # events between two looks at the clock, at most
 LOOK_S = 0.02  # and where they take longer than this, fewer
 AHEAD_MAX = 4096  # events whose documents are loaded with one statement, at most
 AHEAD_BYTES = 8 * MIB  # and where they have more than this, fewer

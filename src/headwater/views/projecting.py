@@ -29,8 +29,8 @@ from headwater.views.rebuild import rebuild
 
 TAKE_EVENTS = 4096  # at a time, from the log
 TAKE_BYTES = 8 * MIB
-ROUND_EVENTS = 131_072  # in one transaction: a document that many of them change is written once
-ROUND_S = 1.5  # and so long it may take: others who fill the binder wait for it
+ROUND_EVENTS = 200_000  # in one transaction: a document that many of them change is written once
+ROUND_S = 3.0  # and so long it may take: others who fill the binder wait for it
 WAIT_S = 0.1  # for events; then it is noted that all up to here was looked at, for those who wait for that
 LOOK_S = 0.5  # between two looks whether something that it waits for has come
 AGAIN_S = 0.02  # until it looks again for what was there just now

@@ -25,7 +25,7 @@ from headwater.views.folding import Folder
 Progress = Callable[[int, int], object]
 """Called with the events that are folded, and all there are now."""
 
-ROUND_EVENTS = 131_072  # in one transaction
+ROUND_EVENTS = 200_000  # in one transaction
 CLOSE_EVENTS = 10_000  # so few may be left when the old file is locked
 
 
