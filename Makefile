@@ -53,7 +53,7 @@ lock:  ## pin the dependencies of pyproject.toml again (ARGS=--upgrade for newer
 	@echo "Wrote requirements.lock"
 
 clean:  ## remove the environment, caches and built files
-	@rm -rf $(VENV) build dist demo-data .tools.log .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) build dist demo-data orders-data .tools.log .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Programs that tests call. Where they cannot be installed, those tests are skipped, and pytest says so.

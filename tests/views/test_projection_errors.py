@@ -27,6 +27,7 @@ from headwater.views.folding import Folder
 from headwater.views.local import Local
 from headwater.views.runner import Runner
 from tests.log.children import Child
+from tests.log.conformance import wait_for
 from tests.views import seen
 from tests.views.test_projections import SETTLE_S, app_of, count
 
@@ -46,13 +47,6 @@ def refusing(*offsets: int, partition: int = 0) -> Callable[[Any, Event], Any]:
         return count(doc, event)
 
     return fold
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + SETTLE_S
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
 
 
 # A fold that raises

@@ -23,6 +23,7 @@ from headwater.views.files import Files
 from headwater.views.folding import Halt
 from headwater.views.local import Local
 from tests.log.children import Child, Said
+from tests.log.conformance import wait_for
 from tests.views import seen
 
 SETTLE_S = 20.0
@@ -175,17 +176,9 @@ def test_what_was_appended_is_read_at_once_whenever_the_binder_is_replaced(hw: L
 
 
 def is_built(hw: Local, version: int) -> bool:
-    return seen.row(hw, "b", "p").version == version
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + SETTLE_S
-    while True:
-        with contextlib.suppress(NotFound):
-            if condition():
-                return
-        assert time.monotonic() < until_s
-        time.sleep(0.002)
+    with contextlib.suppress(NotFound):  # it is replaced just now
+        return seen.row(hw, "b", "p").version == version
+    return False
 
 
 def test_what_the_old_file_has_folded_before_the_swap_is_in_the_new_one(
