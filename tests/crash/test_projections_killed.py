@@ -29,7 +29,7 @@ from headwater.views.app import App
 from headwater.views.files import Files
 from headwater.views.local import Local
 from tests.crash.test_death import MortalDisk
-from tests.log.children import Child, Said
+from tests.log.children import Child, Said, stop_with
 from tests.views import seen
 
 SETTLE_S = 30.0
@@ -332,14 +332,17 @@ def test_an_owner_that_was_stopped_with_events_in_its_hands_is_refused(arena: Pa
         def writing(connection: sqlite3.Connection, **named: Any) -> Any:
             if named:  # only where events are folded
                 database.writing = real
-                os.kill(os.getpid(), signal.SIGSTOP)
+                stop_with(projecting[0]._consumer)
             return real(connection, **named)
 
-        database.writing = writing  # type: ignore[assignment]
-        with Local(path, limits=SHORT) as hw, app_of(1).running(hw) as runner:
-            runner.settle(SETTLE_S)
-            said.send("settled")
-            said.recv()
+        with Local(path, limits=SHORT) as hw:
+            runner = app_of(1).running(hw)
+            projecting: list[Any] = list(runner._parts)
+            database.writing = writing  # type: ignore[assignment]
+            with runner:
+                runner.settle(SETTLE_S)
+                said.send("settled")
+                said.recv()
 
     child = Child(stopping)
     child.wait_until_stopped()

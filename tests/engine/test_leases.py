@@ -20,7 +20,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import Fenced
 from headwater.event import Event
 from headwater.limits import Limits
-from tests.log.children import Child, Said
+from tests.log.children import Child, Said, stop_with
 from tests.log.unsynced import open_unsynced
 
 LEASE_MS = 300
@@ -116,7 +116,7 @@ def test_a_stopped_owner_is_replaced_and_its_late_acks_are_refused(path: Path, h
         consumer.ack(first)  # and not stored
         fence = consumer.fences[0]
         said.send(fence)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop_with(consumer)
         with pytest.raises(Fenced):
             consumer.ack(second)
         with pytest.raises(Fenced):
@@ -152,7 +152,7 @@ def test_a_stopped_owner_that_nobody_replaced_goes_on(path: Path, hw: Engine) ->
     def stops(consumer: Consumer, _: Said) -> list[int]:
         event = next(consumer)
         fence = consumer.fences[0]
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop_with(consumer)
         consumer.ack(event)
         assert consumer.fences[0] == fence
         return [event.offset for event in islice(consumer, 2)]

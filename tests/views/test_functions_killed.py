@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from headwater import App, Event, Limits, Local
 from headwater.views.context import Context
 from headwater.views.tally import function_infos
-from tests.log.children import Child, Said
+from tests.log.children import Child, Said, stop_with
 from tests.views.running import PATIENCE_S, until
 
 # A dead process is known to be dead after its lease; whoever is killed again and again is not the event's fault.
@@ -143,16 +143,20 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease_finishes_nothing(t
 
     def stopped(said: Said) -> None:
         app = App()
+        acting: list[Any] = []
 
         @app.function("in", name="f")
         def stop(ctx: Context, _event: Event) -> None:
             ctx.append("out", {"by": "the first"})
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop_with(acting[0]._consumer)
             said.send("goes on")
 
-        with Local(path, limits=LIMITS) as hw, app.running(hw) as runner:
-            said.recv()
-            runner.settle(PATIENCE_S)
+        with Local(path, limits=LIMITS) as hw:
+            runner = app.running(hw)
+            acting.extend(runner._parts)
+            with runner:
+                said.recv()
+                runner.settle(PATIENCE_S)
 
     with Local(path, limits=LIMITS) as hw:
         hw.append_many("in", [b"a", b"b"])
