@@ -26,7 +26,8 @@ pytestmark = [
 ]
 
 PAGE = """<!doctype html><script>
-const tell = (what) => fetch("/tell", {method: "POST", body: JSON.stringify(what)});
+let told = Promise.resolve();  // one after the other: requests that are under way together may come in any order
+const tell = (what) => told = told.then(() => fetch("/tell", {method: "POST", body: JSON.stringify(what)}));
 const query = new URLSearchParams(location.search);
 const source = new EventSource(query.get("source"));
 for (const type of ["message", "greeting", "stop", "headwater.gap"])
