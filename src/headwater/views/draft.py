@@ -48,11 +48,6 @@ class Draft:
         self._indexes: list[str] = []
         self._all = False  # whether all documents that there are are known
 
-    @property
-    def changed(self) -> int:
-        """How many documents are changed."""
-        return len(self._versions)
-
     def begin(self) -> None:
         """Begin a transaction. What was remembered is forgotten if another connection has written since."""
         (seen,) = self._connection.execute("PRAGMA data_version").fetchone()

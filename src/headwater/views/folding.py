@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
-
-import msgspec
 
 from headwater.event import Event
 from headwater.info import ViewError
@@ -21,12 +17,12 @@ from headwater.limits import MIB, QUARANTINED_MAX
 from headwater.views.app import Projection
 from headwater.views.codec import document_id
 from headwater.views.draft import Documents, Draft
+from headwater.views.failure import describe, encode_error
 
 LOOK_EVERY = 256  # events between two looks at the clock, at most
 LOOK_S = 0.02  # and where they take longer than this, fewer
 AHEAD_MAX = 4096  # events whose documents are loaded with one statement, at most
 AHEAD_BYTES = 8 * MIB  # and where they have more than this, fewer
-ERROR_CHARACTERS_MAX = 4000  # of an error and its trace that are kept
 
 _event_key = attrgetter("key")
 
@@ -202,43 +198,6 @@ class Folder:
         except BaseException:  # noqa: BLE001  # it is raised again, and told, when the event has its turn
             return ids
         return ids
-
-
-def describe(event: Event, error: BaseException | str) -> ViewError:
-    """An error of the user's code, with the event that it was called for."""
-    trace = ""
-    if isinstance(error, BaseException):
-        frames = traceback.extract_tb(error.__traceback__)[1:]  # without the call here
-        trace = _clean("".join(traceback.format_list(frames))[-ERROR_CHARACTERS_MAX:])
-        error = f"{type(error).__name__}: {_text(error)}"
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    place = event.topic, event.partition, event.offset, str(event.id), event.type
-    return ViewError(*place, _clean(error[:ERROR_CHARACTERS_MAX]), trace, now)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001  # it is the user's code, too
-        return "(it cannot be shown)"
-
-
-def _clean(text: str) -> str:
-    """Without what UTF-8 does not have."""
-    return text.encode(errors="replace").decode()
-
-
-def encode_error(error: ViewError) -> str:
-    """As it is kept."""
-    return msgspec.json.encode(error).decode()
-
-
-_decode_error = msgspec.json.Decoder(ViewError)
-
-
-def decode_error(text: str | None) -> ViewError | None:
-    """From what is kept; None if there is none."""
-    return None if text is None else _decode_error.decode(text)
 
 
 def _key_function(projection: Projection) -> Callable[[Event], Any]:

@@ -176,7 +176,7 @@ class _Build:
     def _round(self, projection: Projection, folder: Folder, partition: int, end: int) -> None:
         """Fold about one transaction's worth of events of one partition."""
         places = self._next[projection.name]
-        start, missed = places[partition], 0
+        start = places[partition]
         batches = self._batches(projection, partition, start, end)
         try:
             with database.writing(self._connection):
@@ -190,7 +190,7 @@ class _Build:
                     if folder.full or folder.folded >= ROUND_EVENTS:
                         reached = batch[done - 1].offset + 1
                         break
-                folder.write({partition: reached}, missed=missed)
+                folder.write({partition: reached})
         except NotFound as error:
             folder.abandon()
             if error.code != "offset_gone":

@@ -13,7 +13,7 @@ from headwater.errors import Invalid, Unavailable
 from headwater.info import ViewError
 from headwater.views import database
 from headwater.views.app import Projection
-from headwater.views.folding import decode_error, encode_error
+from headwater.views.failure import decode_error, encode_error
 
 
 class Topic(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ from headwater.errors import HeadwaterError, NotFound
 from headwater.event import time_of
 from headwater.info import ViewError, ViewInfo, ViewPartition
 from headwater.views import database, registry, tally
+from headwater.views.failure import decode_error
 from headwater.views.files import Files
-from headwater.views.folding import decode_error
 from headwater.views.registry import Row, Topic
 
 RATE_S = 5.0  # a rate that is older says nothing about now

@@ -9,23 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import traceback
 from pathlib import Path
-
-import msgspec
 
 from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError, NotFound
-from headwater.event import Event, time_of
+from headwater.event import Event
 from headwater.info import ConsumerInfo, ViewError, ViewInfo, ViewPartition
 from headwater.views import database
 from headwater.views.app import Function
+from headwater.views.failure import decode_error, describe, encode_error
 
 FILE = "functions.sqlite"
 WRITE_S = 1.0  # how often, at most, counts are written, but for errors
 RATE_S = 5.0  # a rate that is older says nothing about now
-ERROR_CHARACTERS_MAX = 1000
-TRACE_CHARACTERS_MAX = 8000
 
 _COUNT = """
 INSERT INTO functions (name, topic, handled, appended, failed, aside, missed, error) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -33,9 +29,6 @@ ON CONFLICT (name) DO UPDATE SET topic = excluded.topic, handled = handled + exc
     appended = appended + excluded.appended, failed = failed + excluded.failed, aside = aside + excluded.aside,
     missed = missed + excluded.missed, error = coalesce(excluded.error, error)
 """
-
-_encode_error = msgspec.json.Encoder().encode
-_decode_error = msgspec.json.Decoder(ViewError).decode
 
 
 class Tally:
@@ -64,13 +57,13 @@ class Tally:
     def failed(self, event: Event, error: BaseException) -> None:
         """Count a failure, and keep why."""
         self._failed += 1
-        self._error = self._told(event, error)
+        self._error = describe(event, error)
 
     def set_aside(self, event: Event, error: object) -> None:
         """Count an event that was given up. One that ended its process never came to tell why."""
         self._aside += 1
         if not isinstance(error, BaseException):
-            self._error = self._told(event, error)
+            self._error = describe(event, error)
 
     def write_if_due(self) -> None:
         """Write, if something was counted, and the last time is long enough ago."""
@@ -103,7 +96,7 @@ class Tally:
 
     def _store(self, connection: sqlite3.Connection, rate: float) -> None:
         counts = self._handled, self._appended, self._failed, self._aside, self._missed
-        error = None if self._error is None else _encode_error(self._error).decode()
+        error = None if self._error is None else encode_error(self._error)
         connection.execute(_COUNT, (self._name, self._topic, *counts, error))
         now_ms = _ms(self._clock.ticks())
         connection.execute("DELETE FROM rates WHERE changed_ms < ?", (now_ms - int(RATE_S * 1000),))
@@ -111,16 +104,6 @@ class Tally:
             "INSERT OR REPLACE INTO rates (name, member, rate, changed_ms) VALUES (?, ?, ?, ?)",
             (self._name, self._member, rate, now_ms),
         )
-
-    def _told(self, event: Event, error: object) -> ViewError:
-        if isinstance(error, BaseException):
-            told = f"{type(error).__name__}: {error}"
-            trace = "".join(traceback.format_exception(error))
-        else:
-            told, trace = str(error), ""
-        time = time_of(self._clock.ticks()).isoformat()
-        place = event.topic, event.partition, event.offset, str(event.id), event.type
-        return ViewError(*place, _sound(told[:ERROR_CHARACTERS_MAX]), _sound(trace[-TRACE_CHARACTERS_MAX:]), time)
 
 
 def function_infos(hw: Engine) -> list[ViewInfo]:
@@ -156,7 +139,7 @@ def function_infos(hw: Engine) -> list[ViewInfo]:
                 missed=missed,
                 errors=failed,
                 aside=aside,
-                error=None if error is None else _decode_error(error),
+                error=decode_error(error),
                 partitions=partitions,
             )
         )
@@ -179,7 +162,3 @@ def _rows(hw: Engine) -> list[tuple[str, str, int, int, int, int, str | None, fl
 
 def _ms(ticks: int) -> int:
     return ticks // 10_000
-
-
-def _sound(text: str) -> str:
-    return text.encode(errors="replace").decode()
