@@ -55,7 +55,17 @@ class Server:
 @contextlib.contextmanager
 def headwater_server(directory: Path) -> Iterator[Server]:
     """`headwater serve`, as its users start it."""
-    command = [sys.executable, "-m", "headwater.cli", "serve", str(directory), "--http", f"{HOST}:0"]
+    command = [
+        sys.executable,
+        "-m",
+        "headwater.cli",
+        "serve",
+        str(directory),
+        "--http",
+        f"{HOST}:0",
+        "--tcp",
+        f"{HOST}:0",
+    ]
     with running(command) as process:
         assert process.stdout is not None
         said = b""

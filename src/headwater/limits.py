@@ -31,6 +31,10 @@ MATCH_TERMS_MAX = 256  # comparisons; each may be made for each event
 MATCH_VALUES_MAX = 10_000  # operands, as in the list of an `$in`
 MATCH_PATTERNS_MAX = 8  # each may hold the 8 MiB that RE2 takes for one
 
+# Frames over TCP.
+FRAME_DEPTH_MAX = 100  # levels of documents and arrays: they are decoded by recursion
+FRAME_BYTES_MAX = 16 * MIB + 64 * KIB  # the largest document, and what is around it
+
 # Views.
 DOCUMENT_BYTES_MAX = 16 * MIB  # as in other document stores: a fold decodes and encodes all of it for each event
 BINDER_NAME_BYTES_MAX = 64  # escaped, it fits a file's name without being shortened, so that it can be read back
@@ -111,6 +115,15 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     watch_threads: int = (
         16  # that sleep until a topic has more; above, several topics share one, and 128 logs are polled
     )
+
+    frame_bytes_max: int = FRAME_BYTES_MAX  # over TCP; it is held in memory as a whole
+    frames_waiting_max: int = 16_384  # frames of one connection that wait for their turn; above, it is not read
+    frames_waiting_bytes: int = 4 * MIB  # the same in bytes, beside one frame that may be larger
+    subscriptions_max: int = 256  # of one connection: each has a task, and a cursor
+    subscription_unacked_max: int = 1000  # RECEV frames that a client has not acknowledged; then it waits
+    connection_queries_max: int = 16  # of one connection: each holds a moment of its binder
+    query_unacked_max: int = 100  # QUERYRESULT frames that a client has not acknowledged
+    sessions_max: int = 64  # transactions of one connection; what is in them counts as held in memory
 
     users_file_bytes_max: int = 16 * MIB  # it is held in memory, and read anew when it changes
     users_look_s: float = 1.0  # how long a right that was taken away may still be used

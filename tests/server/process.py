@@ -21,19 +21,24 @@ READY_S = 30.0
 http = httpx.Client(verify=False, timeout=30)  # one for all: a new one reads the certificates of the world first
 atexit.register(http.close)
 _URL = re.compile(rb"https?://\S+")
+_TCP_URL = re.compile(rb"headwaters?://\S+")
 
 
 class Server:
-    """A running `headwater serve`. `url` is where it listens."""
+    """A running `headwater serve`. `url` is where it listens, `tcp_url` where it does without HTTP."""
 
-    def __init__(self, path: Path, *options: str, port: int = 0) -> None:
+    def __init__(self, path: Path, *options: str, port: int = 0, tcp_port: int = 0) -> None:
         self.path = path
         self.options = options
-        command = [sys.executable, "-m", "headwater.cli", "serve", str(path), "--http", f"127.0.0.1:{port}", *options]
+        where = ("--http", f"127.0.0.1:{port}", "--tcp", f"127.0.0.1:{tcp_port}")
+        command = [sys.executable, "-m", "headwater.cli", "serve", str(path), *where, *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.output = b""
         self.url = self._wait_for_url()
         self.port = int(self.url.rpartition(":")[2])
+        tcp = _TCP_URL.search(self.output)
+        self.tcp_url = tcp[0].decode() if tcp is not None else ""
+        self.tcp_port = int(self.tcp_url.rpartition(":")[2]) if tcp is not None else 0
 
     @property
     def pid(self) -> int:

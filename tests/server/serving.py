@@ -22,7 +22,8 @@ from headwater.server.serve import Address, serve
 from headwater.server.settings import Settings
 options = json.loads(sys.argv[2])
 settings = msgspec.convert(options, Settings)
-serve(Path(sys.argv[1]), Address("127.0.0.1", 0), settings, ready=lambda url: print(url, flush=True))
+here = Address("127.0.0.1", 0)
+serve(Path(sys.argv[1]), here, settings, tcp=here, ready=lambda urls: print(urls, flush=True))
 """
 WAIT_S = 20.0
 
@@ -38,8 +39,9 @@ class Answer(NamedTuple):
 class Server:
     """A running server."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str, path: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], urls: str, path: Path) -> None:
         self.process = process
+        url, self.tcp_url = urls.split()
         self.url = url
         self.path = path
         self.host, _, port = url.removeprefix("http://").rpartition(":")
@@ -113,9 +115,9 @@ def serving(path: Path, **settings: Any) -> Iterator[Server]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            url = process.stdout.readline().strip()
-            assert url, "the server did not start"
-            server = Server(process, url, path)
+            urls = process.stdout.readline().strip()
+            assert urls, "the server did not start"
+            server = Server(process, urls, path)
             with server.http:
                 yield server
         finally:

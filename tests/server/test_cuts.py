@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.limits import SERVER_DEFAULTS
 from headwater.server.access import Open
+from headwater.server.connections import Connections
 from headwater.server.http.app import App
-from headwater.server.http.connections import Connections
+from headwater.server.http.protocol import Connection
 from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.settings import Settings
 from headwater.server.store import Store
@@ -112,8 +113,8 @@ class Served:
     async def _open(self) -> Connections:
         loop = asyncio.get_running_loop()
         self.store = Store(self.engine, Open(), Settings(), Metrics(CountingDisk()))
-        connections = Connections(App(self.store), SERVER_DEFAULTS, loop)
-        self.listening = await loop.create_server(connections, "127.0.0.1", 0)
+        connections = Connections(App(self.store), loop)
+        self.listening = await loop.create_server(partial(Connection, connections), "127.0.0.1", 0)
         return connections
 
     async def close(self) -> None:
@@ -124,7 +125,7 @@ class Served:
     async def ask(self, pieces: list[bytes], turns: list[int], answers_wanted: int, *, patient: bool = False) -> Wire:
         """Give a connection these pieces, with so many turns of the loop after each, or when each is answered."""
         wire = Wire()
-        connection = self.connections()
+        connection = Connection(self.connections)
         connection.connection_made(wire)
         for number, (piece, turn) in enumerate(zip(pieces, turns, strict=True)):
             connection.data_received(piece)
@@ -217,7 +218,7 @@ def test_requests_mean_the_same_however_they_are_cut(
 def test_requests_that_were_not_parsed_do_not_count_against_the_next_head(served: Served) -> None:
     async def drive() -> Wire:
         wire = Wire()
-        connection = served.connections()
+        connection = Connection(served.connections)
         connection.connection_made(wire)
         for number in range(100):
             connection.data_received(append(b"x" * 1000))

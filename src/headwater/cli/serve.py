@@ -1,4 +1,4 @@
-"""`headwater serve`: a log directory for other programs, over HTTP."""
+"""`headwater serve`: a log directory for other programs, over HTTP and TCP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from headwater.cli.arguments import Size
     ]
 )
 @click.argument("data", metavar="[DATA]", default="data")
-@click.option("--http", metavar="HOST:PORT", default="127.0.0.1:7450", show_default=True, help="Where to listen.")
+@click.option("--http", metavar="HOST:PORT", default="127.0.0.1:7450", show_default=True, help="Where to speak HTTP.")
+@click.option(
+    "--tcp",
+    metavar="HOST:PORT",
+    default="127.0.0.1:7451",
+    show_default=True,
+    help="Where to speak the protocol over TCP; none for nowhere.",
+)
 @click.option("--auth", metavar="FILE", help="Users and what they may do: see 'headwater auth'.")
 @click.option("--access", metavar="NAME[:ARG]", help="Another way to tell who somebody is, that a package brings.")
 @click.option(
@@ -38,6 +45,7 @@ from headwater.cli.arguments import Size
 def serve(
     data: str,
     http: str,
+    tcp: str,
     auth: str | None,
     access: str | None,
     tls_cert: str | None,
@@ -51,7 +59,7 @@ def serve(
     segments: int | None,
     segment_bytes: int | None,
 ) -> None:
-    """Serve a log directory over HTTP, beside any program that has it open.
+    """Serve a log directory over HTTP and TCP, beside any program that has it open.
 
     Only this machine is served unless another address is given, which needs --auth. SIGTERM and Ctrl-C end it when all
     that was asked is answered. The application of --app, if there is one, runs in a process of its own, which ends with
@@ -82,9 +90,10 @@ def serve(
         Path(data),
         address,
         settings,
+        tcp=None if tcp == "none" else Address.parse(tcp),
         access=FileAccess(auth) if auth is not None else None if access is None else chosen(access),
         certificate=Certificate(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None,
         access_log=None if access_log is None else AccessLog(None if access_log == "-" else Path(access_log)),
         insecure=insecure,
-        ready=lambda url: show.done(f"serving {data} at {url}"),
+        ready=lambda urls: show.done(f"serving {data} at {urls.replace(' ', ' and ')}"),
     )

@@ -21,7 +21,7 @@ COMMIT_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.0
 REQUEST_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 OTHER = "other"  # the label of what has none of its own; a topic of this name is counted there too
-METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"))
+METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TCP"))  # the last: frames over TCP
 TOPICS_MAX = 100  # labels are remembered for ever, here and by whoever scrapes: what more topics do is added up
 CODES_MAX = 200  # ours are some dozens; a plug-in may bring its own
 
@@ -61,10 +61,10 @@ class RouteMeter:
         self.statuses: defaultdict[int, int] = defaultdict(int)
         self.seconds = Histogram(REQUEST_BOUNDS)
 
-    def answered(self, status: int, seconds: float) -> None:
-        """An answer has begun, so long after its request did."""
-        self.statuses[status] += 1
-        self.seconds.observe(seconds)
+    def answered(self, status: int, seconds: float, count: int = 1) -> None:
+        """An answer, or several, have begun, so long after their requests did."""
+        self.statuses[status] += count
+        self.seconds.observe(seconds, count)
 
 
 class TopicMeter:

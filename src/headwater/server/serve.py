@@ -11,6 +11,7 @@ import signal
 import ssl
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,8 +22,9 @@ from headwater.limits import DEFAULTS, MIB, SERVER_DEFAULTS
 from headwater.server.access import Access, Open, check_exposure, loopback
 from headwater.server.accesslog import AccessLog
 from headwater.server.apps import Application
+from headwater.server.connections import Connections
+from headwater.server.http import protocol as http
 from headwater.server.http.app import App
-from headwater.server.http.connections import Connections
 from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.settings import Settings
 from headwater.server.store import Store
@@ -58,31 +60,37 @@ def serve(
     address: Address,
     settings: Settings,
     *,
+    tcp: Address | None = None,
     access: Access | None = None,
     certificate: Certificate | None = None,
     access_log: AccessLog | None = None,
     insecure: bool = False,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve a log directory until SIGTERM or SIGINT. `ready` hears the URL once connections are accepted.
+    """Serve a log directory until SIGTERM or SIGINT, over HTTP and, at the address `tcp`, by frames.
+
+    `ready` hears the URLs, apart by a space, once connections are accepted.
 
     Raises Invalid if it would be open to the network without authentication, Unavailable if it cannot listen, and what
     keeps the application of the settings from running.
     """
     access = access or Open()
-    check_exposure(address.host, access, insecure=insecure, tls=certificate is not None)
+    for each in (address, tcp):
+        if each is not None:
+            check_exposure(each.host, access, insecure=insecure, tls=certificate is not None)
     if not access.authenticates and loopback(address.host):
         settings = msgspec.structs.replace(settings, check_host=True)
     _raise_file_limit()
     _keep_memory()
     sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(path, address, settings, access, certificate, access_log, ready))
+        runner.run(_serve(path, address, tcp, settings, access, certificate, access_log, ready))
 
 
 async def _serve(
     path: Path,
     address: Address,
+    tcp: Address | None,
     settings: Settings,
     access: Access,
     certificate: Certificate | None,
@@ -105,18 +113,24 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, renew)
     engine = await loop.run_in_executor(None, lambda: Local(path, limits=DEFAULTS, disk=metrics.disk))
     store = Store(engine, access, settings, metrics)
-    connections = Connections(App(store, check_host=settings.check_host), settings.limits, loop)
+    connections = Connections(App(store, check_host=settings.check_host), loop)
+    servers: list[asyncio.Server] = []
     try:
         if settings.app is not None and not await _started(store, settings.app, stopped):
             return
-        server = await _listen(loop, connections, address, certificate.context if certificate else None)
-        host, port = server.sockets[0].getsockname()[:2]
-        ready(f"{'https' if certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}")
+        urls = []
+        for where, scheme, protocol in _protocols(connections, address, tcp):
+            server = await _listen(loop, protocol, where, certificate.context if certificate else None)
+            servers.append(server)
+            host, port = server.sockets[0].getsockname()[:2]
+            urls.append(f"{scheme}{'s' if certificate else ''}://{f'[{host}]' if ':' in host else host}:{port}")
+        ready(" ".join(urls))
         renewing = loop.create_task(_renew(certificate)) if certificate is not None else None
         await stopped.wait()
         if renewing is not None:
             renewing.cancel()
-        server.close()
+        for server in servers:
+            server.close()
         store.members.leave()  # before their connections end, which would look like the death of their clients
         connections.stop()
         store.changes.close()
@@ -158,15 +172,32 @@ async def _renew(certificate: Certificate) -> None:
         certificate.renew()
 
 
+def _protocols(
+    connections: Connections, address: Address, tcp: Address | None
+) -> list[tuple[Address, str, Callable[[], asyncio.Protocol]]]:
+    """What is spoken where: the address, the scheme of its URL, and what makes a connection."""
+    spoken: list[tuple[Address, str, Callable[[], asyncio.Protocol]]]
+    spoken = [(address, "http", partial(http.Connection, connections))]
+    if tcp is not None:
+        from headwater.server.tcp.connection import Connection  # needs the codec of BSON
+        from headwater.server.tcp.requests import HANDLERS
+
+        spoken.append((tcp, "headwater", partial(Connection, connections, HANDLERS)))
+    return spoken
+
+
 async def _listen(
-    loop: asyncio.AbstractEventLoop, connections: Connections, address: Address, tls: ssl.SSLContext | None
+    loop: asyncio.AbstractEventLoop,
+    protocol: Callable[[], asyncio.Protocol],
+    address: Address,
+    tls: ssl.SSLContext | None,
 ) -> asyncio.Server:
     try:
-        return await loop.create_server(connections, address.host, address.port, ssl=tls, backlog=BACKLOG)
+        return await loop.create_server(protocol, address.host, address.port, ssl=tls, backlog=BACKLOG)
     except OSError as error:
         raise Unavailable(
             f"{address.host}:{address.port} cannot be listened on: {error.strerror or error}",
-            hint="is another server there? choose another with --http HOST:PORT",
+            hint="is another server there? choose others with --http HOST:PORT and --tcp HOST:PORT, or --tcp none",
             code="cannot_listen",
         ) from error
 

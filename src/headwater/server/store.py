@@ -13,6 +13,7 @@ from headwater.server.apps import Application
 from headwater.server.changes import Changes
 from headwater.server.commits import Commits
 from headwater.server.feeds import Feeds
+from headwater.server.http.message import Budget
 from headwater.server.members import Members
 from headwater.server.metrics import Metrics
 from headwater.server.settings import Settings
@@ -30,6 +31,7 @@ class Store:
         self.access = access
         self.settings = settings
         self.limits = settings.limits
+        self.budget = Budget(settings.limits.held_bytes_max)
         self.metrics = metrics
         self.application: Application | None = None
         self.loop = asyncio.get_running_loop()
@@ -53,6 +55,14 @@ class Store:
             task.add_done_callback(lambda _: self._under_way.pop(name))
         found: R = await asyncio.shield(task)
         return found
+
+    async def make(self, topic: str) -> None:
+        """Make a topic that is not there: that of the bus as it is to be, any other with one partition."""
+        bus = self.settings.bus
+        create = partial(self.engine.create, topic)
+        if topic == bus.topic:
+            create = partial(create, segment_bytes=bus.segment_bytes, retention_segments=bus.segments)
+        await self.shared(f"create {topic}", create)
 
     def later(self, function: Callable[[], object]) -> None:
         """Have this called in a thread, soon, and wait for nothing: for what must be let go of when a client leaves."""

@@ -13,7 +13,7 @@ from time import perf_counter
 from headwater.errors import Denied, HeadwaterError
 from headwater.server.access import User, require
 from headwater.server.http.errors import of_status, response_of
-from headwater.server.http.message import Budget, Client, Headers, Request, Response
+from headwater.server.http.message import Client, Headers, Request, Response
 from headwater.server.http.plain import PlainAppends
 from headwater.server.http.routes import Router, allowed
 from headwater.server.scopes import NOBODY
@@ -30,7 +30,7 @@ class App:
         self.store = store
         self._router = Router()
         self._check_host = check_host
-        self._budget = Budget(store.limits.held_bytes_max)
+        self._budget = store.budget
         self.plain = PlainAppends(self)
 
     # Everything

@@ -34,7 +34,7 @@ async def publish(store: Store, request: Request) -> Response:
     try:
         ref = await _append(store, type, data)
     except NotFound:
-        await _make(store)
+        await store.make(store.settings.bus.topic)
         ref = await _append(store, type, data)
     return json({"id": str(ref.id)})
 
@@ -46,7 +46,7 @@ async def follow(store: Store, request: Request) -> Response:
     try:
         return await sse.respond(store, request, store.settings.bus.topic, last=last, type=pattern, bus=True)
     except NotFound:
-        await _make(store)
+        await store.make(store.settings.bus.topic)
         return await sse.respond(store, request, store.settings.bus.topic, last=last, type=pattern, bus=True)
 
 
@@ -57,10 +57,3 @@ async def _append(store: Store, type: str, data: bytes) -> Ref:
     waiting: Waiting = store.engine.prepare(topic, data, type=type, content="text")
     await store.commits.commit([waiting])
     return waiting.ref()
-
-
-async def _make(store: Store) -> None:
-    bus = store.settings.bus
-    await store.blocking(
-        store.engine.create, bus.topic, segment_bytes=bus.segment_bytes, retention_segments=bus.segments
-    )

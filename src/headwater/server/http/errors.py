@@ -58,10 +58,14 @@ def status_of(error: HeadwaterError) -> int:
     return next((status for kind, status in STATUS_BY_KIND.items() if isinstance(error, kind)), 500)
 
 
+def kind_of(error: HeadwaterError) -> str:
+    """The name of its class, of those that clients know."""
+    return next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "headwater.errors"), "Error")
+
+
 def response_of(error: HeadwaterError, headers: Headers = ()) -> Response:
     """The answer to a request that failed."""
-    kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "headwater.errors"), "Error")
-    return _response(status_of(error), kind, error.code, error.message, error.hint, error.facts, headers)
+    return _response(status_of(error), kind_of(error), error.code, error.message, error.hint, error.facts, headers)
 
 
 def error_line(error: HeadwaterError) -> bytes:

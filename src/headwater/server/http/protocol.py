@@ -27,7 +27,7 @@ from headwater.server.http.target import parts_of
 
 if TYPE_CHECKING:
     from headwater.limits import ServerLimits
-    from headwater.server.http.connections import Connections
+    from headwater.server.connections import Connections
     from headwater.server.scopes import User
 
 BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        if len(self.connections.open) >= self.limits.connections_max or self.connections.stopping:
+        if self.connections.full:
             self._metrics.connections_refused += 1
             self._over = True
             refused = of_status(503, "there are too many connections", "overloaded", "try again soon")

@@ -1,0 +1,75 @@
+"""All connections of a server, of either protocol: their number, their deadlines, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from headwater.server.http.app import App
+
+SWEEP_S = 1.0
+KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+
+class AnyConnection(Protocol):
+    """What a connection of either protocol can be told."""
+
+    deadline: float
+
+    def expire(self) -> None:
+        """Its time is over."""
+        ...
+
+    def stop(self) -> None:
+        """End when what was asked is answered."""
+        ...
+
+    def abort(self) -> None:
+        """End now."""
+        ...
+
+
+def keep_alive(made: Any) -> None:
+    """Have the system notice a peer that vanished, within a minute, also on a connection that only waits."""
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in KEEP_ALIVE.items():
+        if hasattr(socket, option):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+
+
+class Connections:
+    """All connections of a server: their number, their deadlines, their end."""
+
+    def __init__(self, app: App, loop: asyncio.AbstractEventLoop) -> None:
+        self.app = app
+        self.store = app.store
+        self.limits = app.store.limits
+        self.loop = loop
+        self.open: set[AnyConnection] = set()
+        self.stopping = False
+        self._timer = loop.call_later(SWEEP_S, self._sweep)
+
+    @property
+    def full(self) -> bool:
+        """Whether there can be no more."""
+        return self.stopping or len(self.open) >= self.limits.connections_max
+
+    def stop(self) -> None:
+        """Answer what was asked, end streams properly, and take no more requests."""
+        self.stopping = True
+        for connection in list(self.open):
+            connection.stop()
+
+    def abort(self) -> None:
+        """End all connections now."""
+        self._timer.cancel()
+        for connection in list(self.open):
+            connection.abort()
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for connection in [each for each in self.open if each.deadline < now]:
+            connection.expire()
+        self._timer = self.loop.call_later(SWEEP_S, self._sweep)

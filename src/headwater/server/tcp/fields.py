@@ -1,0 +1,88 @@
+"""The fields of a frame, as handlers ask for them. What is wrong with one raises Invalid with the code `bad_field`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from headwater.errors import Invalid
+
+INT32 = (1 << 31) - 1
+INT64 = (1 << 63) - 1
+
+
+class Fields:
+    """The fields of one frame. Each getter returns None for one that is absent, unless it is `needed`."""
+
+    __slots__ = ("_values", "type")
+
+    def __init__(self, type: str, values: Mapping[str, Any], names: Iterable[str]) -> None:
+        """`names` are those that the frame may have; each may begin with a small letter or a capital."""
+        self.type = type
+        self._values: dict[str, Any] = {}
+        for said, value in values.items():
+            name = small(said)
+            if name not in names:
+                there = f"it has {', '.join(names)}" if names else "it has none"
+                raise self.wrong(f"has no field {said[:40]!r}", hint=there)
+            if name in self._values:
+                raise self.wrong(f"has {name!r} twice")
+            self._values[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def wrong(self, what: str, *, hint: str = "") -> Invalid:
+        """The error that tells what is wrong with this frame."""
+        return Invalid(f"{self.type} {what}", hint=hint, code="bad_field")
+
+    def text(self, name: str, *, needed: bool = False) -> str | None:
+        value = self._get(name, needed)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(f"needs a string for {name!r}")
+        return value
+
+    def integer(self, name: str, *, least: int = 0, most: int = INT64, needed: bool = False) -> int | None:
+        """A whole number: of 32 or 64 bits, or a double without a fraction, which is all that some languages have."""
+        value = self._get(name, needed)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(f"needs a whole number from {least} to {most} for {name!r}")
+        return int(value)
+
+    def flag(self, name: str) -> bool:
+        value = self._get(name, False)
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(f"needs true or false for {name!r}")
+        return bool(value)
+
+    def document(self, name: str, *, needed: bool = False) -> dict[str, Any] | None:
+        value = self._get(name, needed)
+        if value is not None and not isinstance(value, dict):
+            raise self.wrong(f"needs a document for {name!r}")
+        return value
+
+    def data(self, name: str) -> bytes | str | None:
+        """Bytes, or text."""
+        value = self._get(name, False)
+        if value is not None and not isinstance(value, bytes | str):
+            raise self.wrong(f"needs binary data or a string for {name!r}")
+        return value
+
+    def value(self, name: str) -> Any:
+        """Whatever it is."""
+        return self._get(name, False)
+
+    def _get(self, name: str, needed: bool) -> Any:
+        value = self._values.get(name)
+        if value is None and needed:
+            raise self.wrong(f"needs {name!r}")
+        return value
+
+
+def small(name: str) -> str:
+    """A field's name as we write it."""
+    return name[:1].lower() + name[1:]
