@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
 
 class Answer(NamedTuple):
-    """The answer to a request that had the connection for itself; `then` is called when it is written."""
+    """The answer to a request that had the connection for itself; `then` is called when it is written.
+
+    `errors` are those that it tells of, None for what went well: one for each frame that it answers.
+    """
 
     data: bytes
     then: Callable[[], None] | None = None
+    errors: Sequence[BaseException | None] = (None,)
 
 
 class Slot:
     """The place of one answer, or of several that come together, among those of its connection."""
 
-    __slots__ = ("begun", "data", "size", "then", "written")
+    __slots__ = ("begun", "count", "data", "size", "then", "written")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, count: int = 1) -> None:
         self.size = size  # of the frames that it answers
+        self.count = count  # of those frames
         self.data: bytes | None = None
         self.then: Callable[[], None] | None = None
         self.begun = perf_counter()
