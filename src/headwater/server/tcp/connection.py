@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -290,22 +290,18 @@ class Connection(asyncio.Protocol):
 
     # Requests that have the connection for themselves
 
-    def start(self, answer: Awaitable[tuple[str, Answer]], size: int, count: int = 1) -> None:
+    def start(self, answer: Coroutine[Any, Any, tuple[str, Answer]], size: int, count: int = 1) -> None:
         """Begin to answer frames, so many and of this size, before anything that comes behind them is begun."""
         slot = self.out.slot(size, count)
         self._task = self.loop.create_task(self._run_alone(answer, slot))
+        self._task.add_done_callback(lambda _: answer.close())  # the client may be lost before it has begun
 
     async def _run_alone(self, answer: Awaitable[tuple[str, Answer]], slot: Slot) -> None:
         type = ""
         try:
             type, found = await answer
-        except HeadwaterError as error:
+        except Exception as error:  # noqa: BLE001  # each must be answered
             found = self._failed(type, error)
-        except ConnectionResetError as error:  # it did not come as a whole, and never will
-            found = Answer(b"", None, (error,))
-        except Exception as error:  # noqa: BLE001  # a bug of ours must not end the server, nor tell its insides
-            _log.error("a frame failed: %s", type, exc_info=error)
-            found = Answer(failure(error), None, (error,))
         finally:
             self._task = None
             self._pulled_bytes = 0
@@ -335,11 +331,16 @@ class Connection(asyncio.Protocol):
                 return type, Answer(AT_ONCE[type](self, frame))
             handler = login.connect if type == "CONNECT" else self._handlers[type]
             return type, await handler(self, frame)
-        except HeadwaterError as error:
+        except Exception as error:  # noqa: BLE001  # as above
             return type, self._failed(type, error)
 
-    def _failed(self, type: str, error: HeadwaterError) -> Answer:
+    def _failed(self, type: str, error: Exception) -> Answer:
         """The answer to a request that failed, which ends the connection if it must."""
+        if isinstance(error, ConnectionResetError):  # it did not come as a whole, and never will
+            return Answer(b"", None, (error,))
+        if not isinstance(error, HeadwaterError):  # a bug of ours must not end the server, nor tell its insides
+            _log.error("a frame failed: %s", type, exc_info=error)
+            return Answer(failure(error), None, (error,))
         ends = error.code in ENDING or (type == "CONNECT" and not self.connected)
         if ends:
             self.end()
@@ -478,6 +479,7 @@ class Connection(asyncio.Protocol):
     def refuse(self, error: HeadwaterError) -> None:
         """End the connection because of the frame whose turn it is: those behind it are not looked at."""
         self.end()
+        self._refusal = None  # of something that came later
         self._refuse(error)
 
     def end(self) -> None:

@@ -177,8 +177,9 @@ def _shape(fields: Fields, topic: str, limits: Limits) -> tuple[Shape, bytes | N
     given.encode_meta(options.meta, limits)
     encoded_key = given.encode_key(key, limits)
     given.check_version(options.expected_version, encoded_key)
+    said = fields.text("streamName")
     shape = Shape(
-        fields.text("streamName") or topic,
+        topic if said is None else said,
         given.encode_type(type),
         content,
         fields.integer("sessID", least=-INT32 - 1, most=INT32),
