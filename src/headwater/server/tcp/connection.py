@@ -23,9 +23,10 @@ from headwater.server.access import require
 from headwater.server.connections import keep_alive
 from headwater.server.http.errors import status_of
 from headwater.server.http.message import Client
+from headwater.server.prompt import Way
 from headwater.server.tcp import emit
 from headwater.server.tcp.answers import OK, failure, response
-from headwater.server.tcp.emitter import Emitter
+from headwater.server.tcp.emitter import LARGE_BYTES, Emitter
 from headwater.server.tcp.fields import Fields
 from headwater.server.tcp.slots import Answer, Slot
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from headwater.server.scopes import Action, User
 
 NEVER = float("inf")
-LARGE_BYTES = 64 * 1024  # a frame that is decoded in another thread, and counts as held in memory
 LINGER_S = 2.0  # how long a client may take to read why the connection ends
 METHOD = "TCP"  # what stands for a method in metrics and the access log
 
@@ -77,6 +77,7 @@ class Connection(asyncio.Protocol):
         self.sent = 0
         self._handlers = handlers
         self._metrics = connections.store.metrics
+        self._emitted = self._metrics.route(METHOD, "EMIT").answered
         self._transport: Any = None
         # What comes in
         self._pieces: list[bytes] = []  # of a frame that is not whole
@@ -98,6 +99,7 @@ class Connection(asyncio.Protocol):
         self._emits = Emitter(self)
         self._task: asyncio.Task[None] | None = None
         self._full = False
+        self._way: Way | None = None
         self._room: asyncio.Future[None] | None = None
 
     # The transport
@@ -130,6 +132,7 @@ class Connection(asyncio.Protocol):
             self.connections.open.remove(self)
             self._metrics.connections -= 1
         self._over = True
+        self._way = None
         self.deadline = NEVER
         self._queue.clear()
         self.sessions.clear()
@@ -163,6 +166,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._metrics.bytes_received += len(data)
         if self._over:
+            return
+        if self._slots and self._slots[0].written:
+            self._slots[0].finish()  # the client was quicker than our loop
+        alone = not (self._slots or self._pieces or self._queue or self._task or self._full)
+        if alone and self._connected and self._emits.take(data):
+            self.deadline = self.loop.time() + self.limits.idle_s
             return
         if self._pieces:
             self._pieces.append(data)
@@ -376,9 +385,21 @@ class Connection(asyncio.Protocol):
 
     def slot(self, size: int) -> Slot:
         slot = Slot(size)
-        self._slots.append(slot)
-        self._slots_bytes += size
+        self.place(slot)
         return slot
+
+    def place(self, slot: Slot) -> None:
+        """Let a slot be the last."""
+        self._slots.append(slot)
+        self._slots_bytes += slot.size
+
+    def way(self) -> Way | None:
+        """The socket for another thread to write to; None if others may write meanwhile, or with TLS."""
+        if self._slots or self.parts or self.client.secure or self._transport.get_write_buffer_size():
+            return None
+        if self._way is None:
+            self._way = Way(self._transport.get_extra_info("socket").fileno())
+        return self._way
 
     def fill(
         self, slot: Slot, data: bytes, type: str, status: int, error: BaseException | None = None, count: int = 1
@@ -407,6 +428,22 @@ class Connection(asyncio.Protocol):
         for each in ready:
             if each.then is not None:
                 each.then()
+
+    def passed(self, slot: Slot, count: int, size: int) -> bool:
+        """Another thread has written the answers of the only slot, and nothing waits for them; False if something does.
+
+        The shortest way for what is done most: the same as `fill` and `go_on`.
+        """
+        if len(self._slots) > 1 or self._queue or self._over or self._metrics.access_log is not None:
+            return False
+        self._slots.clear()
+        self._slots_bytes = 0
+        self.sent += size
+        self._metrics.bytes_sent += size
+        self._emitted(200, perf_counter() - slot.begun, count)
+        if not self._reading:
+            self._flow()
+        return True
 
     def write(self, data: bytes) -> bool:
         """Send frames; False when there is no more room: then wait for `Part.resume`, or `room`. Never raises."""

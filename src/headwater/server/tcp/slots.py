@@ -17,10 +17,14 @@ class Answer(NamedTuple):
 class Slot:
     """The place of one answer, or of several that come together, among those of its connection."""
 
-    __slots__ = ("begun", "data", "size", "then")
+    __slots__ = ("begun", "data", "size", "then", "written")
 
     def __init__(self, size: int) -> None:
         self.size = size  # of the frames that it answers
         self.data: bytes | None = None
         self.then: Callable[[], None] | None = None
         self.begun = perf_counter()
+        self.written = False  # by another thread, which the loop has not heard of yet
+
+    def finish(self) -> None:
+        """Do what is left when another thread has written it."""
