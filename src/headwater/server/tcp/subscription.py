@@ -48,12 +48,10 @@ class Subscription(Part):
     def __init__(self, connection: Connection) -> None:
         """Raises Unavailable with the code `too_many` if the connection has as many as it may."""
         check_number(connection)
-        connection.subscribed += 1
-        self.id = connection.subscribed
+        self.id = 0  # until it is accepted
         self.connection = connection
         self.unacked = Unacked(connection.limits.subscription_unacked_max)
         self.closed = False
-        self.begun = False
         self._task: asyncio.Task[None] | None = None
         self._news: asyncio.Future[None] | None = None  # what `run` waits for: an acknowledgement
 
@@ -69,6 +67,8 @@ class Subscription(Part):
 
     def accepted(self) -> Answer:
         """The answer that the subscription is made; it begins when that is written. Nothing is awaited after this."""
+        self.connection.subscribed += 1
+        self.id = self.connection.subscribed
         self.connection.parts["ACKEV", self.id] = self
         self.connection.store.metrics.live.subscribers += 1
         return Answer(response("SUBRESPONSE", subID=self.id), self.begin)
@@ -87,7 +87,6 @@ class Subscription(Part):
 
     def begin(self) -> None:
         """Send what there is: its answer was written."""
-        self.begun = True
         if not self.closed:
             self._task = self.connection.loop.create_task(self._run())
 
