@@ -16,7 +16,7 @@ import headwater
 from tests.server import people
 from tests.server.process import served
 from tests.server.serving import Server, serving
-from tests.server.tcp.wire import Wire, frame, wire
+from tests.server.tcp.wire import Wire, frame, framed, wire
 
 MIB = 1024 * 1024
 _numbers = count()
@@ -453,6 +453,20 @@ def test_it_ends_when_the_server_stops(tmp_path: Path) -> None:
         type, last = client.receive()
         assert (type, last["errCode"]) == ("RESPONSE", "stopping")
         assert client.closed()
+
+
+@pytest.mark.parametrize("durable", [{}, {"durableID": "d"}])
+def test_nothing_comes_after_the_answer_that_ends_the_connection(server: Server, topic: str, durable: Any) -> None:
+    fill(server, topic, range(3000))
+    with wire(server.tcp_url) as client, wire(server.tcp_url) as other:
+        id = subscribe(client, topic, startSequence=0, **durable)
+        client.send(framed(b"garbage"), *[frame("ACKEV", {"subID": id, "seqNo": n}) for n in range(500)])
+        while (got := client.receive())[0] == "RECEV":
+            pass
+        assert (got[0], got[1]["errCode"]) == ("RESPONSE", "bad_frame")
+        other.emit(topic, {"n": 3000})
+        assert client.closed()
+        subscribe(other, topic, startSequence=3000, **durable)
 
 
 @pytest.mark.parametrize("durable", [{}, {"durableID": "d"}])

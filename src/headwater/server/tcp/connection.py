@@ -576,6 +576,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._over = self._lingering = True
+        for part in list(self.parts.values()):  # what they would send comes too late
+            part.close()
         if self.client.secure:
             self._transport.close()
             return
