@@ -281,6 +281,9 @@ class Connection(asyncio.Protocol):
         if type in HEARD:
             self._listen(type, frame)
             return
+        if type == "EMIT":  # with its fields in another order than nearly all clients have them
+            self._emits.add(raw)
+            return
         at_once = AT_ONCE.get(type)
         if at_once is None:
             self.start(self._answer(type, frame), len(raw))
