@@ -290,9 +290,9 @@ class Connection(asyncio.Protocol):
             return
         slot = self.slot(len(raw))
         try:
-            self.fill(slot, at_once(self, frame), type, 200)
+            self.fill(slot, at_once(self, frame), type)
         except HeadwaterError as error:
-            self.fill(slot, failure(error), type, status_of(error), error)
+            self.fill(slot, failure(error), type, error)
 
     def _check_type(self, type: str) -> None:
         """Raise Invalid for a frame that cannot be answered now, or ever."""
@@ -317,7 +317,7 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         slot.then = found.then
-        self.fill(slot, found.data, type, 200)
+        self.fill(slot, found.data, type, found.error)
         self.go_on()
 
     async def _answer_large(self, raw: bytes) -> tuple[str, Answer]:
@@ -326,7 +326,7 @@ class Connection(asyncio.Protocol):
             self._check_type(type)
         except HeadwaterError as error:
             self.end()
-            return "", Answer(failure(error), self.linger)
+            return "", Answer(failure(error), self.linger, error)
         if type == "EMIT":
             return type, await self._emits.alone(raw)
         return await self._answer(type, frame)
@@ -337,14 +337,13 @@ class Connection(asyncio.Protocol):
                 return type, await self._connect(frame)
             return type, await self._handlers[type](self, frame)
         except HeadwaterError as error:
-            self._metrics.failed(error.code)
             ends = (type == "CONNECT" and not self._connected) or error.code == "unauthenticated"
             if ends:
                 self.end()
-            return type, Answer(failure(error), self.linger if ends else None)
+            return type, Answer(failure(error), self.linger if ends else None, error)
         except Exception as error:  # noqa: BLE001  # a bug of ours must not end the server, nor tell its insides
             _log.error("a frame failed: %s", type, exc_info=error)
-            return type, Answer(failure(error))
+            return type, Answer(failure(error), None, error)
 
     async def _connect(self, frame: dict[str, Any]) -> Answer:
         fields = Fields("CONNECT", frame, ("version", "username", "password", "token"))
@@ -399,13 +398,13 @@ class Connection(asyncio.Protocol):
             self._way = Way(self._transport.get_extra_info("socket").fileno())
         return self._way
 
-    def fill(
-        self, slot: Slot, data: bytes, type: str, status: int, error: BaseException | None = None, count: int = 1
-    ) -> None:
-        """An answer is known: write it, and those that waited for it."""
+    def fill(self, slot: Slot, data: bytes, type: str, error: BaseException | None = None, count: int = 1) -> None:
+        """An answer is known, or `count` of them: write it, and those that waited for it."""
         slot.data = data
-        if isinstance(error, HeadwaterError):
-            self._metrics.failed(error.code)
+        status = 200
+        if error is not None:
+            status = status_of(error) if isinstance(error, HeadwaterError) else 500
+            self._metrics.failed(error.code if isinstance(error, HeadwaterError) else "internal")
         seconds = perf_counter() - slot.begun
         self._metrics.route(METHOD, type).answered(status, seconds, count)
         access_log = self._metrics.access_log
@@ -567,7 +566,7 @@ class Connection(asyncio.Protocol):
             return
         slot = self.slot(0)
         slot.then = self.linger
-        self.fill(slot, failure(error), "", status_of(error), error)
+        self.fill(slot, failure(error), "", error)
 
     def linger(self) -> None:
         """Let the client read the answer before the connection is reset under what it still sends."""

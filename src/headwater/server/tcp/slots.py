@@ -8,10 +8,14 @@ from typing import NamedTuple
 
 
 class Answer(NamedTuple):
-    """The answer to a request that had the connection for itself; `then` is called when it is written."""
+    """The answer to a request that had the connection for itself.
+
+    `then` is called when it is written; `error` is what it tells of, for those who count.
+    """
 
     data: bytes
     then: Callable[[], None] | None = None
+    error: BaseException | None = None
 
 
 class Slot:
