@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from headwater.server.tcp import calling
 from headwater.server.tcp.connection import Handler
 
-HANDLERS: dict[str, Handler] = {}
+HANDLERS: dict[str, Handler] = {
+    "CALL": calling.call,
+    "CALLBODY": calling.stray,
+}
