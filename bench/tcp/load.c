@@ -64,7 +64,7 @@ static size_t nats(const char *data, size_t size, enum kind *kind) {
     if (data[0] != 'M') return line;
     int words = 1; /* MSG subject number [where acknowledgements go] bytes */
     for (const char *at = data; at < end; at++)
-        if (*at == ' ') words++, last = at;
+        if (at[0] == ' ' && at[1] != ' ') words++, last = at;
     size_t body = strtoul(last, NULL, 10);
     if (line + body + 2 > size) return 0;
     *kind = words == 5 ? EVENT : ANSWER;

@@ -105,13 +105,13 @@ def _frames(data: bytes) -> Iterator[bytes]:
 def _nats(data: bytes) -> Iterator[bytes]:
     at = 0
     while (end := data.find(b"\n", at) + 1) > 0:
-        line = data[at:end]
-        if line.startswith(b"MSG "):
-            end += int(line.split()[-1]) + 2
+        words = data[at:end].split()
+        if words[0] == b"MSG":
+            end += int(words[-1]) + 2
         if end > len(data):
             return
         message = data[at:end]
-        if message.startswith(b"-ERR") or (b'"error"' in message and line.count(b" ") == 3):
+        if message.startswith(b"-ERR") or (b'"error"' in message and len(words) == 4):
             raise SystemExit(f"refused: {message!r}")
         yield message
         at = end
