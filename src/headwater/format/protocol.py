@@ -3,9 +3,9 @@
     encode("PING", {}) -> bytes                 with its length
     decode(raw) -> ("PING", {})                 without it
 
-`elements` finds the fields of a document without decoding them, so that an event can be kept byte for byte. Whatever the
-bytes are, nothing here recurses, and the time is linear in their number. Bytes only; safe from any thread. Needs the
-codec of BSON.
+`elements` finds the fields of a document without decoding them, so that an event can be kept byte for byte. Whatever
+the bytes are, nothing here recurses, and the time is linear in their number. Bytes only; safe from any thread. Needs
+the codec of BSON.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def decode(raw: bytes) -> tuple[str, dict[str, Any]]:
     type, frame = whole.get("type"), whole.get("frame")
     if len(whole) != 2 or type.__class__ is not str or frame.__class__ is not dict:
         raise _no_frame()
-    return type, frame  # type: ignore[return-value]  # they are
+    return type, frame
 
 
 def parts(raw: bytes) -> tuple[bytes, int]:
