@@ -10,7 +10,6 @@ from headwater.errors import Denied, HeadwaterError
 from headwater.format.protocol import PREFIX
 from headwater.server import prompt
 from headwater.server.commits import Group
-from headwater.server.http.errors import status_of
 from headwater.server.prompt import Way
 from headwater.server.tcp import emit as emits
 from headwater.server.tcp.answers import OK, emitted, failure
@@ -83,14 +82,14 @@ class Emitter:
                 if shape.content == "bson":
                     emits.check([emit.data])
                 session.add(emit)
-                connection.fill(connection.slot(len(raw)), OK, "EMIT", 200)
+                connection.fill(connection.slot(len(raw)), OK, "EMIT")
                 return
         except HeadwaterError as error:
             self.append()
             if error.code in BROKEN:
                 connection.refuse(error)
             else:
-                connection.fill(connection.slot(len(raw)), failure(error), "EMIT", status_of(error), error)
+                connection.fill(connection.slot(len(raw)), failure(error), "EMIT", error)
             return
         run = self._run
         if run and not (shape.plain and run[0].shape.plain and shape.topic == run[0].shape.topic):
@@ -118,7 +117,7 @@ class Emitter:
                 waiting = emits.prepare(self._store, run[0]) if len(run) == 1 else emits.prepare_all(self._store, run)
         except HeadwaterError as error:
             if len(run) == 1 and not emits.missing(error):
-                connection.fill(connection.slot(size), failure(error), "EMIT", status_of(error), error)
+                connection.fill(connection.slot(size), failure(error), "EMIT", error)
                 return
         if waiting is None:
             connection.start(self._slowly(run), size)
@@ -167,7 +166,7 @@ class Emitter:
                 session.add(emit)
                 return Answer(OK)
         except HeadwaterError as error:
-            return Answer(failure(error))
+            return Answer(failure(error), None, error)
         return (await self._slowly([emit]))[1]
 
     def _append_sound(self, run: list[Emit]) -> None:
@@ -183,18 +182,14 @@ class Emitter:
 
     def committed(self, slot: EmitSlot) -> None:
         """An append has its place, or its error."""
-        rows, status = slot.waiting.rows, 200
+        rows = slot.waiting.rows
         if slot.written and self._connection.passed(slot, rows.count, len(slot.made)):
             return
         error = rows.error
-        if error is None:
-            data = slot.made[slot.sent :] or (b"" if slot.written else emitted(slot.waiting))
-        else:
-            data = _told(slot.waiting)
-            status = status_of(error) if isinstance(error, HeadwaterError) else 500
-            if status == 500:
-                _log.error("an append failed", exc_info=error)
-        self._connection.fill(slot, data, "EMIT", status, error, rows.count)
+        if error is not None and not isinstance(error, HeadwaterError):
+            _log.error("an append failed", exc_info=error)
+        data = b"" if slot.written else slot.made[slot.sent :] or _told(slot.waiting)
+        self._connection.fill(slot, data, "EMIT", error, rows.count)
         self._connection.go_on()
 
     async def _slowly(self, run: list[Emit]) -> tuple[str, Answer]:
@@ -206,16 +201,17 @@ class Emitter:
             ends = isinstance(error, Denied) and error.code == "unauthenticated"
             if ends:
                 connection.end()
-            return "EMIT", Answer(failure(error) * len(run), connection.linger if ends else None)
-        found = []
+            return "EMIT", Answer(failure(error) * len(run), connection.linger if ends else None, error)
+        found, wrong = [], None
         for emit in run:
             try:
                 found.append(await self._prepared(emit))
             except HeadwaterError as error:
                 found.append(failure(error))
+                wrong = error
         await self._store.commits.commit([each for each in found if isinstance(each, Waiting)])
         told = (_told(each) if isinstance(each, Waiting) else each for each in found)
-        return "EMIT", Answer(b"".join(told))
+        return "EMIT", Answer(b"".join(told), None, wrong)
 
     async def _prepared(self, emit: Emit) -> Waiting | bytes:
         """An append that waits to be committed, or the answer of one that was."""
