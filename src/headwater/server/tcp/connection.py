@@ -23,7 +23,7 @@ from headwater.server.access import require
 from headwater.server.connections import keep_alive
 from headwater.server.http.errors import status_of
 from headwater.server.http.message import Client
-from headwater.server.tcp import emit
+from headwater.server.tcp import emit, sessions
 from headwater.server.tcp.answers import OK, failure, response
 from headwater.server.tcp.emitter import Emitter
 from headwater.server.tcp.fields import Fields
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         self.headers: dict[str, str] = {}  # that tell who it is, as HTTP has them
         self.user_name = ""
         self.parts: dict[Any, Part] = {}  # what is open, under the names that its frames know it by
-        self.sessions: dict[int, Any] = {}  # transactions, by their sessID
+        self.sessions: dict[int, sessions.Session] = {}  # transactions, by their sessID
         self.sent = 0
         self._handlers = handlers
         self._metrics = connections.store.metrics
@@ -436,10 +436,14 @@ class Connection(asyncio.Protocol):
     # Flow and limits
 
     def hold(self, size: int) -> None:
-        """Hold so much more in memory, or less; raises Unavailable if it is too much for all connections together."""
+        """Hold so much more in memory, or less; raises Unavailable if it is too much for all connections together.
+
+        What a lost connection held was given back when it was lost: what is given back later counts no more.
+        """
         if size > 0:
             self.store.budget.take(size)
         else:
+            size = max(size, -self._held)
             self.store.budget.give_back(-size)
         self._held += size
 
@@ -550,7 +554,11 @@ def _ping(connection: Connection, frame: dict[str, Any]) -> bytes:
     return OK
 
 
-AT_ONCE: dict[str, Callable[[Connection, dict[str, Any]], bytes]] = {"PING": _ping}
+AT_ONCE: dict[str, Callable[[Connection, dict[str, Any]], bytes]] = {
+    "PING": _ping,
+    "STARTTX": sessions.start,
+    "ABORTTX": sessions.abort,
+}
 HEARD = {"ACKEV": ("subID", "seqNo", "partition"), "QUERYACK": ("queryID",)}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from headwater.server.tcp import sessions
 from headwater.server.tcp.connection import Handler
 
-HANDLERS: dict[str, Handler] = {}
+HANDLERS: dict[str, Handler] = {
+    "COMMITTX": sessions.commit,
+}
