@@ -12,11 +12,11 @@ import pytest
 
 import headwater
 from headwater.engine.engine import Engine
-from tests.log.conformance import wait_for
 from tests.server import people
 from tests.server.process import served
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import Wire, frame, wire
+from tests.waiting import wait_for
 
 KIB = 1024
 HELD_BYTES_MAX = 256 * KIB
@@ -297,6 +297,7 @@ def test_a_transaction_of_too_many_bytes_stays_open(client: Wire, log: Engine, t
     assert stored(log, topic) == [*range(64), 65]
 
 
+@pytest.mark.torture
 def test_a_transaction_of_too_many_events_stays_open(client: Wire, topic: str) -> None:
     begin(client)
     sending = threading.Thread(target=client.send, args=[emit(topic, 0, 1) * 100_001])

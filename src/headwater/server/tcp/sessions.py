@@ -55,7 +55,7 @@ class Session:
             require(user, "append", shape.topic)
         limits = store.engine.limits
         meta = given.encode_meta(options.meta, limits) or b""
-        size = len(emit.data) + len(shape.key or b"") + len(meta)
+        size = len(emit.data) + len(emit.key or b"") + len(meta)
         check_data(len(emit.data), limits)
         check_growth(self._bytes + size, len(self.emits) + 1, limits)
         named = len(shape.topic.encode(errors="replace"))
@@ -82,7 +82,7 @@ class Session:
             return
         partition = shape.options.partition if shape.options is not None else None
         try:  # with a partition, because whose turn it is must not be asked twice
-            engine.prepare(shape.topic, emit.data, key=shape.key, content=shape.content, partition=partition or 0)
+            engine.prepare(shape.topic, emit.data, key=emit.key, content=shape.content, partition=partition or 0)
         except NotFound as error:
             if not missing(error):
                 raise
@@ -156,13 +156,13 @@ def _commit(engine: Engine, emits: list[Emit], topics: list[str]) -> bytes:
     if absent := [topic for topic in topics if _is_missing(engine, topic)]:
         raise _Missing(absent)
     transaction = engine.transaction()
-    for shape, data in emits:
+    for shape, data, key in emits:
         options = shape.options or NOTHING
         transaction.append(
             shape.topic,
             data,
             type=shape.type.decode(),
-            key=shape.key,
+            key=key,
             meta=options.meta,
             content=shape.content,
             partition=options.partition,
