@@ -17,9 +17,10 @@ from headwater.engine.waiting import Waiting
 from headwater.server.http.app import App
 from headwater.server.http.message import Client
 from headwater.server.http.plain import Answer as PlainAnswer
-from headwater.server.http.plain import PlainAppends, Way
+from headwater.server.http.plain import PlainAppends
 from headwater.server.http.protocol import Connection
 from headwater.server.metrics import Metrics
+from headwater.server.prompt import Way
 from headwater.server.scopes import EVERYONE, NOBODY
 from headwater.storage.rows import Rows
 from tests.server.people import add, revoke
@@ -167,7 +168,7 @@ def test_an_answer_that_finds_no_room_is_left_to_the_loop() -> None:
     plain.write([(waiting, roomy)])
     plain.finish(roomy)
     assert rests == []
-    assert far.recv(1000) == roomy.data
+    assert far.recv(1000) == roomy.made
     with suppress(BlockingIOError):
         while True:
             near.send(bytes(1000))
@@ -175,7 +176,7 @@ def test_an_answer_that_finds_no_room_is_left_to_the_loop() -> None:
     assert not crowded.written
     crowded.sent = 7  # as if there had been a little room
     plain.finish(crowded)
-    assert rests == [crowded.data[7:]]
+    assert rests == [crowded.made[7:]]
     near.close()
     far.close()
 

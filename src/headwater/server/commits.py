@@ -46,11 +46,11 @@ class Commits:
         self._threads: list[threading.Thread] = []
         self._busy = 0
         self._closed = False
-        self._write: Callable[[Group], None] = lambda _: None
+        self._writers: list[Callable[[Group], None]] = []
 
     def write_answers(self, write: Callable[[Group], None]) -> None:
         """Have this called with each group that was committed, in the thread that did it, before their `done`."""
-        self._write = write
+        self._writers.append(write)
 
     def submit(self, waiting: Waiting, done: Done) -> None:
         """Commit it with others; `done` is called on the loop when it has its place or its error."""
@@ -132,7 +132,8 @@ class Commits:
                         waiting.rows.error = error
             queue.seconds = perf_counter() - begun
             try:
-                self._write(queue.group)
+                for write in self._writers:
+                    write(queue.group)
             except Exception:  # noqa: BLE001  # then the loop writes them
                 _log.exception("answers cannot be written")
             loop.call_soon_threadsafe(self._finished, queue)

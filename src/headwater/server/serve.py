@@ -179,9 +179,11 @@ def _protocols(
     spoken: list[tuple[Address, str, Callable[[], asyncio.Protocol]]]
     spoken = [(address, "http", partial(http.Connection, connections))]
     if tcp is not None:
-        from headwater.server.tcp.connection import Connection  # needs the codec of BSON
+        from headwater.server.tcp import emitter  # which needs the codec of BSON
+        from headwater.server.tcp.connection import Connection
         from headwater.server.tcp.requests import HANDLERS
 
+        connections.store.commits.write_answers(emitter.write)
         spoken.append((tcp, "headwater", partial(Connection, connections, HANDLERS)))
     return spoken
 

@@ -7,13 +7,13 @@ loop's thread.
 
 from __future__ import annotations
 
-import os
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from headwater.engine.waiting import Waiting
 from headwater.errors import HeadwaterError
 from headwater.event import Content, id_text
+from headwater.server import prompt
 from headwater.server.commits import Group
 from headwater.server.http.appending import CONTENT_BY_MEDIA, check_content
 from headwater.server.http.message import Query, whole
@@ -141,11 +141,7 @@ class PlainAppends:
         return True
 
     def write(self, group: Group) -> None:
-        """Write the answers of a group that was committed. Called in the thread that did it.
-
-        The system takes as long to send an answer as we do for all the rest; meanwhile the loop can read what comes.
-        First all answers are made, then all are written: clients that are awake need not be woken for each.
-        """
+        """Make and write the answers of a group that was committed. Called in the thread that did it."""
         form, kind, ready = b"", None, []
         for waiting, answer in group:
             rows = waiting.rows
@@ -155,15 +151,9 @@ class PlainAppends:
             if (ticks >> 12, rows.sync) != kind:
                 form, kind = _form(waiting), (ticks >> 12, rows.sync)
             number = b"%d" % rows.offset
-            answer.data = answer.connection.plain_head + form % (ticks & 0x0FFF, len(number), number)
-            if answer.way is not None:
-                ready.append((answer, answer.way))
-        for answer, way in ready:
-            try:
-                answer.sent = os.write(way.number, answer.data)
-                answer.written = answer.sent == len(answer.data)
-            except OSError:
-                continue  # there is no room, or nobody any more: the loop sees to it
+            answer.made = answer.connection.plain_head + form % (ticks & 0x0FFF, len(number), number)
+            ready.append(answer)
+        prompt.write(ready)
 
     def finish(self, answer: Answer) -> None:
         """Do what is left when an answer was written, or could not be."""
@@ -172,7 +162,7 @@ class PlainAppends:
         if answer.written:
             connection.answered_plainly()
         elif rows.error is None:
-            connection.answer_plainly(answer.data[answer.sent :])
+            connection.answer_plainly(answer.made[answer.sent :])
         else:
             response = self._app.failure(rows.error)
             connection.answer_at_once(response)
@@ -186,27 +176,12 @@ class PlainAppends:
             access_log.note(*asked, status, rows.size, sent, seconds)
 
 
-class Way:
-    """A descriptor of a connection's socket for the thread that commits; closed when nobody uses it any more.
-
-    The loop may close its own at any time, and the next connection may get its number: no answer must go there.
-    """
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = os.dup(number)
-
-    def __del__(self) -> None:
-        os.close(self.number)
-
-
 class Answer:
     """The answer to one plain append. Called on the loop when the append has its place or its error."""
 
     __slots__ = (
         *("begun", "connection", "head", "plain", "user", "waiting", "way"),
-        *("data", "finished", "sent", "written"),
+        *("finished", "made", "sent", "written"),
     )
 
     def __init__(self, plain: PlainAppends, connection: Connection, head: Head, user: str, waiting: Waiting) -> None:
@@ -217,7 +192,7 @@ class Answer:
         self.user = user
         self.begun = perf_counter()
         self.way = connection.way()  # None if only the loop may write
-        self.data = b""
+        self.made = b""
         self.sent = 0  # bytes that were written
         self.written = False  # whether all were
         self.finished = False

@@ -22,8 +22,9 @@ from headwater.server.http.body import Body
 from headwater.server.http.errors import of_status, response_of
 from headwater.server.http.head import SAFE, head
 from headwater.server.http.message import Client, Request, Response, Stream, whole
-from headwater.server.http.plain import Answer, Head, Way
+from headwater.server.http.plain import Answer, Head
 from headwater.server.http.target import parts_of
+from headwater.server.prompt import Way
 
 if TYPE_CHECKING:
     from headwater.limits import ServerLimits

@@ -75,9 +75,11 @@ def emitted(waiting: Waiting) -> bytes:
     rows, log = waiting.rows, waiting.log
     offset, ticks, count, partition = rows.offset, rows.ticks, rows.count, log.place.partition
     node = 2 << 62 | log.node
+    first, second, third, last = _PARTS
+    pack = _ONE.pack
+    if count == 1:
+        return pack(first, offset, second, partition, third, _id(ticks, node), last)
     if count <= _FEW:
-        first, second, third, last = _PARTS
-        pack = _ONE.pack
         return b"".join(
             pack(first, offset + n, second, partition, third, _id(ticks + n, node), last) for n in range(count)
         )

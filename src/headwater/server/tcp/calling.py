@@ -17,7 +17,8 @@ from headwater.limits import KIB, MIB
 from headwater.server.http.message import Request, Response, Stream
 from headwater.server.http.target import parts_of
 from headwater.server.tcp.answers import failure
-from headwater.server.tcp.connection import LARGE_BYTES, Part
+from headwater.server.tcp.connection import Part
+from headwater.server.tcp.emitter import LARGE_BYTES
 from headwater.server.tcp.fields import Fields
 from headwater.server.tcp.slots import Answer
 

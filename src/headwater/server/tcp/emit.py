@@ -1,12 +1,12 @@
 """EMIT: from a frame to an append that waits for its commit, and to the answer.
 
-The usual EMIT, whose fields before the event are byte for byte those of the last one, is not parsed again: a `Shape`
-knows what they mean. Belongs to the loop's thread.
+The usual EMIT, which is byte for byte like one before it but for key and event, is not parsed again: a `Shape` knows
+what its fields mean. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headwater.engine.waiting import Waiting
@@ -20,7 +20,7 @@ from headwater.format.given import Version
 from headwater.format.protocol import BINARY, DOCUMENT, LENGTH, STRING, bad_frame, elements
 from headwater.limits import Limits
 from headwater.server.http.appending import check_content
-from headwater.server.tcp.answers import emitted, failure, ref_fields, response
+from headwater.server.tcp.answers import ref_fields, response
 from headwater.server.tcp.fields import INT32, Fields, small
 
 if TYPE_CHECKING:
@@ -33,7 +33,11 @@ NAMES = (
     *("streamName", "eventType", "event", "sessID", "key", "expectedVersion"),
     *("partition", "meta", "durability", "producer", "content"),
 )
-SHAPE_BYTES_MAX = 1024  # of the fields before an event: longer ones are parsed each time
+SHAPE_BYTES_MAX = 1024  # of all but the key and the event: longer ones are parsed each time
+SHAPES_MAX = 8  # that a connection remembers: a client emits a few types of events
+
+Span = tuple[int, int, int]
+_length = LENGTH.unpack_from
 
 
 class Options(NamedTuple):
@@ -51,31 +55,62 @@ class Options(NamedTuple):
 
 
 class Shape:
-    """What the fields of an EMIT before its event mean; `fields` are their bytes, if others may have the same."""
+    """What the fields of an EMIT mean beside its key and its event, of which another one may differ alone.
 
-    __slots__ = ("content", "fields", "key", "options", "session", "topic", "type")
+    `parts` are the bytes up to each of the two, in their order, with its type in BSON; `tail` those behind the last.
+    """
 
-    def __init__(
-        self,
-        topic: str,
-        type: bytes,
-        key: bytes | None,
-        content: Content,
-        session: int | None,
-        options: Options | None,
-    ) -> None:
+    __slots__ = ("content", "options", "parts", "session", "tail", "topic", "type")
+
+    def __init__(self, topic: str, type: bytes, content: Content, session: int | None, options: Options | None) -> None:
         self.topic = topic
         self.type = type
-        self.key = key
         self.content = content
         self.session = session
         self.options = options
-        self.fields = b""
+        self.parts: tuple[tuple[bytes, int, int], ...] = ()
+        self.tail = b""
 
     @property
     def plain(self) -> bool:
         """Whether it can be appended together with others."""
         return self.options is None and self.content == "bson"
+
+    def remember(self, raw: bytes, spans: Mapping[str, Span]) -> None:
+        """Remember the bytes of a frame that has this shape."""
+        holes = sorted(span[1:] + span[:1] for name, span in spans.items() if name in ("event", "key"))
+        if not raw.startswith(HEAD, 4) or len(raw) - sum(end - start for start, end, _ in holes) > SHAPE_BYTES_MAX:
+            return
+        at, parts = FIELDS_AT, []
+        for start, end, kind in holes:
+            if kind == BINARY and raw[start + 4] != 0:
+                return
+            before = raw[at:start]
+            parts.append((before, len(before), kind))
+            at = end
+        self.parts, self.tail = tuple(parts), raw[at:]
+
+    def match(self, raw: bytes, limits: Limits) -> Emit | None:
+        """The event of a frame, if that has this shape; else None."""
+        at, size, key, data = FIELDS_AT, len(raw), None, b""
+        for before, length, kind in self.parts:
+            if not raw.startswith(before, at):
+                return None
+            at += length
+            told = _length(raw, at)[0] if at <= size - 5 else 0
+            if told < 1 or told > size:
+                return None
+            if kind == DOCUMENT:
+                data = raw[at : at + told]
+                at += told
+                continue
+            key = raw[at + 4 : at + 3 + told] if kind == STRING else raw[at + 5 : at + 5 + told]
+            sound = len(key) <= limits.key_bytes_max and (_is_text(raw, at, key) if kind == STRING else not raw[at + 4])
+            if not sound:
+                return None
+            at += 4 + told + (kind == BINARY)
+        whole = _length(raw, 0)[0] == size and _length(raw, FRAME_AT)[0] == size - FRAME_AT - 1
+        return Emit(self, data, key) if whole and raw[at:] == self.tail and raw.startswith(HEAD, 4) else None
 
 
 class Emit(NamedTuple):
@@ -83,57 +118,53 @@ class Emit(NamedTuple):
 
     shape: Shape
     data: bytes
+    key: bytes | None
 
 
-def parse(raw: bytes, last: Shape | None, topic: str, limits: Limits) -> Emit:
-    """The event of an EMIT frame; `last` is the shape of the one before it, `topic` what it goes to unless it says.
+def parse(raw: bytes, shapes: list[Shape], topic: str, limits: Limits) -> Emit:
+    """The event of an EMIT frame; `shapes` are those of others before it, `topic` what it goes to unless it says.
 
     The event itself is not looked into: see `check`. Raises Invalid with the code `bad_frame` if the frame cannot be
     trusted, and any other for a field that is wrong.
     """
-    if last is not None and last.fields:
-        start = FIELDS_AT + len(last.fields)
-        if raw.startswith(last.fields, FIELDS_AT) and raw.startswith(HEAD, 4):
-            size = len(raw)
-            ends = (
-                LENGTH.unpack_from(raw, 0)[0],
-                LENGTH.unpack_from(raw, FRAME_AT)[0],
-                LENGTH.unpack_from(raw, start)[0],
-            )
-            if ends == (size, size - FRAME_AT - 1, size - start - 2) and raw[-2:] == b"\0\0":
-                return Emit(last, raw[start:-2])
-    return _learn(raw, topic, limits)
+    for shape in shapes:
+        found = shape.match(raw, limits)
+        if found is not None:
+            return found
+    emit, spans = _learn(raw, topic, limits)
+    if emit.shape.content == "bson":
+        emit.shape.remember(raw, spans)
+        if emit.shape.parts:
+            shapes[SHAPES_MAX - 1 :] = []
+            shapes.insert(0, emit.shape)
+    return emit
 
 
-def _learn(raw: bytes, topic: str, limits: Limits) -> Emit:
+def _learn(raw: bytes, topic: str, limits: Limits) -> tuple[Emit, Mapping[str, Span]]:
     outer = elements(raw, 0)
-    kind, at, end = outer.get(b"frame", (0, 0, 0))
-    if kind != DOCUMENT or LENGTH.unpack_from(raw, 0)[0] != len(raw):
+    kind, at, _ = outer.get(b"frame", (0, 0, 0))
+    if kind != DOCUMENT or _length(raw, 0)[0] != len(raw):
         raise bad_frame("it is not {type: <string>, frame: <document>}")
     inner = elements(raw, at)
     spans = {small(_text(name)): span for name, span in inner.items()}
     event = spans.get("event")
-    plain = "content" not in spans or _value(raw, spans["content"]) == "bson"
-    if event is None or (plain and event[0] != DOCUMENT):
-        protocol.decode(raw)  # raises if it is not even BSON
-        raise Invalid("EMIT needs a document for 'event'", code="bad_field")
+    binary = "content" in spans and _value(raw, spans["content"]) != "bson"
     try:
-        values = {name.decode(): None if plain and span is event else _value(raw, span) for name, span in inner.items()}
-        shape, data = _shape(Fields("EMIT", values, NAMES), topic, limits)
+        if event is None or (not binary and event[0] != DOCUMENT):
+            raise Invalid("EMIT needs a document for 'event'", code="bad_field")
+        values = {
+            name.decode(): None if span is event and not binary else _value(raw, span) for name, span in inner.items()
+        }
+        fields = Fields("EMIT", values, NAMES)
+        shape, key, data = _shape(fields, topic, limits)
     except HeadwaterError:
-        protocol.decode(raw)  # as above
+        protocol.decode(raw)  # raises if it is not even BSON
         raise
-    if not plain:
-        return Emit(shape, data)
-    start = event[1]
-    last = event[2] == end - 1 == len(raw) - 2
-    if last and raw.startswith(HEAD, 4) and start - FIELDS_AT <= SHAPE_BYTES_MAX and shape.plain:
-        shape.fields = raw[FIELDS_AT:start]
-    return Emit(shape, raw[start : event[2]])
+    return Emit(shape, data if binary else raw[event[1] : event[2]], key), spans
 
 
-def _shape(fields: Fields, topic: str, limits: Limits) -> tuple[Shape, bytes]:
-    """What the fields mean, and the data, unless it is a document."""
+def _shape(fields: Fields, topic: str, limits: Limits) -> tuple[Shape, bytes | None, bytes]:
+    """What the fields mean, the key, and the data, unless it is a document."""
     type = fields.text("eventType")
     if type is None:
         raise fields.wrong("needs 'eventType'")
@@ -152,12 +183,11 @@ def _shape(fields: Fields, topic: str, limits: Limits) -> tuple[Shape, bytes]:
     shape = Shape(
         fields.text("streamName") or topic,
         given.encode_type(type),
-        encoded_key,
         content,
         fields.integer("sessID", least=-INT32 - 1, most=INT32),
         None if options == NOTHING else options,
     )
-    return shape, data
+    return shape, encoded_key, data
 
 
 NOTHING = Options()
@@ -225,7 +255,7 @@ def prepare(store: Store, emit: Emit) -> Waiting:
     shape = emit.shape
     options = {} if shape.options is None else shape.options.given()
     type = shape.type.decode()
-    return store.engine.prepare(shape.topic, emit.data, type=type, key=shape.key, content=shape.content, **options)
+    return store.engine.prepare(shape.topic, emit.data, type=type, key=emit.key, content=shape.content, **options)
 
 
 def prepare_all(store: Store, emits: Sequence[Emit]) -> Waiting | None:
@@ -235,7 +265,7 @@ def prepare_all(store: Store, emits: Sequence[Emit]) -> Waiting | None:
     """
     first = emits[0].shape
     types = [emit.shape.type for emit in emits]
-    keys = [emit.shape.key for emit in emits]
+    keys = [emit.key for emit in emits]
     columns: dict[int, Column | None] = {
         TYPE: Column.of_repeated(types),
         KEY: Column.of_optional(keys),
@@ -255,7 +285,7 @@ def append_huge(store: Store, emit: Emit) -> bytes:
     options = {} if shape.options is None else shape.options.given()
     store.engine.topic(shape.topic)  # raises NotFound: it is made as it is to be
     ref = store.engine.append(
-        shape.topic, emit.data, type=shape.type.decode(), key=shape.key, content=shape.content, **options
+        shape.topic, emit.data, type=shape.type.decode(), key=emit.key, content=shape.content, **options
     )
     return response(**ref_fields(ref))
 
@@ -265,10 +295,14 @@ def missing(error: BaseException) -> bool:
     return isinstance(error, NotFound) and error.code in ("topic_not_found", "topic_deleted")
 
 
-def answers(waiting: Waiting) -> bytes:
-    """What is said of the events of one append, once it is committed or has failed."""
-    error = waiting.rows.error
-    return emitted(waiting) if error is None else failure(error) * waiting.rows.count
+def _is_text(raw: bytes, start: int, key: bytes) -> bool:
+    """Whether the key whose length is at `start` is a string, as BSON has it."""
+    if raw[start + 4 + len(key) : start + 5 + len(key)] != b"\0":
+        return False
+    try:
+        return key.isascii() or bool(key.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _text(name: bytes) -> str:

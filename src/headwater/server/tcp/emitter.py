@@ -7,18 +7,57 @@ from typing import TYPE_CHECKING
 
 from headwater.engine.waiting import Waiting
 from headwater.errors import Denied, HeadwaterError
-from headwater.server.http.errors import status_of
+from headwater.format.protocol import PREFIX
+from headwater.server import prompt
+from headwater.server.commits import Group
+from headwater.server.prompt import Way
 from headwater.server.tcp import emit as emits
-from headwater.server.tcp.answers import OK, failure
+from headwater.server.tcp.answers import OK, emitted, failure
 from headwater.server.tcp.emit import Emit, Shape
 from headwater.server.tcp.slots import Answer, Slot
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import Connection
 
+LARGE_BYTES = 64 * 1024  # a frame that is decoded in another thread, and counts as held in memory
 BROKEN = ("bad_frame", "too_deep")  # what ends the connection
 
 _log = logging.getLogger("headwater.server")
+
+
+def write(group: Group) -> None:
+    """Make and write the answers of a group that was committed. Called in the thread that did it."""
+    ready = []
+    for waiting, slot in group:
+        if slot.__class__ is EmitSlot and waiting.rows.error is None:
+            slot.made = emitted(waiting)
+            ready.append(slot)
+    prompt.write(ready)
+
+
+class EmitSlot(Slot):
+    """The answers to the EMITs of one append. Called on the loop when that has its place or its error."""
+
+    __slots__ = ("emitter", "finished", "made", "sent", "waiting", "way")
+
+    def __init__(self, emitter: Emitter, waiting: Waiting, size: int, way: Way | None) -> None:
+        """`way` is None if only the loop may write."""
+        super().__init__(size)
+        self.emitter = emitter
+        self.waiting = waiting
+        self.way = way
+        self.made = b""
+        self.sent = 0  # bytes of it that were written
+        self.finished = False
+
+    def __call__(self, _: Waiting) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """Tell the connection, once; the client may have been quicker than our loop."""
+        if not self.finished:
+            self.finished = True
+            self.emitter.committed(self)
 
 
 class Emitter:
@@ -29,28 +68,28 @@ class Emitter:
         self._store = connection.store
         self._run: list[Emit] = []  # to be appended together
         self._bytes = 0  # of their frames
-        self._shape: Shape | None = None  # of the last one
+        self._shapes: list[Shape] = []  # of the last ones
 
     def add(self, raw: bytes) -> None:
         """Add an event to those that are appended together; one of a transaction goes there."""
         connection = self._connection
         try:
-            emit = emits.parse(raw, self._shape, self._store.settings.bus.topic, self._store.engine.limits)
-            shape = self._shape = emit.shape
+            emit = emits.parse(raw, self._shapes, self._store.settings.bus.topic, self._store.engine.limits)
+            shape = emit.shape
             session = connection.sessions.get(shape.session) if shape.session is not None else None
             if session is not None:
                 self.append()
                 if shape.content == "bson":
                     emits.check([emit.data])
                 session.add(emit)
-                connection.fill(connection.slot(len(raw)), OK, "EMIT", 200)
+                connection.fill(connection.slot(len(raw)), OK, "EMIT")
                 return
         except HeadwaterError as error:
             self.append()
             if error.code in BROKEN:
                 connection.refuse(error)
             else:
-                connection.fill(connection.slot(len(raw)), failure(error), "EMIT", status_of(error), error)
+                connection.fill(connection.slot(len(raw)), failure(error), "EMIT", error)
             return
         run = self._run
         if run and not (shape.plain and run[0].shape.plain and shape.topic == run[0].shape.topic):
@@ -78,25 +117,56 @@ class Emitter:
                 waiting = emits.prepare(self._store, run[0]) if len(run) == 1 else emits.prepare_all(self._store, run)
         except HeadwaterError as error:
             if len(run) == 1 and not emits.missing(error):
-                connection.fill(connection.slot(size), failure(error), "EMIT", status_of(error), error)
+                connection.fill(connection.slot(size), failure(error), "EMIT", error)
                 return
         if waiting is None:
             connection.start(self._slowly(run), size)
             return
-        slot = connection.slot(size)
-        self._store.commits.submit(waiting, lambda done: self._committed(slot, done))
+        self._submit(waiting, size)
+
+    def take(self, data: bytes) -> bool:
+        """Append the event of data that is one whole EMIT like another before it, when nothing else is under way.
+
+        False if it is none: then it is to be parsed, which also tells what is wrong with it.
+        """
+        size = len(data)
+        if not 4 < size <= LARGE_BYTES or PREFIX.unpack_from(data)[0] != size - 4:
+            return False
+        connection, store, raw = self._connection, self._store, data[4:]
+        for shape in self._shapes:
+            emit = shape.match(raw, store.engine.limits)
+            if emit is not None:
+                break
+        else:
+            return False
+        user = store.access.known(connection.headers, connection.client)
+        topic = shape.topic
+        if user is None or shape.options is not None or shape.session is not None or not user.may("append", topic):
+            return False
+        try:
+            emits.check((emit.data,))
+            waiting = store.engine.prepare_encoded(topic, emit.data, shape.type, emit.key, "bson")
+        except HeadwaterError:
+            return False
+        self._submit(waiting, size)
+        return True
+
+    def _submit(self, waiting: Waiting, size: int) -> None:
+        slot = EmitSlot(self, waiting, size, self._connection.way())
+        self._connection.place(slot)
+        self._store.commits.submit(waiting, slot)
 
     async def alone(self, raw: bytes) -> Answer:
         """Append a large event, which was decoded and so is sound."""
         connection = self._connection
         try:
-            emit = emits.parse(raw, None, self._store.settings.bus.topic, self._store.engine.limits)
+            emit = emits.parse(raw, [], self._store.settings.bus.topic, self._store.engine.limits)
             session = connection.sessions.get(emit.shape.session) if emit.shape.session is not None else None
             if session is not None:
                 session.add(emit)
                 return Answer(OK)
         except HeadwaterError as error:
-            return Answer(failure(error))
+            return Answer(failure(error), None, error)
         return (await self._slowly([emit]))[1]
 
     def _append_sound(self, run: list[Emit]) -> None:
@@ -110,13 +180,16 @@ class Emitter:
                 self._connection.refuse(error)
                 return
 
-    def _committed(self, slot: Slot, waiting: Waiting) -> None:
+    def committed(self, slot: EmitSlot) -> None:
         """An append has its place, or its error."""
-        error = waiting.rows.error
+        rows = slot.waiting.rows
+        if slot.written and self._connection.passed(slot, rows.count, len(slot.made)):
+            return
+        error = rows.error
         if error is not None and not isinstance(error, HeadwaterError):
             _log.error("an append failed", exc_info=error)
-        status = 200 if error is None else status_of(error) if isinstance(error, HeadwaterError) else 500
-        self._connection.fill(slot, emits.answers(waiting), "EMIT", status, error, waiting.rows.count)
+        data = b"" if slot.written else slot.made[slot.sent :] or _told(slot.waiting)
+        self._connection.fill(slot, data, "EMIT", error, rows.count)
         self._connection.go_on()
 
     async def _slowly(self, run: list[Emit]) -> tuple[str, Answer]:
@@ -128,16 +201,17 @@ class Emitter:
             ends = isinstance(error, Denied) and error.code == "unauthenticated"
             if ends:
                 connection.end()
-            return "EMIT", Answer(failure(error) * len(run), connection.linger if ends else None)
-        found = []
+            return "EMIT", Answer(failure(error) * len(run), connection.linger if ends else None, error)
+        found, wrong = [], None
         for emit in run:
             try:
                 found.append(await self._prepared(emit))
             except HeadwaterError as error:
                 found.append(failure(error))
+                wrong = error
         await self._store.commits.commit([each for each in found if isinstance(each, Waiting)])
-        told = (emits.answers(each) if isinstance(each, Waiting) else each for each in found)
-        return "EMIT", Answer(b"".join(told))
+        told = (_told(each) if isinstance(each, Waiting) else each for each in found)
+        return "EMIT", Answer(b"".join(told), None, wrong)
 
     async def _prepared(self, emit: Emit) -> Waiting | bytes:
         """An append that waits to be committed, or the answer of one that was."""
@@ -153,3 +227,9 @@ class Emitter:
         if len(emit.data) <= self._store.engine.limits.blob_bytes_min:
             return emits.prepare(self._store, emit)
         return await self._store.blocking(emits.append_huge, self._store, emit)
+
+
+def _told(waiting: Waiting) -> bytes:
+    """What is said of the events of one append, once it is committed or has failed."""
+    error = waiting.rows.error
+    return emitted(waiting) if error is None else failure(error) * waiting.rows.count
