@@ -50,8 +50,12 @@ class Part:
     def resume(self) -> None:
         """There is room again."""
 
+    def stop(self) -> None:
+        """The server stops: tell the client, and let go of everything."""
+        self.close()
+
     def close(self) -> None:
-        """The client has gone, or the server stops: let go of everything. May be called twice."""
+        """The client has gone: let go of everything. May be called twice."""
 
 
 class Connection(asyncio.Protocol):
@@ -69,6 +73,7 @@ class Connection(asyncio.Protocol):
         self.user_name = ""
         self.parts: dict[Any, Part] = {}  # what is open, under the names that its frames know it by
         self.sessions: dict[int, Any] = {}  # transactions, by their sessID
+        self.subscribed = 0  # how many subscriptions it has had: the last subID
         self.sent = 0
         self._handlers = handlers
         self._metrics = connections.store.metrics
@@ -537,7 +542,7 @@ class Connection(asyncio.Protocol):
     def stop(self) -> None:
         """End when what was asked is answered; what streams ends now."""
         for part in list(self.parts.values()):
-            part.close()
+            part.stop()
         self._refuse(Unavailable("the server ends", hint="connect again soon", code="stopping"))
 
     def abort(self) -> None:

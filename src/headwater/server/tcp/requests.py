@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from headwater.server.tcp import subscribing
 from headwater.server.tcp.connection import Handler
 
-HANDLERS: dict[str, Handler] = {}
+HANDLERS: dict[str, Handler] = {
+    "SUBSCRIBE": subscribing.subscribe,
+    "UNSUBSCRIBE": subscribing.unsubscribe,
+}
