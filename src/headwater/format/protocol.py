@@ -3,13 +3,15 @@
     encode("PING", {}) -> bytes                 with its length
     decode(raw) -> ("PING", {})                 without it
 
-`elements` finds the fields of a document without decoding them, so that an event can be kept byte for byte. Bytes only;
-safe from any thread. Needs the codec of BSON.
+`elements` finds the fields of a document without decoding them, so that an event can be kept byte for byte. Whatever
+the bytes are, nothing here recurses, and the time is linear in their number. Bytes only; safe from any thread. Needs
+the codec of BSON.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 from headwater.errors import Invalid
@@ -22,10 +24,15 @@ LENGTH = struct.Struct("<i")  # of a document, an array, a string
 DOUBLE, STRING, DOCUMENT, ARRAY, BINARY, BOOLEAN, INT32, INT64 = 0x01, 0x02, 0x03, 0x04, 0x05, 0x08, 0x10, 0x12
 UUID_SUBTYPE = 4
 LEVEL_BYTES_MIN = 7  # of one more level of nesting: a type, a name's end, a length, an end
+EMPTY = b"\x05\0\0\0\0"
+PIECE_BYTES = 64 * 1024  # that are decoded at once: nobody else has the interpreter meanwhile
 
+_CODE = 0x0F  # a text and a document, with a length of both
 _FIXED = {0x01: 8, 0x06: 0, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16, 0x7F: 0, 0xFF: 0}
 _TEXTS = frozenset((0x02, 0x0D, 0x0E))  # a length, without itself, and so many bytes
 _NESTED = frozenset((DOCUMENT, ARRAY))
+_REFERENCE = b"$ref\0"
+_LEVELS = frozenset((DOCUMENT, ARRAY, _CODE))
 
 
 def encode(type: str, frame: dict[str, Any]) -> bytes:
@@ -38,15 +45,24 @@ def encode(type: str, frame: dict[str, Any]) -> bytes:
 def decode(raw: bytes) -> tuple[str, dict[str, Any]]:
     """The type and the body of a frame; raises Invalid with the code `bad_frame` or `too_deep`."""
     check_depth(raw)
-    found = codec()
-    try:
-        whole = found.decode(raw, found.options)
-    except (found.damage, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise bad_frame(f"it is not BSON: {error}") from error
+    whole = _decoded(raw)
     type, frame = whole.get("type"), whole.get("frame")
-    if not isinstance(type, str) or not isinstance(frame, dict):
-        raise bad_frame("it is not {type: <string>, frame: <document>}")
+    if len(whole) != 2 or type.__class__ is not str or frame.__class__ is not dict:
+        raise _no_frame()
     return type, frame
+
+
+def parts(raw: bytes) -> tuple[bytes, int]:
+    """The type of a frame, and where its body begins; raises Invalid, `bad_frame`, for what is no frame at all.
+
+    Nothing is decoded, and of the body, nothing is looked at.
+    """
+    outer = elements(raw, 0)
+    kinds = tuple(outer.get(name, (0, 0, 0))[0] for name in (b"type", b"frame"))
+    if len(outer) != 2 or kinds != (STRING, DOCUMENT) or LENGTH.unpack_from(raw, 0)[0] != len(raw):
+        raise _no_frame()
+    _, start, end = outer[b"type"]
+    return raw[start + 4 : end - 1], outer[b"frame"][1]
 
 
 def elements(raw: bytes, start: int) -> dict[bytes, tuple[int, int, int]]:
@@ -55,50 +71,147 @@ def elements(raw: bytes, start: int) -> dict[bytes, tuple[int, int, int]]:
     Raises Invalid with the code `bad_frame` for what is not BSON on this level; of a name that comes twice, too.
     """
     found: dict[bytes, tuple[int, int, int]] = {}
-    try:
-        end = start + LENGTH.unpack_from(raw, start)[0] - 1
-        at = start + 4
-        if not at <= end < len(raw) or raw[end] != 0:
-            raise bad_frame("a document does not end where it says")
-        while at < end:
-            kind = raw[at]
-            named = raw.index(0, at + 1, end)
-            value = named + 1
-            name = raw[at + 1 : named]
-            at = value + _size(raw, kind, value)
-            if at > end or name in found:
-                raise bad_frame(f"the field {name[:40]!r} is twice in it" if at <= end else "a value does not end")
-            found[name] = kind, value, at
-    except (struct.error, ValueError, IndexError) as error:
-        raise bad_frame("it is cut short") from error
-    if at != end:
-        raise bad_frame("a document does not end where it says")
+    for at, kind, value, after in _walk(raw, start, len(raw)):
+        name = raw[at + 1 : value - 1]
+        if name in found:
+            raise bad_frame(f"the field {name[:40]!r} is twice in it")
+        found[name] = kind, value, after
     return found
 
 
-def check_depth(raw: bytes) -> None:
+def check_depth(raw: bytes, depth: int = 1) -> None:
     """Raise Invalid with the code `too_deep` for what is nested too deep to be decoded by recursion.
 
-    What is too short to be, or has too few bytes that could begin a level, is not looked at.
+    `depth` is the level of the document itself. What is too short to be too deep, or has too few bytes that could begin
+    a level, is not looked at: it may be anything. Raises `bad_frame` for what is found not to be BSON meanwhile.
     """
-    if len(raw) <= LEVEL_BYTES_MIN * FRAME_DEPTH_MAX:
+    levels = FRAME_DEPTH_MAX - depth
+    if len(raw) <= LEVEL_BYTES_MIN * levels:
         return
-    if raw.count(DOCUMENT) + raw.count(ARRAY) + raw.count(0x0F) < FRAME_DEPTH_MAX:
+    if raw.count(DOCUMENT) + raw.count(ARRAY) + raw.count(_CODE) < levels:
         return
-    depths = [(0, 1)]
-    while depths:
-        start, depth = depths.pop()
-        if depth > FRAME_DEPTH_MAX:
-            raise Invalid(f"it is nested deeper than {FRAME_DEPTH_MAX} levels", code="too_deep")
-        for kind, value, _ in elements(raw, start).values():
-            if kind in _NESTED:
-                depths.append((value, depth + 1))
-            elif kind == 0x0F:  # a length, a text, and a document
-                depths.append((value + 8 + LENGTH.unpack_from(raw, value + 4)[0], depth + 1))
+    at = 4
+    try:
+        ends = [_end(raw, 0, len(raw))]
+        while ends:
+            end = ends[-1]
+            if at == end:
+                ends.pop()
+                at += 1
+                continue
+            kind = raw[at]
+            at = raw.index(0, at + 1, end) + 1
+            size = _size(raw, kind, at)
+            if at + size > end:
+                raise bad_frame("a value does not end")
+            left = levels - len(ends)
+            if kind not in _LEVELS or (left >= 0 and size <= LEVEL_BYTES_MIN * left):
+                at += size  # it has no levels, or not enough bytes for so many
+                continue
+            if left < 0:
+                raise Invalid(f"it is nested deeper than {FRAME_DEPTH_MAX} levels", code="too_deep")
+            start = at if kind != _CODE else _scope(raw, at, at + size)
+            ends.append(_end(raw, start, at + size))
+            at = start + 4
+    except (struct.error, ValueError, IndexError) as error:
+        raise bad_frame("it is cut short") from error
+
+
+def check(raw: bytes) -> None:
+    """Raise Invalid, `bad_frame`, for a document that the codec cannot decode; of any size, but not nested too deep.
+
+    A large one is decoded piece by piece: as a whole it would take some thirty times its size in memory, and keep all
+    other threads waiting.
+    """
+    waiting = [(0, len(raw))]
+    while waiting:
+        start, end = waiting.pop()
+        if end - start <= PIECE_BYTES or _is_reference(raw, start, end):
+            _decoded(raw[start:end])
+            continue
+        first = last = start + 4  # of the fields that are decoded together
+        for at, kind, value, after in _walk(raw, start, end):
+            if after - first > PIECE_BYTES:
+                _decoded(_document(raw[first:last]))
+                first = at
+            last = after
+            if after - first > PIECE_BYTES and kind in _LEVELS:  # it is alone, and too large itself
+                inner = value if kind != _CODE else _scope(raw, value, after)
+                # What is around it, with an empty document in its place.
+                _decoded(_document(raw[at:value] + (EMPTY if inner == value else _code(raw[value + 4 : inner]))))
+                waiting.append((inner, after))
+                first = after
+        _decoded(_document(raw[first:last]))
 
 
 def bad_frame(reason: str) -> Invalid:
     return Invalid(f"the frame cannot be read: {reason}", code="bad_frame")
+
+
+def _no_frame() -> Invalid:
+    return bad_frame("it is not {type: <string>, frame: <document>}")
+
+
+def _decoded(raw: bytes) -> dict[str, Any]:
+    found = codec()
+    try:
+        return found.decode(raw, found.options)
+    except (found.damage, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise bad_frame(f"it is not BSON: {error}") from error
+
+
+def _document(fields: bytes) -> bytes:
+    """The document of these fields."""
+    return LENGTH.pack(len(fields) + 5) + fields + b"\0"
+
+
+def _code(text: bytes) -> bytes:
+    """Code with an empty scope; `text` has its length before it."""
+    return LENGTH.pack(4 + len(text) + len(EMPTY)) + text + EMPTY
+
+
+def _is_reference(raw: bytes, start: int, end: int) -> bool:
+    """Whether the codec makes one object of a document, which can be wrong although its fields are right."""
+    if raw.find(_REFERENCE, start, end) < 0:
+        return False
+    return any(raw.startswith(_REFERENCE, at + 1) for at, _, _, _ in _walk(raw, start, end))
+
+
+def _walk(raw: bytes, start: int, most: int) -> Iterator[tuple[int, int, int, int]]:
+    """The fields of a document that ends before `most`: where each begins, its type, where its value begins and ends.
+
+    Raises Invalid with the code `bad_frame` for what is not BSON on this level.
+    """
+    try:
+        end = _end(raw, start, most)
+        at = start + 4
+        while at < end:
+            kind = raw[at]
+            value = raw.index(0, at + 1, end) + 1
+            after = value + _size(raw, kind, value)
+            if after > end:
+                raise bad_frame("a value does not end")
+            yield at, kind, value, after
+            at = after
+    except (struct.error, ValueError, IndexError) as error:
+        raise bad_frame("it is cut short") from error
+
+
+def _end(raw: bytes, start: int, most: int) -> int:
+    """Where the zero is that ends a document; it is before `most`."""
+    end = start + int(LENGTH.unpack_from(raw, start)[0]) - 1
+    if not start + 4 <= end < most or raw[end] != 0:
+        raise bad_frame("a document does not end where it says")
+    return end
+
+
+def _scope(raw: bytes, at: int, after: int) -> int:
+    """Where the document of code with a scope begins, which ends with it."""
+    size: int = LENGTH.unpack_from(raw, at + 4)[0]
+    start = at + 8 + size
+    if size < 1 or start + 5 > after or start + LENGTH.unpack_from(raw, start)[0] != after:
+        raise bad_frame("a length is wrong")
+    return start
 
 
 def _size(raw: bytes, kind: int, at: int) -> int:
@@ -110,15 +223,17 @@ def _size(raw: bytes, kind: int, at: int) -> int:
         return raw.index(0, raw.index(0, at) + 1) + 1 - at
     told: int = LENGTH.unpack_from(raw, at)[0]
     if kind in _TEXTS:
-        size = 4 + told
-    elif kind in _NESTED or kind == 0x0F:
-        size = told
+        size, least = 4 + told, 1
+    elif kind in _NESTED:
+        size, least = told, 5
+    elif kind == _CODE:
+        size, least = told, 14
     elif kind == BINARY:
-        size = 5 + told
+        size, least = 5 + told, 0
     elif kind == 0x0C:
-        size = 16 + told
+        size, least = 16 + told, 1
     else:
         raise bad_frame(f"there is no type {kind:#x}")
-    if told < 0 or (kind in _NESTED and told < 5):
+    if told < least:
         raise bad_frame("a length is wrong")
     return size

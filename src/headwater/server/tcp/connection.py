@@ -75,6 +75,7 @@ class Connection(asyncio.Protocol):
         self.sessions: dict[int, Any] = {}  # transactions, by their sessID
         self.subscribed = 0  # how many subscriptions it has had: the last subID
         self.sent = 0
+        self.waits = False  # for what may come late, or never: nobody waits for it who sends no more
         self._handlers = handlers
         self._metrics = connections.store.metrics
         self._emitted = self._metrics.route(METHOD, "EMIT").answered
@@ -147,7 +148,9 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends no more, but may wait for answers."""
         self._over = True
-        return bool(self._slots or self._queue or self._task) and not self.client.secure
+        self._wake()
+        under_way = bool(self._slots or self._queue or self._task) and not self.waits
+        return under_way and not self.client.secure
 
     def pause_writing(self) -> None:
         self._full = True
@@ -232,22 +235,31 @@ class Connection(asyncio.Protocol):
         else:
             self._queue.append(raw)
             self._queued_bytes += len(raw)
-            pull, self._pull = self._pull, None
-            if pull is not None and not pull.done():
-                pull.set_result(None)
+            self._wake()
 
     def _is_small_emit(self, raw: bytes) -> bool:
         return raw.startswith(emit.HEAD, 4) and self._connected and len(raw) <= LARGE_BYTES and not self._full
 
     async def next_frame(self) -> bytes:
-        """The next frame that waits, for a request that consists of several."""
+        """The next frame that waits, for a request that consists of several.
+
+        Raises ConnectionResetError when the client has gone, and what ends the connection.
+        """
         while not self._queue:
+            if self._refusal is not None:
+                raise self._refusal
             if self._over:
                 raise ConnectionResetError("the client has gone")
-            self._flow()
             self._pull = self.loop.create_future()
+            self._flow()
             await self._pull
         return self._unqueue()
+
+    def _wake(self) -> None:
+        """There is another frame, or none comes any more: whoever waits for one has to know."""
+        pull, self._pull = self._pull, None
+        if pull is not None and not pull.done():
+            pull.set_result(None)
 
     def _unqueue(self) -> bytes:
         raw = self._queue.popleft()
@@ -321,7 +333,7 @@ class Connection(asyncio.Protocol):
                 self.hold(-slot.size)
         if self._transport.is_closing():
             return
-        slot.then = found.then
+        slot.then, slot.counted = found.then, found.counted
         self.fill(slot, found.data, type, found.error)
         self.go_on()
 
@@ -411,9 +423,10 @@ class Connection(asyncio.Protocol):
             status = status_of(error) if isinstance(error, HeadwaterError) else 500
             self._metrics.failed(error.code if isinstance(error, HeadwaterError) else "internal")
         seconds = perf_counter() - slot.begun
-        self._metrics.route(METHOD, type).answered(status, seconds, count)
         access_log = self._metrics.access_log
-        if access_log is not None:
+        if not slot.counted:
+            self._metrics.route(METHOD, type).answered(status, seconds, count)
+        if access_log is not None and not slot.counted:
             for _ in range(count):
                 known = self.client.address, self.user_name, METHOD, type, type, status
                 access_log.note(*known, slot.size // count, len(data) // count, seconds)
@@ -473,6 +486,11 @@ class Connection(asyncio.Protocol):
         self._queue.clear()
 
     @property
+    def over(self) -> bool:
+        """Whether no more frames are looked at: the client sends no more, or the connection is to end."""
+        return self._over
+
+    @property
     def closing(self) -> bool:
         """Whether nothing can be written any more."""
         return bool(self._transport.is_closing())
@@ -484,6 +502,7 @@ class Connection(asyncio.Protocol):
         if size > 0:
             self.store.budget.take(size)
         else:
+            size = max(size, -self._held)  # a connection that was lost has given all back
             self.store.budget.give_back(-size)
         self._held += size
 
@@ -497,7 +516,8 @@ class Connection(asyncio.Protocol):
         limits = self.limits
         waiting = self._queued_bytes + self._slots_bytes
         crowded = waiting > limits.frames_waiting_bytes or len(self._queue) > limits.frames_waiting_max
-        wanted = not (self._over or self._full or crowded)
+        # Who waits for a frame must get one, however large the request is that waits for it.
+        wanted = not (self._over or self._full or (crowded and self._pull is None))
         if wanted != self._reading and not self._transport.is_closing():
             self._reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
@@ -533,6 +553,8 @@ class Connection(asyncio.Protocol):
         self.deadline = NEVER
         if self._full or self._over:
             self.abort()
+        elif self._pull is not None:
+            self._refuse(Unavailable("the body of a CALL stands still", code="timeout"))
         elif (self.parts and not self._pieces) or self._task is not None or self._slots:
             self._wait_for_more()
         else:
@@ -561,6 +583,7 @@ class Connection(asyncio.Protocol):
         self._over = True
         self._refusal = error
         self._pieces = []
+        self._wake()
         self._proceed()
 
     def _end(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from headwater.server.tcp import subscribing
+from headwater.server.tcp import calling, subscribing
 from headwater.server.tcp.connection import Handler
 
 HANDLERS: dict[str, Handler] = {
     "SUBSCRIBE": subscribing.subscribe,
     "UNSUBSCRIBE": subscribing.unsubscribe,
+    "CALL": calling.call,
+    "CALLBODY": calling.stray,
 }
