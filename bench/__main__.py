@@ -30,6 +30,8 @@ from bench import (
 from bench.http import appends as http_appends
 from bench.http import live as http_live
 from bench.http import reading as http_reading
+from bench.tcp import deliveries as tcp_deliveries
+from bench.tcp import emits as tcp_emits
 from bench.work import Benchmark, Work
 
 ALL: tuple[Benchmark, ...] = (
@@ -47,6 +49,8 @@ ALL: tuple[Benchmark, ...] = (
     *http_appends.BENCHMARKS,
     *http_reading.BENCHMARKS,
     *http_live.BENCHMARKS,
+    *tcp_emits.BENCHMARKS,
+    *tcp_deliveries.BENCHMARKS,
 )
 GIGABYTES_MAX = 10.0
 READING = (

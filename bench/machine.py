@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bench.peers import redis_version
+from bench.tcp.nats import version as nats_version
 
 IN_MEMORY = ("tmpfs", "ramfs")
 
@@ -26,7 +27,7 @@ def describe(directory: Path) -> dict[str, str]:
         "one pwrite + fdatasync": f"{sync_seconds(directory) * 1e3:.3f} ms (median)",
         "load before": f"{os.getloadavg()[0]:.2f}",
         "software": f"Python {platform.python_version()}, numpy {version('numpy')}, pyarrow {version('pyarrow')}, "
-        f"SQLite {sqlite3.sqlite_version}, {redis_version() or 'no Redis'}",
+        f"SQLite {sqlite3.sqlite_version}, {redis_version() or 'no Redis'}, {nats_version() or 'no NATS'}",
     }
 
 

@@ -1,4 +1,4 @@
-"""What hypothesis draws from where BSON comes from outside: documents of every type there is, as bytes, and broken ones.
+"""What hypothesis draws from where BSON comes from outside: documents of all types, as bytes, and broken ones.
 
 They are built by hand, because no library writes all of them, and none writes wrong ones.
 """
@@ -53,7 +53,7 @@ _leaves = st.one_of(
     _of(0x09, st.integers(-(2**63), 2**63 - 1).map(lambda number: struct.pack("<q", number))),  # a time, or beyond
     _of(0x0A, st.just(b"")),
     _of(0x0B, st.builds(lambda one, two: one + b"\0" + two + b"\0", patterns, st.sampled_from([b"", b"i", b"imsux!"]))),
-    _of(0x0C, st.builds(lambda name, id: text(name) + id, texts, st.binary(min_size=12, max_size=12))),  # DBPointer
+    _of(0x0C, st.builds(lambda name, rest: text(name) + rest, texts, st.binary(min_size=12, max_size=12))),  # pointer
     _of(0x0D, texts.map(text)),  # code
     _of(0x0E, texts.map(text)),  # symbol
     _of(0x10, st.integers(-(2**31), 2**31 - 1).map(lambda number: struct.pack("<i", number))),

@@ -13,21 +13,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from bench.peers import running
 
 HOST = "127.0.0.1"
 PATIENCE_S = 30.0
-_URL = re.compile(rb"http://\S+:\d+")
+_URLS = re.compile(rb"http://\S+:(\d+)\s+and\s+headwater://\S+:(\d+)")
 
 
 class Server:
-    """A server that accepts connections."""
+    """A server that accepts connections; ours has a second port, for frames."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, tcp_port: int = 0) -> None:
         self.process = process
         self.port = port
+        self.tcp_port = tcp_port
 
     @property
     def url(self) -> str:
@@ -69,24 +69,22 @@ def headwater_server(directory: Path) -> Iterator[Server]:
     with running(command) as process:
         assert process.stdout is not None
         said = b""
-        while (found := _URL.search(said)) is None:
+        while (found := _URLS.search(said)) is None:
             line = process.stdout.readline()
             if not line:
                 raise SystemExit(f"the server did not start: {said.decode(errors='replace')}")
             said += line
-        port = urlsplit(found[0].decode()).port
-        assert port is not None
-        yield Server(process, port)
+        yield Server(process, int(found[1]), int(found[2]))
 
 
 @contextlib.contextmanager
 def uvicorn_server(directory: Path) -> Iterator[Server]:
     """The same application as plain ASGI, under uvicorn with its quickest settings."""
-    port = _free_port()
+    port = free_port()
     options = ["--loop", "uvloop", "--http", "httptools", "--log-level", "warning", "--no-access-log"]
     command = [sys.executable, "-m", "uvicorn", "bench.http.asgi:app", "--port", str(port), *options]
     with running(command, env={**os.environ, "HEADWATER_BENCH": str(directory.resolve())}) as process:
-        _wait_for(process, port)
+        wait_for(process, port)
         yield Server(process, port)
 
 
@@ -99,7 +97,7 @@ def redis_server(directory: Path, appendfsync: Literal["always", "everysec"]) ->
         yield None
         return
     directory.mkdir()
-    port = _free_port()
+    port = free_port()
     options = {
         "port": str(port),
         "bind": HOST,
@@ -112,17 +110,19 @@ def redis_server(directory: Path, appendfsync: Literal["always", "everysec"]) ->
     }
     command = [program, *(part for name, value in options.items() for part in (f"--{name}", value))]
     with running(command, cwd=directory) as process:
-        _wait_for(process, port)
+        wait_for(process, port)
         yield Server(process, port)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody has at the moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
-def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
+def wait_for(process: subprocess.Popen[bytes], port: int) -> None:
+    """Wait until a server accepts connections."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:

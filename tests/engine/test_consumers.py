@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice, pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from headwater.event import Event
 from headwater.limits import Limits
 from headwater.storage.log import LocalLog
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
+from tests.waiting import wait_for
 
 QUICK = Limits(retry_ms=1, ack_ms=5)
 PATIENCE_S = 20.0
@@ -49,13 +50,6 @@ def cursor(hw: Engine, name: str = "c", topic: str = "t", partition: int = 0) ->
     """The cursor that is stored."""
     found = [info for info in hw.consumers(topic) if (info.name, info.partition) == (name, partition)]
     return found[0].cursor
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.002)
 
 
 def now(hw: Engine, **options: Any) -> Consumer:
@@ -148,11 +142,11 @@ def test_what_is_not_wanted_is_passed_over(hw: Engine) -> None:
     fill(hw, 3, types="b")
     with now(hw, type="a") as consumer:
         assert numbers(consumer) == []
-        wait_until(lambda: cursor(hw) == 8)  # without an ack
+        wait_for(lambda: cursor(hw) == 8)  # without an ack
     fill(hw, 2, types="b", durability="os")
     with now(hw, type="a") as consumer:
         assert numbers(consumer) == []
-        wait_until(lambda: cursor(hw) == 10)  # the log was synced that far
+        wait_for(lambda: cursor(hw) == 10)  # the log was synced that far
     hw.append("t", b"9", key="k", type="a")
     with now(hw, type="a", key="k") as consumer:
         assert numbers(consumer) == [9]
@@ -162,7 +156,7 @@ def test_an_ack_is_stored_soon_also_while_the_handler_is_busy(hw: Engine) -> Non
     fill(hw, 2)
     with hw.consumer("c", "t") as consumer:
         consumer.ack(next(consumer))
-        wait_until(lambda: cursor(hw) == 1)
+        wait_for(lambda: cursor(hw) == 1)
 
 
 def test_a_flushed_ack_is_synced(path: Path) -> None:
@@ -435,7 +429,7 @@ def test_drain_sleeps_while_it_waits_for_others(hw: Engine) -> None:
     fill(hw, 1, partition=0)
     fill(hw, 1, partition=1)
     with hw.consumer("c", "t", timeout=0.3) as one, hw.consumer("c", "t") as two:
-        wait_until(lambda: len(_tended(one).partitions) == len(_tended(two).partitions) == 1)
+        wait_for(lambda: len(_tended(one).partitions) == len(_tended(two).partitions) == 1)
         events = one.drain()
         one.ack(next(events))
         fill(hw, 1, partition=0)  # behind what is drained
@@ -457,12 +451,12 @@ def test_drain_waits_for_partitions_of_others(hw: Engine) -> None:
     fill(hw, 1, partition=0)
     fill(hw, 1, partition=1)
     with hw.consumer("c", "t", timeout=PATIENCE_S) as one, hw.consumer("c", "t") as two:
-        wait_until(lambda: len(_tended(one).partitions) == len(_tended(two).partitions) == 1)
+        wait_for(lambda: len(_tended(one).partitions) == len(_tended(two).partitions) == 1)
         done = []
         thread = threading.Thread(target=lambda: done.append(two.drain(lambda _: None)))
         thread.start()
         event = next(one)
-        wait_until(lambda: two.lag()[two.partitions[0]] == 0)
+        wait_for(lambda: two.lag()[two.partitions[0]] == 0)
         assert thread.is_alive()
         one.ack(event)
         thread.join(PATIENCE_S)
@@ -606,7 +600,7 @@ def test_a_forgotten_consumer_is_gone_and_its_members_stop(hw: Engine) -> None:
         assert hw.consumers() == []
         with pytest.raises(NotFound):
             list(consumer)
-        wait_until(lambda: not consumer.partitions)
+        wait_for(lambda: not consumer.partitions)
         with pytest.raises(Fenced):
             consumer.ack(event)
     with pytest.raises(NotFound):
@@ -683,7 +677,7 @@ def test_a_consumer_that_is_dropped_leaves_no_thread(hw: Engine) -> None:
     next(consumer)
     del consumer
     gc.collect()
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "headwater-dropped"])
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "headwater-dropped"])
 
 
 def test_a_forked_child_has_none_of_its_parents_leases(hw: Engine) -> None:

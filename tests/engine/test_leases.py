@@ -22,6 +22,7 @@ from headwater.event import Event
 from headwater.limits import Limits
 from tests.log.children import Child, Said, stop_with
 from tests.log.unsynced import open_unsynced
+from tests.waiting import wait_for
 
 LEASE_MS = 300
 LEASE_S = LEASE_MS / 1000
@@ -38,13 +39,6 @@ def path(tmp_path: Path) -> Path:
 def hw(path: Path) -> Iterator[Engine]:
     with open_unsynced(path, limits=LIMITS) as engine:
         yield engine
-
-
-def wait_until(holds: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.005)
 
 
 def fill(hw: Engine, count: int, partitions: int = 1) -> None:
@@ -159,7 +153,7 @@ def test_a_stopped_owner_that_nobody_replaced_goes_on(path: Path, hw: Engine) ->
 
     child = member(path, stops)
     child.wait_until_stopped()
-    wait_until(lambda: hw.consumers()[0].lease_ms == 0)
+    wait_for(lambda: hw.consumers()[0].lease_ms == 0)
     child.resume()
     assert child.result() == [1, 2]
     assert hw.consumers()[0].cursor == 1
@@ -191,20 +185,20 @@ def test_members_share_partitions_by_count(hw: Engine) -> None:
         return sorted((len(consumer.partitions) for consumer in joined), reverse=True)
 
     join()
-    wait_until(lambda: shares() == [4])
+    wait_for(lambda: shares() == [4])
     join()
-    wait_until(lambda: shares() == [2, 2])
+    wait_for(lambda: shares() == [2, 2])
     first = joined[0]
     join()
-    wait_until(lambda: shares() == [2, 1, 1])
+    wait_for(lambda: shares() == [2, 1, 1])
     join()
     join()
-    wait_until(lambda: shares() == [1, 1, 1, 1, 0])
+    wait_for(lambda: shares() == [1, 1, 1, 1, 0])
     for consumer in (first, joined[1]):
         consumer.stop()
         consumer.close()
         joined.remove(consumer)
-    wait_until(lambda: shares() == [2, 1, 1])
+    wait_for(lambda: shares() == [2, 1, 1])
     owners = {info.partition: info.owner for info in hw.consumers()}
     assert {consumer.id: consumer.partitions for consumer in joined} == {
         consumer.id: sorted(number for number, owner in owners.items() if owner == consumer.id) for consumer in joined
@@ -223,8 +217,8 @@ def test_what_is_given_up_for_a_new_member_was_acked_first(hw: Engine) -> None:
         taken: list[Event] = []
         waiting = threading.Thread(target=lambda: taken.append(next(second)))
         waiting.start()
-        wait_until(lambda: [holding for holding in first._held.values() if holding.leaving])
-        wait_until(lambda: first._member._tended_s > time.monotonic() - LEASE_S / 10)
+        wait_for(lambda: [holding for holding in first._held.values() if holding.leaving])
+        wait_for(lambda: first._member._tended_s > time.monotonic() - LEASE_S / 10)
         assert len(first.partitions) == 2
         first.ack(seen)  # in its hands: it was neither taken away nor refused
         fill(hw, 20, 2)

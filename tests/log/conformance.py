@@ -98,13 +98,6 @@ def datas(events: Iterator[Event]) -> list[bytes | None]:
     return [event.data for event in events]
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Look until it is so; the timeout of the tests ends what never comes."""
-    pause = threading.Event()
-    while not condition():
-        pause.wait(0.001)
-
-
 class LogConformance:
     @pytest.fixture
     def log(self, place: Place) -> Log:

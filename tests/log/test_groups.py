@@ -21,8 +21,9 @@ from headwater.errors import HeadwaterError, Unavailable
 from headwater.event import Ref
 from headwater.limits import Limits
 from headwater.storage.group import Group
-from tests.log.conformance import datas, wait_for
+from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
+from tests.waiting import wait_for
 
 
 class GatedDisk(UnsyncedDisk):

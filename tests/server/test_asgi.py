@@ -20,9 +20,9 @@ import headwater
 from headwater.server.http.message import Client
 from headwater.server.logins import FileAccess
 from headwater.server.scopes import User
-from tests.log.conformance import wait_for
 from tests.server import people
 from tests.server.process import http
+from tests.waiting import wait_for
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +23,7 @@ from headwater.errors import Closed, Fenced, Invalid, NotFound, TooLarge, Unavai
 from headwater.event import Event
 from tests.log.unsynced import open_unsynced
 from tests.server.serving import Server, serving
+from tests.waiting import wait_for
 
 PATIENCE_S = 20.0
 WINDOW = 60
@@ -79,13 +80,6 @@ def cursor(hw: Remote, topic: str, partition: int = 0, name: str = "c") -> int:
 
 def owners(hw: Remote, topic: str) -> list[str | None]:
     return [info.owner for info in hw.consumers(topic)]
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.005)
 
 
 def now(hw: Remote, topic: str, **options: Any) -> RemoteConsumer:
@@ -178,7 +172,7 @@ def test_the_member_leaves_when_the_connection_ends(server: Server, hw: Remote, 
     assert raw.events(3) == [0, 1, 2]
     raw.say(acks=[[0, 0]])
     raw.close()
-    wait_until(lambda: owners(hw, topic) == [None])
+    wait_for(lambda: owners(hw, topic) == [None])
     assert cursor(hw, topic) == 1
     status, told = raw.say(acks=[[0, 1]])
     assert (status, told["kind"], told["code"]) == (409, "Fenced", "member_gone")
@@ -190,7 +184,7 @@ def test_a_client_that_dies_with_an_event_has_failed_at_it(server: Server, hw: R
         raw = Raw(server, topic, "failures_max=3")
         assert raw.events(1) == [0]
         raw.close()
-        wait_until(lambda: owners(hw, topic) == [None])
+        wait_for(lambda: owners(hw, topic) == [None])
     with now(hw, topic, failures_max=3) as consumer:
         assert consumer.fail(next(consumer), "again")
     [dead] = log.read(f"{topic}.dead")
@@ -260,7 +254,7 @@ def test_a_stream_may_end_when_nothing_comes(server: Server, hw: Remote, log: En
     fill(log, topic, 2)
     raw = Raw(server, topic, "timeout=0.05")
     assert [json.loads(line)["offset"] for line in iter(raw.line, b"")] == [0, 1]
-    wait_until(lambda: owners(hw, topic) == [None])
+    wait_for(lambda: owners(hw, topic) == [None])
     raw.close()
 
 
@@ -462,7 +456,7 @@ def test_acks_are_sent_soon_without_being_asked_for(hw: Remote, log: Engine, top
     fill(log, topic, 3)
     with hw.consumer("c", topic) as consumer:
         consumer.ack(next(consumer))
-        wait_until(lambda: cursor(hw, topic) == 1)
+        wait_for(lambda: cursor(hw, topic) == 1)
 
 
 @pytest.mark.parametrize(("start", "expected"), [("earliest", [0, 1, 2]), ("latest", []), (2, [2])])
@@ -482,7 +476,7 @@ def test_what_is_not_wanted_is_passed_over(hw: Remote, log: Engine, topic: str) 
     with now(hw, topic, type="a", key=b"\xff", match={"n": {"$gt": 1}}) as consumer:
         assert [event.offset for event in consumer] == [4]
         consumer.ack_to((0, 4))
-        wait_until(lambda: cursor(hw, topic) == 6)
+        wait_for(lambda: cursor(hw, topic) == 6)
 
 
 def test_events_come_as_they_are_appended(hw: Remote, log: Engine, topic: str) -> None:
@@ -571,7 +565,7 @@ def test_drain_waits_for_partitions_of_others(hw: Remote, log: Engine, topic: st
             thread = threading.Thread(target=lambda: done.append(two.drain(lambda _: None)))
             thread.start()
             one.ack(first[0])
-            wait_until(lambda: len(two.partitions) == 1)
+            wait_for(lambda: len(two.partitions) == 1)
             assert thread.is_alive()
             one.ack(first[1])
             one.flush()
@@ -617,7 +611,7 @@ def test_what_came_twice_is_handed_out_once_when_it_is_acked(hw: Remote, log: En
     with hw.consumer("c", topic, timeout=0) as consumer:
         first, second = islice(consumer, 2)
         hw.seek("c", topic, 0)  # the same member takes it again, and all of it is sent once more
-        wait_until(lambda: consumer._member.received == 8)
+        wait_for(lambda: consumer._member.received == 8)
         consumer.ack(first)
         with hw.transaction() as tx:
             tx.append(f"{topic}-out", b"x")
@@ -641,14 +635,14 @@ def test_members_share_the_partitions_and_take_over_what_is_left(hw: Remote, log
         threads = [threading.Thread(target=work, args=(each,)) for each in (one, two)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(one.partitions) == len(two.partitions) == 2)
+        wait_for(lambda: len(one.partitions) == len(two.partitions) == 2)
         assert not set(one.partitions) & set(two.partitions)
-        wait_until(lambda: one.lag() == dict.fromkeys(range(4), 0))
+        wait_for(lambda: one.lag() == dict.fromkeys(range(4), 0))
         assert sorted(set(seen)) == [(partition, offset) for partition in range(4) for offset in range(3)]
         two.stop()
         threads[1].join(PATIENCE_S)
         two.close()
-        wait_until(lambda: len(one.partitions) == 4)
+        wait_for(lambda: len(one.partitions) == 4)
         one.stop()
         threads[0].join(PATIENCE_S)
 
@@ -733,8 +727,8 @@ def test_a_consumer_that_is_dropped_leaves(hw: Remote, log: Engine, topic: str) 
     next(consumer)
     del consumer
     gc.collect()
-    wait_until(lambda: owners(hw, topic) == [None])
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("headwater-dropped")])
+    wait_for(lambda: owners(hw, topic) == [None])
+    wait_for(lambda: not [each for each in threading.enumerate() if each.name.startswith("headwater-dropped")])
 
 
 def test_a_forked_child_is_no_member(hw: Remote, log: Engine, topic: str) -> None:

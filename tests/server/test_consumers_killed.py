@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
@@ -22,6 +22,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import Fenced, HeadwaterError, Unavailable
 from tests.log.children import Child, Said
 from tests.server.process import Server
+from tests.waiting import wait_for
 
 PATIENCE_S = 30.0
 LEASE_MS = 600
@@ -44,13 +45,6 @@ def opened(server: Server, **options: Any) -> Remote:
     remote = headwater.open(server.url, **options)
     assert isinstance(remote, Remote)
     return remote
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.005)
 
 
 def stop_for_good(server: Server) -> None:
@@ -129,7 +123,7 @@ def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, log
             else:
                 server.kill()
                 server = Server(path, port=server.port)
-        wait_until(lambda: watch.look() == 0)
+        wait_for(lambda: watch.look() == 0)
     finally:
         for member in members:
             member.kill()
@@ -297,7 +291,7 @@ def test_what_is_moved_in_transactions_is_moved_once_whoever_is_killed(path: Pat
             server.kill()
             server = Server(path, port=server.port)
         Child(lambda _: move(url, None)).result()
-        wait_until(lambda: sum(info.lag for info in log.consumers("in")) == 0)
+        wait_for(lambda: sum(info.lag for info in log.consumers("in")) == 0)
         stays.kill()
     finally:
         stop_for_good(server)

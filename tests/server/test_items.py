@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 import headwater
-from tests.log.conformance import wait_for
 from tests.server.process import Server, http, served
+from tests.waiting import wait_for
 
 NDJSON = {"accept": "application/x-ndjson"}
 

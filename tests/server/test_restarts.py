@@ -15,8 +15,8 @@ import pytest
 
 import headwater
 from headwater.engine.engine import Engine
-from tests.log.conformance import wait_for
 from tests.server.process import Server, http, served
+from tests.waiting import wait_for
 
 WRITERS = 8
 

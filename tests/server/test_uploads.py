@@ -14,8 +14,8 @@ from typing import Self
 import pytest
 
 import headwater
-from tests.log.conformance import wait_for
 from tests.server.process import Server, http, served
+from tests.waiting import wait_for
 
 MIB = 1024 * 1024
 

@@ -27,9 +27,9 @@ from headwater.views.folding import Folder
 from headwater.views.local import Local
 from headwater.views.runner import Runner
 from tests.log.children import Child
-from tests.log.conformance import wait_for
 from tests.views import seen
 from tests.views.test_projections import SETTLE_S, app_of, count
+from tests.waiting import wait_for
 
 LIMITS = Limits(lease_ms=100, ack_ms=1)
 

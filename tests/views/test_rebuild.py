@@ -23,8 +23,8 @@ from headwater.views.files import Files
 from headwater.views.folding import Halt
 from headwater.views.local import Local
 from tests.log.children import Child, Said
-from tests.log.conformance import wait_for
 from tests.views import seen
+from tests.waiting import wait_for
 
 SETTLE_S = 20.0
 LIMITS = Limits(lease_ms=100, ack_ms=5)

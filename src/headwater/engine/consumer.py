@@ -288,14 +288,17 @@ class Consumer(Iterator[Event]):
                     return
             self._verify_partition(partition, first)
 
-    def ack_to(self, at: Event | tuple[int, int]) -> None:
-        """Take all that was handed out of a partition up to an event, or (partition, offset), and it, as handled."""
+    def ack_to(self, at: Event | tuple[int, int], fence: int | None = None) -> None:
+        """Take all that was handed out of a partition up to an event, or (partition, offset), and it, as handled.
+
+        With `fence`, only if it was handed out under that: raises Fenced where the consumer was moved since.
+        """
         partition, offset = (at.partition, at.offset) if isinstance(at, Event) else at
         while True:
             with self._mutex:
                 holding = self._held.get(partition)
                 if holding is not None and self._monotonic() < holding.expires_s:
-                    if not holding.ack_to(offset):
+                    if (fence is not None and holding.fence != fence) or not holding.ack_to(offset):
                         raise not_held(self.name, partition, offset)
                     self._member.stir()
                     return

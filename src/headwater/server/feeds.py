@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -96,7 +96,7 @@ class Feeds:
         wait: bool = True,
         bytes_max: int,
         **selection: Any,
-    ) -> AsyncIterator[list[EventBatch]]:
+    ) -> AsyncGenerator[list[EventBatch], None]:
         """What is there from `start` to before the offset `stop`, and with `wait` what comes: some batches at a time.
 
         For readers that share with nobody. Raises as `subscribe`; the iteration also when the topic is deleted, or with
@@ -164,7 +164,7 @@ class Feeds:
 
     async def _follow(
         self, cursor: TopicCursor, ends: Offsets | None, wait: bool, bytes_max: int
-    ) -> AsyncIterator[list[EventBatch]]:
+    ) -> AsyncGenerator[list[EventBatch], None]:
         waiter: _Waiter | None = None
         try:
             while not self._closed:

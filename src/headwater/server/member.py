@@ -5,6 +5,7 @@ time: no more while the connection is full, or so much is not acked that the win
 connection, and as its client is heard of: a client that is stopped keeps its connection, but sends nothing, and after
 `lease_ms` the member leaves, as an embedded one would lose its leases. Then, and when the connection ends, its
 partitions are given up at once. A client that did not say that it leaves has died, and what it had in hand has failed.
+That is different for a member that is `Bound` to a connection that tells by itself whether its client lives.
 
 A `RemoteMember` is a `Stream`: `begin`, `resume` and `close` belong to the loop's thread. The rest is safe from any.
 """
@@ -73,6 +74,18 @@ class Settlement(msgspec.Struct, frozen=True):
     flush: bool = False
 
 
+class Bound(msgspec.Struct, frozen=True):
+    """What a member is bound to, instead of being heard of: it lives until it is told to leave.
+
+    At most `events_max` are sent and not acked. When it leaves, nothing has failed, whatever the reason; `last` is
+    called before, in its thread, for the last acks. It has the consumer for itself: when a partition that it held is
+    lost or moved, it ends with Fenced.
+    """
+
+    events_max: int
+    last: Callable[[], None]
+
+
 Work = Callable[[], dict[int, int]]
 
 
@@ -107,6 +120,7 @@ class RemoteMember:
         limits: ServerLimits,
         event_at: Callable[[str, int, int], Event],
         gone: Callable[[RemoteMember], None],
+        bound: Bound | None = None,
     ) -> None:
         """`timeout` ends the stream when nothing came for so long. `gone` is called when the member has left."""
         self.token = token
@@ -118,8 +132,11 @@ class RemoteMember:
         self._timeout = timeout
         self._event_at = event_at
         self._gone = gone
+        self._bound = bound
+        self._patience_s = lease_s if bound is None else float("inf")
         self._changed = threading.Condition()  # protects all below; never held during I/O
-        self._window = Window(limits.member_events_max, limits.member_bytes_max)
+        events_max = limits.member_events_max if bound is None else bound.events_max
+        self._window = Window(events_max, limits.member_bytes_max)
         self._state = State()
         self._sent = 0
         self._spoke_s = self._came_s = 0.0  # when something, and when an event was sent last
@@ -295,11 +312,13 @@ class RemoteMember:
     def _next_turn(self) -> Turn | None:
         """What is to be done next; waits while nothing may be sent. None when it is over."""
         with self._changed:
-            self._window.hold(self.consumer.fences)
+            lost = self._window.hold(self.consumer.fences)
             now = monotonic()
-            dies_s = self._heard_s + self.lease_s
+            dies_s = self._heard_s + self._patience_s
             if self._over:
                 return None
+            if lost and self._bound is not None:
+                raise taken_over(self.consumer.name)
             if now >= dies_s:
                 raise member_gone(self.lease_s)
             beat_s = self._spoke_s + self._heartbeat_s if self._room else dies_s
@@ -368,17 +387,20 @@ class RemoteMember:
             farewell = self._said_farewell
         self._gone(self)
         try:
-            if farewell:
+            if self._bound is not None:
+                self._bound.last()
+            if farewell or self._bound is not None:
                 self.consumer.close()
             else:
                 self.consumer.abandon()
         except HeadwaterError as trouble:
             error = error or trouble
-        for each in asked:
-            each.tell(member_gone())
-        if loop is not None:
-            last = b"" if error is None else self.formats.error(error)
-            _call(loop, lambda: self._end(last))
+        finally:  # whatever happened, somebody may wait for its end
+            for each in asked:
+                each.tell(member_gone())
+            if loop is not None:
+                last = b"" if error is None else self.formats.error(error)
+                _call(loop, lambda: self._end(last))
 
 
 def member_gone(lease_s: float | None = None) -> Fenced:
@@ -388,6 +410,14 @@ def member_gone(lease_s: float | None = None) -> Fenced:
         told,
         hint="it has left: join again, and what was not acked comes again",
         code="member_gone",
+    )
+
+
+def taken_over(name: str) -> Fenced:
+    """Somebody else has what a member had for itself."""
+    return Fenced(
+        f"consumer {name!r} was taken over, or moved to another place",
+        hint="subscribe again: what was not acknowledged comes again",
     )
 
 

@@ -10,7 +10,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import Closed, Fenced, Unavailable
 from headwater.event import Event
 from headwater.limits import ServerLimits
-from headwater.server.member import Formats, RemoteMember, member_gone
+from headwater.server.member import Bound, Formats, RemoteMember, member_gone
 
 
 class Members:
@@ -37,10 +37,12 @@ class Members:
         *,
         instead: str | None = None,
         timeout: float | None = None,
+        bound: Bound | None = None,
         **options: Any,
     ) -> RemoteMember:
         """Join a consumer; `instead` of a member of this client that need not be waited for.
 
+        `bound` is for one whose client is known to live as long as its connection.
         `options` are those of `Engine.consumer`. Raises Unavailable if there are too many, and what the engine raises.
         """
         if instead is not None:
@@ -57,7 +59,7 @@ class Members:
             lease_ms = options.get("lease_ms") or self._engine.limits.lease_ms
             options["lease_ms"] = lease_ms = min(lease_ms, self._limits.lease_ms_max)
             consumer = self._engine.consumer(name, topic, **options)
-            told = lease_ms / 1000, self._heartbeat_s, timeout, self._limits, self._event_at, self._remove
+            told = lease_ms / 1000, self._heartbeat_s, timeout, self._limits, self._event_at, self._remove, bound
             member = RemoteMember(secrets.token_urlsafe(24), user, consumer, formats, *told)
             with self._mutex:
                 self._members[member.token] = member

@@ -35,6 +35,7 @@ class Store:
         self.metrics = metrics
         self.application: Application | None = None
         self.loop = asyncio.get_running_loop()
+        self.durable: dict[tuple[str, str], Any] = {}  # by topic and name: which connection of ours has a subscription
         self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
         self.commits = Commits(engine, self.loop, metrics)

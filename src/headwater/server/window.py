@@ -48,11 +48,14 @@ class Window:
                 self.events -= 1
                 self.bytes -= size
 
-    def hold(self, fences: Mapping[int, int]) -> None:
-        """Forget partitions that are held no more, or anew."""
+    def hold(self, fences: Mapping[int, int]) -> bool:
+        """Forget partitions that are held no more, or anew; tells whether there were any."""
+        lost = False
         for partition, fence in self._fences.items():
             if fences.get(partition) != fence:
+                lost = True
                 for size in self._sizes.pop(partition, {}).values():
                     self.events -= 1
                     self.bytes -= size
         self._fences = dict(fences)
+        return lost

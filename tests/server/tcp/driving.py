@@ -62,9 +62,9 @@ class Transport(asyncio.Transport):
     def __init__(self, room: int | None = None) -> None:
         super().__init__()
         self.written = bytearray()
-        self.reading = True
+        self._reading = True
         self.sent_end = False
-        self.aborted = False
+        self._aborted = False
         self.closed = False
         self._room = room
         self._waiting = 0
@@ -103,6 +103,12 @@ class Transport(asyncio.Transport):
     def over(self) -> bool:
         return self.closed or self.sent_end
 
+    def is_reading(self) -> bool:
+        return self._reading
+
+    def was_aborted(self) -> bool:
+        return self._aborted
+
     def is_closing(self) -> bool:
         return self.closed
 
@@ -110,7 +116,7 @@ class Transport(asyncio.Transport):
         self.closed = True
 
     def abort(self) -> None:
-        self.closed = self.aborted = True
+        self.closed = self._aborted = True
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"peername": ("127.0.0.1", 1), "socket": _Socket()}.get(name, default)
@@ -122,12 +128,12 @@ class Transport(asyncio.Transport):
         pass
 
     def pause_reading(self) -> None:
-        assert self.reading
-        self.reading = False
+        assert self._reading
+        self._reading = False
 
     def resume_reading(self) -> None:
-        assert not self.reading
-        self.reading = True
+        assert not self._reading
+        self._reading = True
 
     def write_eof(self) -> None:
         self.sent_end = True

@@ -1,4 +1,4 @@
-"""How connections end: whoever ends them, whenever, what was asked is answered, and all that they held is given back."""
+"""How connections end: whoever ends them, whenever, what was asked is answered, and what they held is given back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.limits import MIB, ServerLimits
 from headwater.server.tcp.answers import response
-from headwater.server.tcp.connection import LINGER_S, NEVER, Connection
+from headwater.server.tcp.connection import LINGER_S, NEVER, Connection, Handler
 from headwater.server.tcp.parts import Part
 from headwater.server.tcp.slots import Answer
 from tests.server.tcp.driving import Driven, Transport, driven, until
@@ -50,7 +50,7 @@ async def pull(connection: Connection, fields: dict[str, Any]) -> Answer:
     return Answer(response(sizes=[len(await connection.next_frame()) for _ in range(fields["frames"])]))
 
 
-async def forever(connection: Connection, fields: dict[str, Any]) -> Answer:
+async def forever(_: Connection, __: dict[str, Any]) -> Answer:
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -71,12 +71,12 @@ class Noisy(Part):
         self.connection.write(frame("SUBEND", {"subID": 1}))
 
 
-async def listen(connection: Connection, fields: dict[str, Any]) -> Answer:
+async def listen(connection: Connection, _: dict[str, Any]) -> Answer:
     Noisy(connection)
     return Answer(response())
 
 
-ALL = {**HANDLERS, "PULL": pull, "FOREVER": forever, "LISTEN": listen}
+ALL: dict[str, Handler] = {**HANDLERS, "PULL": pull, "FOREVER": forever, "LISTEN": listen}
 
 
 @given(
@@ -158,13 +158,13 @@ def test_while_memory_is_scarce_a_connection_is_not_read_far_ahead(server: Drive
             connection.data_received(CONNECT + frame("FOREVER"))
             await until(lambda: codes(transport) == ["ok"])
             connection.data_received(PING * 4000)
-            assert transport.reading
+            assert transport.is_reading()
             held.hold(3 * MIB)
             connection.data_received(PING)
-            assert not transport.reading
+            assert not transport.is_reading()
             held.hold(-3 * MIB)
             connection.go_on()
-            assert transport.reading
+            assert transport.is_reading()
 
     server.runner.run(drive())
 
@@ -174,10 +174,10 @@ def test_a_connection_is_not_read_far_ahead_of_its_answers(server: Driven) -> No
         for sent in (PING * (LIMITS.frames_waiting_max + 1), emit("a", event={"x": "y" * 60_000}) * 70):
             with server.connection(ALL) as (connection, transport):
                 connection.data_received(CONNECT + frame("FOREVER"))
-                await until(lambda: codes(transport) == ["ok"])  # noqa: B023  # it is called here
-                assert transport.reading
+                await until(lambda: codes(transport) == ["ok"])  # it is called here
+                assert transport.is_reading()
                 connection.data_received(sent)
-                assert not transport.reading
+                assert not transport.is_reading()
 
     server.runner.run(drive())
 
@@ -191,9 +191,9 @@ def test_nobody_is_read_before_it_is_known_who_it_is(server: Driven) -> None:
         server.access.known_each = 1000
         with server.connection() as (connection, transport):
             connection.data_received(CONNECT + LARGE[:1000])
-            assert not transport.reading
+            assert not transport.is_reading()
             await until(lambda: codes(transport) == ["ok"])
-            assert transport.reading
+            assert transport.is_reading()
 
     server.runner.run(drive())
 
@@ -206,11 +206,11 @@ def test_a_request_of_several_frames_gets_them_and_what_is_behind_waits(server: 
             server.store.budget.count(-4 * MIB)  # there is more room than the fixture's
             connection.data_received(asked)
             await until(lambda: codes(transport) == ["ok"])
-            assert transport.reading
+            assert transport.is_reading()
             connection.data_received(big)  # more than may wait, but somebody wants it
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            assert transport.reading
+            assert transport.is_reading()
             connection.data_received(LARGE + emit("a"))
             await until(lambda: len(transport.answers()) == 3)
             told, stored = transport.answers()[1:]
@@ -252,15 +252,15 @@ def test_a_user_that_was_removed_is_told_and_nothing_of_theirs_is_stored(server:
             server.access.removed = False
             with server.connection({**ALL, "ASK": ask}) as (connection, transport):
                 connection.data_received(CONNECT + emit("a"))
-                await until(lambda: codes(transport) == ["ok", "ok"])  # noqa: B023  # it is called here
+                await until(lambda: codes(transport) == ["ok", "ok"])  # it is called here
                 stored += 1
                 server.access.removed = True
                 connection.data_received(sent)
-                await until(lambda: transport.over)  # noqa: B023  # as above
+                await until(lambda: transport.over)  # as above
                 assert codes(transport) == ["ok", "ok", *told]
         assert server.engine.describe("a").events == stored
 
-    async def ask(connection: Connection, fields: dict[str, Any]) -> Answer:
+    async def ask(connection: Connection, _: dict[str, Any]) -> Answer:
         await connection.require("read", "a")
         return Answer(response())
 
@@ -272,7 +272,7 @@ def test_what_is_open_is_closed_and_cannot_write_once_all_is_said(server: Driven
         for end in ("stop", "refusal", "lost"):
             with server.connection(ALL) as (connection, transport):
                 connection.data_received(CONNECT + frame("LISTEN"))
-                await until(lambda: codes(transport) == ["ok", "ok"])  # noqa: B023  # it is called here
+                await until(lambda: codes(transport) == ["ok", "ok"])  # it is called here
                 part = connection.parts["ACKEV", 1]
                 assert isinstance(part, Noisy)
                 if end == "stop":
@@ -309,7 +309,7 @@ def test_deadlines(server: Driven) -> None:
             assert transport.sent_end
             assert left(connection) == LINGER_S
             connection.expire()
-            assert transport.aborted
+            assert transport.was_aborted()
         with server.connection(ALL) as (connection, transport):
             connection.data_received(CONNECT)
             await until(lambda: codes(transport) == ["ok"])
@@ -331,7 +331,7 @@ def test_deadlines(server: Driven) -> None:
             assert left(connection) == limits.idle_s
             assert connection.eof_received()
             connection.expire()
-            assert transport.aborted
+            assert transport.was_aborted()
 
     server.runner.run(drive())
 
@@ -345,13 +345,13 @@ def test_a_client_that_takes_nothing_is_cut_off(server: Driven) -> None:
             connection.pause_writing()
             connection.data_received(PING * 3)
             assert codes(transport) == ["ok"]  # what it asks for waits too
-            assert not transport.reading
+            assert not transport.is_reading()
             transport._waiting = 90_000  # it takes something
             connection.expire()
-            assert not transport.aborted
+            assert not transport.was_aborted()
             assert round(connection.deadline - server.loop.time(), 1) == server.store.limits.write_s
             connection.expire()
-            assert transport.aborted
+            assert transport.was_aborted()
         with server.connection(ALL) as (connection, transport):
             connection.data_received(CONNECT)
             await until(lambda: codes(transport) == ["ok"])
@@ -363,7 +363,7 @@ def test_a_client_that_takes_nothing_is_cut_off(server: Driven) -> None:
             transport.drain()
             await waiting
             assert codes(transport) == ["ok"] * 4
-            assert transport.reading
+            assert transport.is_reading()
 
     server.runner.run(drive())
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.server.tcp.answers import response
-from headwater.server.tcp.connection import Connection
+from headwater.server.tcp.connection import Connection, Handler
 from headwater.server.tcp.slots import Answer
 from tests.server.tcp.driving import Driven, driven, until
 from tests.server.tcp.wire import frame, framed
@@ -97,17 +97,17 @@ FRAMES = [
 ]
 
 
-async def work(connection: Connection, fields: dict[str, Any]) -> Answer:
-    for _ in range(fields["turns"]):
+async def work(_: Connection, fields: dict[str, Any]) -> Answer:
+    for __ in range(fields["turns"]):
         await asyncio.sleep(0)
     return Answer(response())
 
 
-async def bug(connection: Connection, fields: dict[str, Any]) -> Answer:
+async def bug(_: Connection, __: dict[str, Any]) -> Answer:
     raise ZeroDivisionError
 
 
-HANDLERS = {"WORK": work, "BUG": bug}
+HANDLERS: dict[str, Handler] = {"WORK": work, "BUG": bug}
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
@@ -78,7 +78,7 @@ async def join(store: Store, request: Request) -> Response:
     query = request.query
     formats = _formats(request)
     timeout = query.seconds("timeout")
-    options = {
+    options: dict[str, Any] = {
         "start": _start(query),
         "type": query.text("type"),
         "key": query.data("key"),

@@ -15,7 +15,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import HeadwaterError, Invalid, Unavailable
@@ -23,9 +22,8 @@ from headwater.format import protocol
 from headwater.server import tls
 from headwater.server.access import require
 from headwater.server.connections import keep_alive
-from headwater.server.http.errors import status_of
 from headwater.server.http.message import Client
-from headwater.server.tcp import emit, login
+from headwater.server.tcp import emit, login, sessions
 from headwater.server.tcp.answers import OK, failure
 from headwater.server.tcp.emitter import Emitter
 from headwater.server.tcp.fields import Fields
@@ -64,7 +62,9 @@ class Connection(asyncio.Protocol):
         self.user_name = ""
         self.connected = False  # CONNECT was answered
         self.parts: dict[Any, Part] = {}  # what is open, under the names that its frames know it by
-        self.sessions: dict[int, Any] = {}  # transactions, by their sessID
+        self.sessions: dict[int, sessions.Session] = {}  # transactions, by their sessID
+        self.subscribed = 0  # how many subscriptions it has had: the last subID
+        self.waits = False  # for what may come late, or never: nobody waits for it who sends no more
         self._handlers = handlers
         self._metrics = connections.store.metrics
         self._transport: Any = None
@@ -136,7 +136,8 @@ class Connection(asyncio.Protocol):
         self._over = True
         self._wake()
         self.go_on()
-        return bool(self.out.slots or self._queue or self._task) and not self.client.secure
+        under_way = bool(self.out.slots or self._queue or self._task) and not self.waits
+        return under_way and not self.client.secure
 
     def pause_writing(self) -> None:
         self.out.full = True
@@ -206,10 +207,12 @@ class Connection(asyncio.Protocol):
     async def next_frame(self) -> bytes:
         """The next frame that waits, for a request that consists of several; the last one is not needed any more.
 
-        Raises ConnectionResetError if none will come.
+        Raises ConnectionResetError when the client has gone, and what ends the connection.
         """
         self._pulled_bytes = 0
         while not self._queue:
+            if self._refusal is not None:
+                raise self._refusal
             if self._over:
                 raise ConnectionResetError("the client has gone")
             self._pull = self.loop.create_future()
@@ -275,9 +278,9 @@ class Connection(asyncio.Protocol):
         elif type in AT_ONCE:
             slot = self.out.slot(len(raw))
             try:
-                self.out.fill(slot, AT_ONCE[type](self, frame), type, 200)
+                self.out.fill(slot, AT_ONCE[type](self, frame), type)
             except HeadwaterError as error:
-                self.out.fill(slot, failure(error), type, status_of(error), error)
+                self.out.fill(slot, failure(error), type, error)
         else:
             self.start(self._answer(type, frame), len(raw))
 
@@ -307,10 +310,8 @@ class Connection(asyncio.Protocol):
             self._pulled_bytes = 0
         if self._transport.is_closing():
             return
-        for told, group in groupby(found.errors):
-            self.out.note(slot, type, _status(told), told, len(list(group)), len(found.data) // len(found.errors))
         slot.then = found.then
-        self.out.deliver(slot, found.data)
+        self.out.answer(slot, found, type)
         self.go_on()
 
     async def _answer_large(self, raw: bytes) -> tuple[str, Answer]:
@@ -337,14 +338,14 @@ class Connection(asyncio.Protocol):
     def _failed(self, type: str, error: Exception) -> Answer:
         """The answer to a request that failed, which ends the connection if it must."""
         if isinstance(error, ConnectionResetError):  # it did not come as a whole, and never will
-            return Answer(b"", None, (error,))
+            return Answer(b"", None, error)
         if not isinstance(error, HeadwaterError):  # a bug of ours must not end the server, nor tell its insides
             _log.error("a frame failed: %s", type, exc_info=error)
-            return Answer(failure(error), None, (error,))
+            return Answer(failure(error), None, error)
         ends = error.code in ENDING or (type == "CONNECT" and not self.connected)
         if ends:
             self.end()
-        return Answer(failure(error), self.linger if ends else None, (error,))
+        return Answer(failure(error), self.linger if ends else None, error)
 
     async def user(self) -> User:
         """Who is at the other end, and what they may do now; raises Denied if they are not known any more."""
@@ -388,6 +389,11 @@ class Connection(asyncio.Protocol):
     def deaf(self) -> bool:
         """Whether nothing is begun any more, because something before it ended the connection."""
         return self._deaf
+
+    @property
+    def over(self) -> bool:
+        """Whether no more frames are looked at: the client sends no more, or the connection is to end."""
+        return self._over
 
     @property
     def closing(self) -> bool:
@@ -456,7 +462,7 @@ class Connection(asyncio.Protocol):
             self.deadline = self.loop.time() + self.limits.write_s
         elif self._over:
             self.abort()
-        elif self._incoming.size and self._reading and self._pull is None:
+        elif self._reading and (self._incoming.size or self._pull is not None):
             self._refuse(Unavailable("a frame stands still", hint="send it at once", code="timeout"))
         elif self._task is not None or self.out.slots or self._queue or self.parts:
             self.deadline = self.loop.time() + self.limits.idle_s
@@ -468,7 +474,7 @@ class Connection(asyncio.Protocol):
         """End when what was asked is answered; what streams ends now."""
         if not self.out.ended:
             for part in list(self.parts.values()):
-                part.close()
+                part.stop()
             self._refuse(_stopping())
 
     def abort(self) -> None:
@@ -514,7 +520,7 @@ class Connection(asyncio.Protocol):
             return
         slot = self.out.slot(0)
         slot.then = self.linger
-        self.out.fill(slot, failure(error), "", status_of(error), error)
+        self.out.fill(slot, failure(error), "", error)
 
     def linger(self) -> None:
         """Let the client read the answer before the connection is reset under what it still sends."""
@@ -543,12 +549,12 @@ def _ping(connection: Connection, frame: dict[str, Any]) -> bytes:
     return OK
 
 
-AT_ONCE: dict[str, Callable[[Connection, dict[str, Any]], bytes]] = {"PING": _ping}
+AT_ONCE: dict[str, Callable[[Connection, dict[str, Any]], bytes]] = {
+    "PING": _ping,
+    "STARTTX": sessions.start,
+    "ABORTTX": sessions.abort,
+}
 _OWN = frozenset(("CONNECT", "EMIT", *AT_ONCE, *HEARD))
-
-
-def _status(error: BaseException | None) -> int:
-    return 200 if error is None else status_of(error) if isinstance(error, HeadwaterError) else 500
 
 
 def _too_many() -> Unavailable:

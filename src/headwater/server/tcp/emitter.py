@@ -10,7 +10,6 @@ from headwater.errors import Denied, HeadwaterError
 from headwater.format.protocol import PREFIX
 from headwater.server import prompt
 from headwater.server.commits import Group
-from headwater.server.http.errors import status_of
 from headwater.server.prompt import Way
 from headwater.server.tcp import emit as emits
 from headwater.server.tcp.answers import OK, emitted, failure
@@ -69,6 +68,7 @@ class Emitter:
         self._store = connection.store
         self._run: list[Emit] = []  # to be appended together
         self._bytes = 0  # of their frames
+        self._gathered = self._gathered_bytes = 0  # of transactions, to be answered together
         self._shapes: list[Shape] = []  # of the last ones
 
     def add(self, raw: bytes) -> None:
@@ -79,13 +79,15 @@ class Emitter:
             shape = emit.shape
             session = connection.sessions.get(shape.session) if shape.session is not None else None
             if session is not None:
-                self.append()
+                if self._run:
+                    self.append()
                 if connection.deaf:
                     return
                 if shape.content == "bson":
                     emits.check([emit.data])
                 session.add(emit)
-                connection.out.fill(connection.out.slot(len(raw)), OK, "EMIT", 200)
+                self._gathered += 1
+                self._gathered_bytes += len(raw)
                 return
         except HeadwaterError as error:
             self.append()
@@ -94,7 +96,7 @@ class Emitter:
             if error.code in BROKEN:
                 connection.refuse(error)
             else:
-                connection.out.fill(connection.out.slot(len(raw)), failure(error), "EMIT", status_of(error), error)
+                connection.out.fill(connection.out.slot(len(raw)), failure(error), "EMIT", error)
             return
         run = self._run
         if run and not (shape.plain and run[0].shape.plain and shape.topic == run[0].shape.topic):
@@ -108,9 +110,13 @@ class Emitter:
         self._run, self._bytes = [], 0
 
     def append(self) -> None:
-        """Append the events that were gathered."""
+        """Append the events that were gathered; those of transactions, which came before them, are answered."""
         run, size = self._run, self._bytes
         connection = self._connection
+        if self._gathered:
+            count, slot = self._gathered, connection.out.slot(self._gathered_bytes, self._gathered)
+            self._gathered = self._gathered_bytes = 0
+            connection.out.fill(slot, OK * count, "EMIT", None, count)
         if not run or connection.busy:
             return
         self._run, self._bytes = [], 0
@@ -127,7 +133,7 @@ class Emitter:
                 waiting = emits.prepare(self._store, run[0]) if len(run) == 1 else emits.prepare_all(self._store, run)
         except HeadwaterError as error:
             if len(run) == 1 and not emits.missing(error):
-                connection.out.fill(connection.out.slot(size), failure(error), "EMIT", status_of(error), error)
+                connection.out.fill(connection.out.slot(size), failure(error), "EMIT", error)
                 return
         if waiting is None:
             connection.start(self._slowly(run), size, len(run))
@@ -189,18 +195,14 @@ class Emitter:
 
     def committed(self, slot: EmitSlot) -> None:
         """An append has its place, or its error."""
-        rows, status = slot.waiting.rows, 200
+        rows = slot.waiting.rows
         if slot.written and self._connection.passed(slot, rows.count, len(slot.made)):
             return
         error = rows.error
-        if error is None:
-            data = slot.made[slot.sent :] or (b"" if slot.written else emitted(slot.waiting))
-        else:
-            data = _told(slot.waiting)
-            status = status_of(error) if isinstance(error, HeadwaterError) else 500
-            if status == 500:
-                _log.error("an append failed", exc_info=error)
-        self._connection.out.fill(slot, data, "EMIT", status, error, rows.count, slot.sent)
+        if error is not None and not isinstance(error, HeadwaterError):
+            _log.error("an append failed", exc_info=error)
+        data = b"" if slot.written else slot.made[slot.sent :] or _told(slot.waiting)
+        self._connection.out.fill(slot, data, "EMIT", error, rows.count, slot.sent)
         self._connection.go_on()
 
     async def _slowly(self, run: list[Emit]) -> tuple[str, Answer]:
@@ -212,7 +214,9 @@ class Emitter:
             ends = isinstance(error, Denied) and error.code == "unauthenticated"
             if ends:
                 connection.end()
-            return "EMIT", Answer(failure(error) * len(run), connection.linger if ends else None, [error] * len(run))
+            return "EMIT", Answer(
+                failure(error) * len(run), connection.linger if ends else None, errors=[error] * len(run)
+            )
         found: list[Waiting | bytes | HeadwaterError] = []
         for emit in run:
             try:
@@ -221,7 +225,7 @@ class Emitter:
                 found.append(error)
         await self._store.commits.commit([each for each in found if isinstance(each, Waiting)])
         told = b"".join(each if isinstance(each, bytes) else _told(each) for each in found)
-        return "EMIT", Answer(told, None, [_error(each) for each in found])
+        return "EMIT", Answer(told, errors=[_error(each) for each in found])
 
     async def _prepared(self, emit: Emit) -> Waiting | bytes:
         """An append that waits to be committed, or the answer of one that was."""

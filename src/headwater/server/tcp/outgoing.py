@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import HeadwaterError
+from headwater.server.http.errors import status_of
 from headwater.server.prompt import Way
-from headwater.server.tcp.slots import Slot
+from headwater.server.tcp.slots import Answer, Slot
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import Connection
@@ -57,7 +59,6 @@ class Outgoing:
         slot: Slot,
         data: bytes,
         type: str,
-        status: int,
         error: BaseException | None = None,
         count: int = 1,
         written: int = 0,
@@ -67,13 +68,23 @@ class Outgoing:
         So many bytes of them were `written` by another thread.
         """
         self._count_bytes(written)
-        self.note(slot, type, status, error, count, (len(data) + written) // count)
-        self.deliver(slot, data)
+        self._note(slot, type, error, count, (len(data) + written) // count)
+        self._deliver(slot, data)
 
-    def note(self, slot: Slot, type: str, status: int, error: BaseException | None, count: int, size: int) -> None:
+    def answer(self, slot: Slot, answer: Answer, type: str) -> None:
+        """The same with the answer of a request that had the connection for itself."""
+        errors = answer.errors or (answer.error,)
+        if not answer.counted:
+            for error, group in groupby(errors):
+                self._note(slot, type, error, len(list(group)), len(answer.data) // len(errors))
+        self._deliver(slot, answer.data)
+
+    def _note(self, slot: Slot, type: str, error: BaseException | None, count: int, size: int) -> None:
         """Count the answers to `count` frames of a slot, each of so many bytes."""
-        if isinstance(error, HeadwaterError):
-            self._metrics.failed(error.code, count)
+        status = 200
+        if error is not None:
+            status = status_of(error) if isinstance(error, HeadwaterError) else 500
+            self._metrics.failed(error.code if isinstance(error, HeadwaterError) else "internal", count)
         seconds = perf_counter() - slot.begun
         self._metrics.route(METHOD, type).answered(status, seconds, count)
         access_log = self._metrics.access_log
@@ -83,7 +94,7 @@ class Outgoing:
             for _ in range(count):
                 access_log.note(*known, slot.size // slot.count, size, seconds)
 
-    def deliver(self, slot: Slot, data: bytes) -> None:
+    def _deliver(self, slot: Slot, data: bytes) -> None:
         """Write an answer, if its turn has come, and those that waited for it."""
         slot.data = data
         slots = self.slots

@@ -21,8 +21,12 @@ class Part:
     def resume(self) -> None:
         """There is room again."""
 
+    def stop(self) -> None:
+        """The server stops: tell the client, and let go of everything."""
+        self.close()
+
     def close(self) -> None:
-        """The client has gone, or the server stops: let go of everything. May be called twice."""
+        """The client has gone: let go of everything. May be called twice."""
 
 
 def _head(type: str) -> bytes:

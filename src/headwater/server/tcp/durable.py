@@ -1,0 +1,229 @@
+"""Durable subscriptions: members of a consumer of that name, which live as long as their connections.
+
+One connection of a server has a durable subscription at a time; between servers, and programs that open the directory,
+the leases of consumers decide. A connection that ends, and a server that is killed, have failed at nothing: what was
+not acknowledged comes again, however often.
+
+The member's thread reads and encodes; everything else belongs to the loop's thread, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import Conflict, HeadwaterError, NotFound
+from headwater.event import At, Event
+from headwater.server.member import Bound, Formats, RemoteMember
+from headwater.server.tcp import recev
+from headwater.server.tcp.slots import Answer
+from headwater.server.tcp.subscription import Subscription, stopping
+from headwater.server.tcp.unacked import Acked
+
+if TYPE_CHECKING:
+    from headwater.server.tcp.connection import Connection
+
+NEVER = 1 << 30  # times that an event would have to fail before it is set aside
+HELD_S = 0.25  # how long to look whether the connection that has it is about to end: its client may have closed it
+LEAVE_S = 15.0  # how long to wait for one that is leaving: it stores what was acknowledged, and may be at a lock
+
+
+class Owner:
+    """Which connection has a durable subscription. `left` is set when it is free again."""
+
+    def __init__(self, connection: Connection, key: tuple[str, str]) -> None:
+        self.connection = connection
+        self.leaving = False
+        self.left = asyncio.Event()
+        self._key = key
+
+    def release(self) -> None:
+        if not self.left.is_set():
+            self.left.set()
+            del self.connection.store.durable[self._key]
+
+
+async def subscribe(
+    connection: Connection, user: str, name: str, topic: str, several: bool, start: At, selection: dict[str, Any]
+) -> Answer:
+    """Go on with a durable subscription, or make it, durably, with this start; `several` as for any subscription.
+
+    Raises Conflict with the code `subscription_held` if another connection of this server has it, and what joining a
+    consumer raises.
+    """
+    owner = await _own(connection, (topic, name))
+    try:
+        subscription = DurableSubscription(connection, owner, topic, name)
+    except HeadwaterError:
+        owner.release()
+        raise
+    subscription.several = several
+    join, formats, bound = connection.store.members.join, subscription.formats, subscription.bound
+    options = {"start": start, "failures_max": NEVER, **selection}
+    joining = asyncio.ensure_future(connection.store.blocking(join, user, name, topic, formats, bound=bound, **options))
+    try:
+        subscription.join(await asyncio.shield(joining))
+    except asyncio.CancelledError:  # the client has gone, and the thread joins nevertheless
+        joining.add_done_callback(subscription.joined_too_late)
+        raise
+    except BaseException:
+        owner.release()
+        raise
+    return subscription.accepted()
+
+
+async def _own(connection: Connection, key: tuple[str, str]) -> Owner:
+    """Be the owner, when the one before has left."""
+    owners: dict[tuple[str, str], Owner] = connection.store.durable
+    while key in owners:
+        other = owners[key]
+        wait_s = LEAVE_S if other.leaving else HELD_S if other.connection is not connection else 0.0
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(other.left.wait(), wait_s)
+        if owners.get(key) is other and (not other.leaving or wait_s == LEAVE_S):
+            raise Conflict(
+                f"the durable subscription {key[1]!r} of topic {key[0]!r} is held by another connection",
+                hint="it is free when that one ends, or unsubscribes",
+                code="subscription_held",
+            )
+    owner = owners[key] = Owner(connection, key)
+    return owner
+
+
+class DurableSubscription(Subscription):
+    """A member of a consumer, and the sink that it writes to."""
+
+    def __init__(self, connection: Connection, owner: Owner, topic: str, name: str) -> None:
+        super().__init__(connection)
+        self.topic = topic
+        self.name = name
+        self.formats = Formats("", self._encode, b"", self._fail)
+        self.bound = Bound(connection.limits.subscription_unacked_max, self._settle)
+        self._owner = owner
+        self._member: RemoteMember | None = None
+        self._encoded: deque[tuple[recev.Encoded, int]] = deque()  # with the fence; from the member's thread
+        self._failure: HeadwaterError | None = None  # why the member left; the same
+        self._acked: deque[Acked] = deque()  # to be told to the consumer
+        self._settling = threading.Lock()  # held while that is done, maybe with I/O: never taken by the loop's thread
+        self._asked = False  # whether a thread will do so
+
+    def join(self, member: RemoteMember) -> None:
+        """The consumer was joined: from here on, it is to be left, too."""
+        self._member = member
+
+    def joined_too_late(self, joining: asyncio.Future[RemoteMember]) -> None:
+        """The client went while the consumer was joined."""
+        if joining.cancelled() or joining.exception() is not None:
+            self._owner.release()
+            return
+        self.join(joining.result())
+        self.close()
+
+    # Sending
+
+    def begin(self) -> None:
+        if not self.closed and self._member is not None:
+            self._member.begin(_Sink(self))
+
+    def resume(self) -> None:
+        if self._member is not None:
+            self._member.resume()
+
+    def flush(self) -> bool:
+        """Send what the member has encoded; False if there is no more room."""
+        connection, live = self.connection, self.connection.store.metrics.live
+        while self._encoded and not self.closed:
+            encoded, fence = self._encoded.popleft()
+            for frames in encoded.frames:
+                self.unacked.add(frames.partition, frames.offsets, fence)
+                connection.write(frames.data)
+                live.events += len(frames.offsets)
+                live.bytes += len(frames.data)
+            if encoded.error is not None:
+                self.end(encoded.error)
+        return connection.write(b"") and not self.closed
+
+    def acked(self, acked: Acked) -> None:
+        self._acked.append(acked)
+        if not self._asked:
+            self._asked = True
+            self.connection.store.later(self._settle)
+
+    # Ending
+
+    async def unsubscribe(self, *, delete: bool) -> None:
+        """What was acknowledged is stored when this returns, or the consumer deleted. Raises Denied."""
+        if delete:
+            await self.connection.require("admin", self.topic)
+        self.close()
+        await self._owner.left.wait()
+        if delete:
+            with contextlib.suppress(NotFound):
+                store = self.connection.store
+                await store.blocking(store.engine.forget, self.name, self.topic)
+
+    def close(self) -> None:
+        super().close()
+        member, self._owner.leaving = self._member, True
+        if member is not None and not self._owner.left.is_set():
+            member.begin(_Sink(self))  # if it was not begun: it tells its sink when it has left
+            member.leave()
+
+    def left(self) -> None:
+        """The member has left, and all that was acknowledged is stored."""
+        self._owner.release()
+        self.end(self._failure or stopping())
+
+    # In other threads
+
+    def _encode(self, events: Sequence[Event]) -> bytes:
+        """Make the frames of events that the member is to send next. In its thread."""
+        assert self._member is not None
+        encoded = recev.encode_events(self.id, events, self.connection.limits.frame_bytes_max)
+        self._encoded.append((encoded, self._member.consumer.fences.get(events[0].partition, 0)))
+        return b""
+
+    def _fail(self, error: HeadwaterError) -> bytes:
+        """The member leaves because of an error. In its thread."""
+        self._failure = error
+        return b""
+
+    def _settle(self) -> None:
+        """Tell the consumer what was acknowledged. In any thread but the loop's."""
+        if self._member is None:
+            return
+        with self._settling:
+            self._asked = False
+            last: dict[tuple[int, int], int] = {}
+            while self._acked:
+                acked = self._acked.popleft()
+                last[acked.partition, acked.fence] = acked.offset
+            for (partition, fence), offset in last.items():
+                try:
+                    self._member.consumer.ack_to((partition, offset), fence)
+                except HeadwaterError as error:
+                    with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+                        self.connection.loop.call_soon_threadsafe(self.end, error)
+                self._member.done(partition, 0, offset + 1)
+
+
+class _Sink:
+    """Where the member writes to. What it encoded is not given as bytes: with them go the numbers of the events."""
+
+    def __init__(self, subscription: DurableSubscription) -> None:
+        self._subscription = subscription
+
+    def write(self, chunk: bytes) -> bool:
+        del chunk
+        return self._subscription.flush()
+
+    def write_framed(self, chunk: bytes, framed: bytes) -> bool:
+        del framed
+        return self.write(chunk)
+
+    def end(self) -> None:
+        self._subscription.left()

@@ -1,0 +1,190 @@
+"""A subscription: frames that are sent as there is something, as fast as the client takes and acknowledges them.
+
+    subscription = Topic(connection, ...)        a kind of it: `run` sends, with `await self.send(frames)`
+    return subscription.accepted()               the Answer to SUBSCRIBE; it streams when that is written
+
+It ends when its client says so or is gone (`close`), or by itself (`end`, which tells the client why with SUBEND).
+Belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
+from headwater.format import protocol
+from headwater.server.tcp.answers import response, told
+from headwater.server.tcp.parts import Part
+from headwater.server.tcp.slots import Answer
+from headwater.server.tcp.unacked import Acked, Unacked
+
+if TYPE_CHECKING:
+    from headwater.server.tcp.connection import Connection
+    from headwater.server.tcp.fields import Fields
+
+_log = logging.getLogger("headwater.server")
+
+
+class Frames(NamedTuple):
+    """RECEV frames of one partition: their bytes, where each ends in them, and the number of each."""
+
+    data: bytes
+    ends: Sequence[int]
+    partition: int
+    offsets: Sequence[int]
+
+
+class Subscription(Part):
+    """What all kinds of subscriptions have in common: a subID, what is not acknowledged, and an end.
+
+    `several` tells that there is more than one partition, so that an acknowledgement has to name it.
+    """
+
+    several = False
+
+    def __init__(self, connection: Connection) -> None:
+        """Raises Unavailable with the code `too_many` if the connection has as many as it may."""
+        check_number(connection)
+        self.id = 0  # until it is accepted
+        self.connection = connection
+        self.unacked = Unacked(connection.limits.subscription_unacked_max)
+        self.closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._news: asyncio.Future[None] | None = None  # what `run` waits for: an acknowledgement
+
+    # To be filled in
+
+    async def run(self) -> None:
+        """Send what there is, as long as there may be more. What it raises ends the subscription, and is told."""
+
+    def acked(self, acked: Acked) -> None:
+        """The client has acknowledged events."""
+
+    # For the handler
+
+    def accepted(self) -> Answer:
+        """The answer that the subscription is made; it begins when that is written. Nothing is awaited after this."""
+        self.connection.subscribed += 1
+        self.id = self.connection.subscribed
+        self.connection.parts["ACKEV", self.id] = self
+        self.connection.store.metrics.live.subscribers += 1
+        return Answer(response("SUBRESPONSE", subID=self.id), self.begin)
+
+    async def unsubscribe(self, *, delete: bool) -> None:
+        """The client wants no more; with `delete`, it is to be forgotten for good. Nothing is sent after this."""
+        if delete:
+            raise Invalid(
+                f"subscription {self.id} is not durable, and nothing of it is kept",
+                hint="UNSUBSCRIBE without 'delete'",
+                code="not_durable",
+            )
+        self.close()
+
+    # For what it sends
+
+    def begin(self) -> None:
+        """Send what there is: its answer was written."""
+        if not self.closed:
+            self._task = self.connection.loop.create_task(self._run())
+
+    async def send(self, frames: Frames) -> None:
+        """Send frames, as many at a time as may be unacknowledged and the connection has room for."""
+        at, count, ends, live = 0, len(frames.offsets), frames.ends, self.connection.store.metrics.live
+        begin = 0
+        while at < count:
+            to = min(count, at + await self._room())
+            end = ends[to - 1]
+            self.unacked.add(frames.partition, frames.offsets[at:to])
+            self.connection.write(frames.data[begin:end])
+            live.events += to - at
+            live.bytes += end - begin
+            at, begin = to, end
+
+    async def _room(self) -> int:
+        """Wait until something may be sent; how much."""
+        while True:
+            await self.connection.room()
+            room = self.unacked.room
+            if room:
+                return room
+            self._news = self.connection.loop.create_future()
+            await self._news
+
+    def acknowledge(self, fields: Fields) -> None:
+        """An ACKEV came. What it says of events that were not sent is not heard."""
+        offset = fields.integer("seqNo", least=-1)
+        partition = fields.integer("partition", most=(1 << 31) - 1)
+        if offset is None:
+            found = self.unacked.one()
+        elif partition is None and self.several:
+            raise fields.wrong("needs 'partition' with 'seqNo'", hint="the subscription has several")
+        else:
+            found = self.unacked.upto(self.only if partition is None else partition, offset)
+        if found is not None:
+            self.acked(found)
+            news, self._news = self._news, None
+            if news is not None and not news.done():
+                news.set_result(None)
+
+    only = 0  # the partition, where there is one
+
+    async def _run(self) -> None:
+        try:
+            await self.run()
+        except HeadwaterError as error:
+            self.end(error)
+        except Exception as bug:  # noqa: BLE001  # a bug of ours must be heard of at the other end
+            _log.exception("a subscription failed")
+            self.end(bug)
+
+    # Ending
+
+    def end(self, error: BaseException) -> None:
+        """It ends by itself: tell the client why."""
+        if not self.closed:
+            metrics = self.connection.store.metrics
+            if isinstance(error, HeadwaterError):
+                metrics.failed(error.code)
+                metrics.live.gaps += error.code == "offset_gone"
+            self.connection.write(protocol.encode("SUBEND", {"subID": self.id, **told(error)}))
+            self.close()
+
+    def stop(self) -> None:
+        self.end(stopping())
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            if self.connection.parts.pop(("ACKEV", self.id), None) is not None:
+                self.connection.store.metrics.live.subscribers -= 1
+            if self._task is not None and self._task is not asyncio.current_task():
+                self._task.cancel()
+
+
+def find(connection: Connection, id: int) -> Subscription:
+    """The subscription of a connection that has this subID; raises NotFound."""
+    part = connection.parts.get(("ACKEV", id))
+    if not isinstance(part, Subscription):
+        raise NotFound(f"there is no subscription {id}", hint="it may have ended", code="subscription_not_found")
+    return part
+
+
+def check_number(connection: Connection) -> None:
+    """Raise Unavailable if the connection has as many subscriptions as it may."""
+    most = connection.limits.subscriptions_max
+    if sum(isinstance(part, Subscription) for part in connection.parts.values()) >= most:
+        raise Unavailable(
+            f"a connection may have {most} subscriptions",
+            hint="end one, or open another connection",
+            code="too_many",
+            limit="subscriptions_max",
+            maximum=most,
+        )
+
+
+def stopping() -> Unavailable:
+    """The server ends."""
+    return Unavailable("the server ends", hint="connect again soon", code="stopping")
