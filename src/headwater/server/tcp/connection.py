@@ -517,13 +517,15 @@ class Connection(asyncio.Protocol):
         waiting = self._queued_bytes + self._slots_bytes
         crowded = waiting > limits.frames_waiting_bytes or len(self._queue) > limits.frames_waiting_max
         # Who waits for a frame must get one, however large the request is that waits for it.
-        wanted = not (self._over or self._full or (crowded and self._pull is None))
+        wanted = self._lingering or not (self._over or self._full or (crowded and self._pull is None))
         if wanted != self._reading and not self._transport.is_closing():
             self._reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
     def _wait_for_more(self) -> None:
         """Set the time by which the client must have sent something."""
+        if self._lingering:
+            return
         limits = self.limits
         patience = limits.body_idle_s if self._pieces else limits.idle_s if self._connected else limits.header_s
         if self._connected or self._pieces or self.deadline == NEVER:
@@ -601,6 +603,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._over = self._lingering = True
+        for part in list(self.parts.values()):  # what they would send comes too late
+            part.close()
         if self.client.secure:
             self._transport.close()
             return
