@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from headwater.errors import Invalid, Unavailable
@@ -31,6 +31,9 @@ class Fields:
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
     def wrong(self, what: str, *, hint: str = "") -> Invalid:
         """The error that tells what is wrong with this frame."""
