@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     Log: TypeAlias = Local | Remote
 
+SCHEMES = ("http", "https", "headwater", "headwaters")  # of servers
+
 
 @overload
 def open(
@@ -49,7 +51,7 @@ def open(  # the verb users expect, as in gzip.open
     limits: Limits = DEFAULTS,
     **server: Any,
 ) -> Local | Remote:
-    """Open a log: a directory, or a server at http:// or https://, with the same verbs.
+    """Open a log: a directory, or a server at http:// or headwater://, with the same verbs. With TLS, add an s.
 
     A directory is made if it is not there (unless `mode="existing"`, which raises NotFound); a server is connected to
     when it is first asked. `durability` is what appends wait for unless they say otherwise: `fsync` (on disk) or `os`
@@ -63,14 +65,16 @@ def open(  # the verb users expect, as in gzip.open
     text = os.fspath(address)
     scheme, separator, _ = text.partition("://")
     if separator and isinstance(address, str):
-        if scheme not in ("http", "https"):
-            raise Unsupported(
-                f"{scheme}:// addresses are not supported", hint="give the path of a directory, or http://host:7450"
-            )
+        if scheme not in SCHEMES:
+            hint = "give the path of a directory, or http://host:7450, or headwater://host:7451"
+            raise Unsupported(f"{scheme}:// addresses are not supported", hint=hint)
         return _remote(text, durability, limits, **server)
     given = [name for name, value in server.items() if value is not None]
     if given:
-        raise Invalid(f"{given[0]} is for servers, and {text!r} is a directory", hint="write http://host:7450")
+        raise Invalid(
+            f"{given[0]} is for servers, and {text!r} is a directory",
+            hint="write http://host:7450 or headwater://host:7451",
+        )
     return Local(Path(text), create=mode == "create", durability=durability, limits=limits)
 
 
@@ -87,11 +91,11 @@ def _remote(
     timeout: float = 60.0,
     retry: float = 15.0,
 ) -> Remote:
-    from headwater.client.address import Address, credentials, tls_context
+    from headwater.client.address import Address, Credentials, tls_context
     from headwater.client.remote import Remote
     from headwater.client.transport import Transport
 
     where = Address.parse(address)
     tls = tls_context(where, tls_ca, tls_cert, tls_key)
-    transport = Transport(where, authorization=credentials(token, user), tls=tls, timeout_s=timeout, retry_s=retry)
+    transport = Transport(where, credentials=Credentials.of(token, user), tls=tls, timeout_s=timeout, retry_s=retry)
     return Remote(transport, lambda remote: Transfer(remote, remote.limits), durability=durability, limits=limits)

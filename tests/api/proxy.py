@@ -1,4 +1,7 @@
-"""A TCP proxy before a real server that cuts connections: at random points, or just before an answer is handed on."""
+"""A proxy before a real server that cuts connections: at random points, or just before an answer is handed on.
+
+It hands on bytes, and so does for HTTP and for the protocol over TCP.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import threading
 from collections.abc import Iterator
 from typing import Literal
 
+import bson
+
 from tests.server.serving import Server
 
 Mode = Literal["pass", "random", "drop answers"]
@@ -19,8 +24,10 @@ Mode = Literal["pass", "random", "drop answers"]
 class Proxy:
     """Forwards to a server, which may be replaced. `cuts` counts connections that were cut, `lost` lost answers."""
 
-    def __init__(self, server: Server, seed: int) -> None:
-        self.target = server.host, server.port
+    def __init__(self, server: Server, seed: int, protocol: str) -> None:
+        self._protocol = protocol
+        self.budgets = (0, 1, 17, 150, 300, 900, 3_000, 20_000, 200_000)  # bytes of answers that pass before a cut
+        self.turn_to(server)
         self.mode: Mode = "pass"
         self.made = self.cuts = self.lost = 0
         self._random = random.Random(seed)
@@ -31,7 +38,13 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        scheme = "headwater" if self._protocol == "tcp" else "http"
+        return f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def turn_to(self, server: Server) -> None:
+        """Forward to this server from now on."""
+        host, _, port = server.address(self._protocol).partition("://")[2].rpartition(":")
+        self._target = host, int(port)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -52,12 +65,12 @@ class Proxy:
                 client, _ = self._listener.accept()
                 with self._mutex:
                     self.made += 1
-                    budget = self._random.choice((0, 1, 17, 150, 300, 900, 3_000, 20_000, 200_000))
+                    budget = self._random.choice(self.budgets)
                 threading.Thread(target=self._forward, args=(client, budget), daemon=True).start()
 
     def _forward(self, client: socket.socket, budget: int) -> None:
         """`budget` is how many bytes of answers pass before a connection is cut, when that is the mode."""
-        with client, contextlib.suppress(OSError), socket.create_connection(self.target) as server:
+        with client, contextlib.suppress(OSError), socket.create_connection(self._target) as server:
             pair = {client, server}
             with self._mutex:
                 self._open |= pair
@@ -89,19 +102,35 @@ class Proxy:
                 budget -= len(piece) if self.mode == "random" else 0
                 client.sendall(piece)
 
+    def _is_lost(self, part: bytes, piece: bytes) -> bool:
+        """Whether something was done, and nobody hears of it."""
+        if self._protocol == "tcp":
+            return _done(piece) > _done(part)
+        return piece.startswith(b"HTTP/1.1 200") and b"\r\n\r\n" not in part
+
     def _cut(self, client: socket.socket, part: bytes, piece: bytes) -> None:
         with self._mutex:
             self.cuts += 1
-            self.lost += piece.startswith(b"HTTP/1.1 200") and b"\r\n\r\n" not in part
+            self.lost += self._is_lost(part, piece)
             reset = self._random.random() < 0.5
         client.sendall(part)
         if reset:  # the client finds a reset, not an end
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+def _done(piece: bytes) -> int:
+    """How many answers in frames tell that something was done."""
+    found = 0
+    while len(piece) >= 4 and len(piece) >= 4 + (size := int.from_bytes(piece[:4], "big")):
+        told = bson.decode(piece[4 : 4 + size])["frame"]
+        found += told.get("status") == 200 or "offset" in told
+        piece = piece[4 + size :]
+    return found
+
+
 @contextlib.contextmanager
-def proxied(server: Server, mode: Mode, seed: int = 1) -> Iterator[Proxy]:
-    proxy = Proxy(server, seed)
+def proxied(server: Server, mode: Mode, seed: int = 1, *, protocol: str = "http") -> Iterator[Proxy]:
+    proxy = Proxy(server, seed, protocol)
     proxy.mode = mode
     try:
         yield proxy

@@ -44,7 +44,7 @@ def server_options(function: F) -> F:
 
 def is_server(data: str) -> bool:
     """Whether it is the address of a server, and not the path of a directory."""
-    return data.startswith(("http://", "https://"))
+    return data.startswith(("http://", "https://", "headwater://", "headwaters://"))
 
 
 def open_log(data: str, **options: Any) -> Log:

@@ -11,7 +11,9 @@ import msgspec
 
 from headwater.errors import Invalid
 
-PORT = 7450
+PORT, FRAMED_PORT = 7450, 7451
+PORTS = {"http": PORT, "https": 443, "headwater": FRAMED_PORT, "headwaters": FRAMED_PORT}  # by scheme
+HINT = "write http://host:7450 or headwater://host:7451"
 
 Path = str | PathLike[str]
 
@@ -31,18 +33,31 @@ class Address(msgspec.Struct, frozen=True):
             parts = urlsplit(text)
             port = parts.port
         except ValueError as error:
-            raise Invalid(f"the address of a server is wrong: {error}", hint="write http://host:7450") from None
+            raise Invalid(f"the address of a server is wrong: {error}", hint=HINT) from None
         if parts.username is not None or parts.password is not None:
             raise Invalid(
                 f"the address of {parts.hostname} holds a user or a password, and addresses end up in logs",
                 hint="give token= or user=(name, password); on the command line HEADWATER_TOKEN, or --token-file",
                 code="credentials_in_address",
             )
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise Invalid(f"{text!r} is not the address of a server", hint="write http://host:7450")
-        default = PORT if parts.scheme == "http" else 443
+        default = PORTS.get(parts.scheme)
+        if default is None or not parts.hostname or parts.query or parts.fragment:
+            raise Invalid(f"{text!r} is not the address of a server", hint=HINT)
         prefix = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
-        return cls(parts.scheme, parts.hostname, default if port is None else port, prefix)
+        found = cls(parts.scheme, parts.hostname, default if port is None else port, prefix)
+        if found.framed and prefix:
+            raise Invalid(f"{text!r} has a path, and over TCP there is none", hint=f"write {parts.scheme}://host:7451")
+        return found
+
+    @property
+    def framed(self) -> bool:
+        """Whether frames are spoken there (docs/PROTOCOL.md), and not HTTP."""
+        return self.scheme.startswith("headwater")
+
+    @property
+    def secure(self) -> bool:
+        """Whether it is by TLS."""
+        return self.scheme.endswith("s")
 
     @property
     def authority(self) -> str:
@@ -54,30 +69,50 @@ class Address(msgspec.Struct, frozen=True):
         return f"{self.scheme}://{self.authority}{self.prefix}"
 
 
-def credentials(token: str | None, user: tuple[str, str] | None) -> str | None:
-    """The `Authorization` header; None if nothing was given. Raises Invalid."""
-    if token is not None and user is not None:
-        raise Invalid("a token and a user were given", hint="give one of them")
-    if token is not None:
-        if not token or not token.isascii() or not token.isprintable() or " " in token:
+class Credentials(msgspec.Struct, frozen=True):
+    """Who asks: by a token, or a name and a password, or neither."""
+
+    token: str | None = None
+    user: tuple[str, str] | None = None
+
+    @classmethod
+    def of(cls, token: str | None, user: tuple[str, str] | None) -> Credentials:
+        """Raises Invalid for what cannot be."""
+        if token is not None and user is not None:
+            raise Invalid("a token and a user were given", hint="give one of them")
+        if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
             raise Invalid("the token is not one", hint="'headwater auth add' prints it, one word in ASCII")
-        return f"Bearer {token}"
-    if user is not None:
-        name, password = user
-        if ":" in name:
+        if user is not None and ":" in user[0]:
             raise Invalid("the name of a user holds a colon")
-        return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
-    return None
+        return cls(token, user)
+
+    @property
+    def header(self) -> str | None:
+        """The `Authorization` header of HTTP; None if nothing was given."""
+        if self.token is not None:
+            return f"Bearer {self.token}"
+        if self.user is not None:
+            return f"Basic {base64.b64encode(':'.join(self.user).encode()).decode()}"
+        return None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields of CONNECT."""
+        if self.token is not None:
+            return {"token": self.token}
+        return {} if self.user is None else {"username": self.user[0], "password": self.user[1]}
 
 
 def tls_context(address: Address, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """What https needs: who is trusted (the system's authorities, or those of `ca`), and the client's certificate.
+    """What TLS needs: who is trusted (the system's authorities, or those of `ca`), and the client's certificate.
 
-    None for http. Raises Invalid for files that cannot be used, or that http has no use for.
+    None for an address without. Raises Invalid for files that cannot be used, or that there is no use for.
     """
-    if address.scheme == "http":
+    if not address.secure:
         if ca is not None or cert is not None or key is not None:
-            raise Invalid(f"{address} is not encrypted, and certificates were given", hint="write https://")
+            raise Invalid(
+                f"{address} is not encrypted, and certificates were given", hint=f"write {address.scheme}s://"
+            )
         return None
     try:
         context = ssl.create_default_context(cafile=ca)
@@ -88,5 +123,6 @@ def tls_context(address: Address, ca: Path | None, cert: Path | None, key: Path 
     except OSError as error:  # ssl.SSLError is one
         named = ", ".join(str(each) for each in (ca, cert, key) if each is not None)
         raise Invalid(f"TLS cannot use {named}: {error}", hint="give files in PEM format") from error
-    context.set_alpn_protocols(["http/1.1"])
+    if not address.framed:
+        context.set_alpn_protocols(["http/1.1"])
     return context

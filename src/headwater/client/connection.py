@@ -1,9 +1,8 @@
-"""One connection to a server: HTTP/1.1 on a socket, for one request at a time.
+"""One connection to a server, for one request at a time: what `http` and `framed` have in common.
 
-Made by hand on the parser that the server uses, because that is where the time goes: a small request costs the client
-about 70 µs of a core this way, with all of `Transport`, 190 µs with `http.client` and 330 µs with `urllib3` (in turns,
-on a busy machine, Python 3.11, loopback). It also has to cut a waiting answer from another thread, which those do not
-offer.
+Made by hand, because that is where the time goes: over HTTP a small request costs the client about 70 µs of a core this
+way, with all of `Transport`, 190 µs with `http.client` and 330 µs with `urllib3` (in turns, on a busy machine, Python
+3.11, loopback). It also has to cut a waiting answer from another thread, which those do not offer.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ import select
 import socket
 import ssl
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 
 from headwater.client.address import Address
-from headwater.errors import Unsupported
 
 RECEIVE_BYTES = 64 * 1024  # the system is asked anew for more memory than that, each time
 JOIN_BYTES_MAX = 64 * 1024  # up to this, one call sends head and body
-HEAD_BYTES_MAX = 64 * 1024  # of an answer: a server that sends more is none of ours
 # A peer that vanished (power, network) is noticed after a minute, also by who only waits.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
@@ -41,12 +38,15 @@ class Refused(Broken):
         super().__init__(reason, sent=False)
 
 
-class Connection:
-    """A connection, open from the start. `cut` may be called from any thread, the rest belongs to one at a time."""
+class Connection(ABC):
+    """A connection, open from the start. `cut` may be called from any thread, the rest belongs to one at a time.
+
+    Of the answer, `status` and `headers` are there after `receive`; `ended` says that all of it came, and `keep` that
+    the connection can be used for the next request.
+    """
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> None:
         """Raises Refused."""
-        self._parser_class = _parser_class()
         try:
             self._socket = _connect(address, tls, timeout_s)
         except OSError as error:
@@ -54,36 +54,23 @@ class Connection:
         self._timeout_s: float | None = timeout_s
         self._begin()
 
+    @abstractmethod
+    def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes | Iterable[bytes]) -> None:
+        """Send a request. Raises Broken.
+
+        A server that answers before it has read all may close: then what it said is for `receive` to find.
+        """
+
+    @abstractmethod
+    def _parse(self, piece: bytes) -> None:
+        """Take what has come of the answer. Raises Broken if it is none."""
+
     @property
     def usable(self) -> bool:
         """Whether it is still open, as far as can be told, and nothing unasked has come."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
-
-    def send(self, head: bytes, body: bytes | Iterable[bytes]) -> None:
-        """Send a request. `head` ends before the empty line; a body in pieces is sent in chunks.
-
-        A server that answers before it has read all may close: then what it said is for `receive` to find.
-        """
-        self._begin()
-        if isinstance(body, bytes):
-            size = f"\r\nContent-Length: {len(body)}\r\n\r\n".encode() if body else b"\r\n\r\n"
-            if len(body) > JOIN_BYTES_MAX:
-                self._send(head + size)
-                self._send(body)
-            else:
-                self._send(head + size + body)
-            return
-        self._send(head + b"\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for piece in body:
-            if not self.usable:  # it was answered before it was whole, and so refused
-                self.receive()
-                self.keep = False
-                return
-            if piece:
-                self._send(b"%x\r\n%b\r\n" % (len(piece), piece))
-        self._send(b"0\r\n\r\n")
 
     def receive(self) -> None:
         """Wait for the head of the answer: then `status` and `headers` are there. Raises Broken."""
@@ -135,33 +122,14 @@ class Connection:
         with contextlib.suppress(OSError):
             self._socket.close()
 
-    # What the parser calls
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-        self.headed = self.status >= 200  # before it, a server only says that it goes on
-        self.keep = self.headed and self._parser.should_keep_alive()
-
-    def on_body(self, piece: bytes) -> None:
-        self._body.append(piece)
-
-    def on_message_complete(self) -> None:
-        self.ended = self.headed
-        if not self.headed:
-            self.headers.clear()
-
     def _begin(self) -> None:
-        self._parser = self._parser_class(self)
+        """Forget the last answer."""
         self.status = 0
         self.headers: dict[str, str] = {}
         self.headed = False
         self.ended = False
         self.keep = True
         self._body: list[bytes] = []
-        self._head_bytes = 0
 
     def _send(self, data: bytes) -> None:
         if self.headed:
@@ -174,6 +142,14 @@ class Connection:
             self.keep = False
             if not self.headed:
                 raise Broken(_reason(error), sent=False) from error  # it has not got all, and so does nothing
+
+    def _answered_early(self) -> bool:
+        """Whether a request is answered before all of it was sent, and so is refused: the rest need not be sent."""
+        if self.usable:
+            return False
+        self.receive()
+        self.keep = False
+        return True
 
     def _taken(self) -> list[bytes]:
         found, self._body = self._body, []
@@ -188,23 +164,14 @@ class Connection:
             raise Broken(f"there was no answer for {self._timeout_s:g} s", sent=True) from error
         except (OSError, ValueError) as error:  # ValueError: it was closed by another thread
             raise Broken(_reason(error), sent=True) from error
-        if not self.headed:
-            self._head_bytes += len(piece)
-            if self._head_bytes > HEAD_BYTES_MAX + RECEIVE_BYTES:
-                raise Broken("the head of the answer does not end", sent=True)
-        if not piece:
-            if self.headed and not self.keep and "content-length" not in self.headers and not self._chunked:
-                self.ended = True  # an answer of HTTP/1.0 ends with its connection
-                return
-            raise Broken("the connection was closed before the answer was whole", sent=True)
-        try:
-            self._parser.feed_data(piece)
-        except Exception as error:
-            raise Broken(f"the answer is not HTTP: {error}", sent=True) from error
+        if piece:
+            self._parse(piece)
+        else:
+            self._cut_off()
 
-    @property
-    def _chunked(self) -> bool:
-        return "chunked" in self.headers.get("transfer-encoding", "")
+    def _cut_off(self) -> None:
+        """The other side sends no more."""
+        raise Broken("the connection was closed before the answer was whole", sent=True)
 
 
 def _connect(address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
@@ -219,14 +186,6 @@ def _connect(address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> 
     except BaseException:
         made.close()
         raise
-
-
-def _parser_class() -> Any:
-    try:
-        from httptools import HttpResponseParser
-    except ImportError as error:
-        raise Unsupported("servers need httptools", hint="pip install 'headwater[client]'") from error
-    return HttpResponseParser
 
 
 def _reason(error: Exception) -> str:

@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 from urllib.parse import quote
 from weakref import WeakSet
 
 import msgspec
 
 from headwater.client import failures
-from headwater.client.address import Address
+from headwater.client.address import Address, Credentials
 from headwater.client.connection import Broken, Connection, Refused
+from headwater.client.framed import FramedConnection
+from headwater.client.http import HttpConnection
 from headwater.errors import Closed, HeadwaterError
 
 JSON = "application/json"
@@ -41,6 +43,7 @@ _encode = msgspec.json.Encoder().encode
 
 Query = Mapping[str, object]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOBODY = Credentials()
 Repeat = bool | Callable[[], bool]
 """Whether a request may be sent again: always, never, or as it turns out."""
 
@@ -52,6 +55,14 @@ class Read(Protocol[T_co]):
     """Makes of a connection whose answer has begun what the caller wants; `again`: it may have been asked before."""
 
     def __call__(self, connection: Connection, *, again: bool) -> T_co: ...
+
+
+class _Sending(NamedTuple):
+    """A request: what sends it, whether it changes something, and whether it is in memory as a whole."""
+
+    send: Callable[[Connection], None]
+    changes: bool
+    whole: bool
 
 
 class _Busy(Exception):
@@ -144,7 +155,7 @@ class Transport:
         self,
         address: Address,
         *,
-        authorization: str | None = None,
+        credentials: Credentials = NOBODY,
         tls: ssl.SSLContext | None = None,
         timeout_s: float = 60.0,
         retry_s: float = 15.0,
@@ -153,9 +164,7 @@ class Transport:
         self._tls = tls
         self._timeout_s = timeout_s
         self._retry_s = retry_s
-        self._head = f" HTTP/1.1\r\nHost: {address.authority}\r\nUser-Agent: headwater"
-        if authorization is not None:
-            self._head += f"\r\nAuthorization: {authorization}"
+        self._credentials = credentials
         self._met = False  # whether it ever answered: one that never did is told of at once
         self._random = random.Random()  # noqa: S311  # spreads retries, keeps no secret
         self._begin()
@@ -177,7 +186,19 @@ class Transport:
         `repeat`: it may be sent again; an error that came then has the fact `again`. Raises Unavailable when the server
         cannot be reached, or, with the code `answer_lost` and the `facts`, when the request may have been done.
         """
-        return self._ask(self._whole, method, path, query, body, headers, repeat=repeat, facts=facts)
+        return self._ask(self._sending(method, path, query, body, headers), self._whole, repeat=repeat, facts=facts)
+
+    def emit(self, frame: bytes, *, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Append one event by an EMIT frame, which has a producer; returns the fields of the answer.
+
+        For an address where frames are spoken. Raises as `call`.
+        """
+
+        def send(connection: Connection) -> None:
+            assert isinstance(connection, FramedConnection)
+            connection.emit(frame)
+
+        return self._ask(_Sending(send, changes=True, whole=True), self._told, repeat=True, facts=facts)
 
     def json(self, method: str, path: Iterable[str], query: Query = NOTHING, *, value: Any = None, repeat: bool) -> Any:
         """The same, with JSON both ways."""
@@ -189,7 +210,9 @@ class Transport:
         """Ask for an answer that is read as it comes; with a JSON `body`, by a POST that changes nothing."""
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": JSON})
         headers["Accept"] = accept
-        return self._ask(self._begun, method, path, query, body or b"", headers, repeat=True, facts=NOTHING)
+        return self._ask(
+            self._sending(method, path, query, body or b"", headers), self._begun, repeat=True, facts=NOTHING
+        )
 
     def pause(self, tries: int, began_s: float) -> bool:
         """Sleep before the next try; False when it has been tried for long enough, or it was closed.
@@ -257,31 +280,28 @@ class Transport:
         self._busy: set[Connection] = set()
         self._closing = threading.Event()
 
-    def _ask(
-        self,
-        read: Read[T],
-        method: str,
-        path: Iterable[str],
-        query: Query,
-        body: Body,
-        headers: Mapping[str, str],
-        *,
-        repeat: Repeat,
-        facts: Mapping[str, Any],
-    ) -> T:
-        lines = (f"{method} {self._target(path, query)}{self._head}", *(f"{n}: {v}" for n, v in headers.items()))
-        head = "\r\n".join(lines).encode("latin-1")
-        doubt = _Doubt(method != "GET", facts)
+    def _sending(
+        self, method: str, path: Iterable[str], query: Query, body: Body, headers: Mapping[str, str]
+    ) -> _Sending:
+        target = self._target(path, query)
+
+        def send(connection: Connection) -> None:
+            connection.send(method, target, headers, body if isinstance(body, bytes) else body())
+
+        return _Sending(send, changes=method != "GET", whole=isinstance(body, bytes))
+
+    def _ask(self, sending: _Sending, read: Read[T], *, repeat: Repeat, facts: Mapping[str, Any]) -> T:
+        doubt = _Doubt(sending.changes, facts)
         while True:
             # No name must hold an error after its block: error and frame would hold each other, and all that they know,
             # until the collector comes.
             try:
-                return self._try(head, body, partial(read, again=doubt.sent))
+                return self._try(sending.send, partial(read, again=doubt.sent))
             except Broken as error:
                 doubt.sent = doubt.sent or error.sent
                 # A server that never answered is not one that begins anew: the address may be wrong.
                 known = self._met or not isinstance(error, Refused)
-                again = known and (_may(repeat) or (not error.sent and isinstance(body, bytes)))
+                again = known and (_may(repeat) or (not error.sent and sending.whole))
                 if not again or not doubt.pause(self):
                     raise self._given_up(error, doubt) from error
             except _Busy as error:
@@ -299,11 +319,11 @@ class Transport:
             return reason
         return Closed(f"{self.address} was closed") if self.closed else failures.unreachable(self.address, str(reason))
 
-    def _try(self, head: bytes, body: Body, read: Callable[[Connection], T]) -> T:
+    def _try(self, send: Callable[[Connection], None], read: Callable[[Connection], T]) -> T:
         connection = self._connection()
         try:
             connection.timeout(self._timeout_s)
-            connection.send(head, body if isinstance(body, bytes) else body())
+            send(connection)
             connection.receive()
             self._met = True
             if connection.status < 300:
@@ -324,6 +344,12 @@ class Transport:
         self.release(connection)
         return answer
 
+    def _told(self, connection: Connection, *, again: bool) -> Mapping[str, Any]:  # noqa: ARG002  # it has a producer
+        assert isinstance(connection, FramedConnection)
+        told = connection.told
+        self.release(connection)
+        return told
+
     def _begun(self, connection: Connection, *, again: bool) -> Stream:  # noqa: ARG002  # a read changes nothing
         return Stream(self, connection)
 
@@ -340,7 +366,8 @@ class Transport:
                 return connection
             connection.close()
             self.release(connection)
-        connection = Connection(self.address, self._tls, min(CONNECT_S, self._timeout_s))
+        kind = FramedConnection if self.address.framed else HttpConnection
+        connection = kind(self.address, self._tls, min(CONNECT_S, self._timeout_s), self._credentials)
         with self._mutex:
             self._busy.add(connection)
         return connection

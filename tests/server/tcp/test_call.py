@@ -49,7 +49,7 @@ def answer(client: Wire) -> tuple[dict[str, Any], bytes]:
         kind, last = client.receive()
         assert kind == "CALLBODY"
         assert "aborted" not in last
-        assert len(last["data"]) <= 256 * 1024
+        assert len(last["data"]) <= 64 * 1024
         body += last["data"]
     return head, body
 

@@ -32,7 +32,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 IGNORED = frozenset(
     ("authorization", "connection", "content-length", "expect", "host", "origin", "transfer-encoding", "upgrade")
 )
-PIECE_BYTES = 256 * KIB  # of an answer's body in one frame: small enough for other frames to come between
+PIECE_BYTES = 64 * KIB  # of an answer's body in one frame: what a broken connection has brought is whole frames
 REST_BYTES_MAX = MIB  # of a body that nobody wanted, which is read so that the connection can go on; as over HTTP
 PART = ("CALL",)  # what a stream is called among the parts of its connection
 

@@ -24,7 +24,7 @@ from headwater.server.connections import keep_alive
 from headwater.server.http.errors import status_of
 from headwater.server.http.message import Client
 from headwater.server.prompt import Way
-from headwater.server.tcp import emit
+from headwater.server.tcp import emit, sessions
 from headwater.server.tcp.answers import OK, failure, response
 from headwater.server.tcp.emitter import LARGE_BYTES, Emitter
 from headwater.server.tcp.fields import Fields
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         self.headers: dict[str, str] = {}  # that tell who it is, as HTTP has them
         self.user_name = ""
         self.parts: dict[Any, Part] = {}  # what is open, under the names that its frames know it by
-        self.sessions: dict[int, Any] = {}  # transactions, by their sessID
+        self.sessions: dict[int, sessions.Session] = {}  # transactions, by their sessID
         self.subscribed = 0  # how many subscriptions it has had: the last subID
         self.sent = 0
         self.waits = False  # for what may come late, or never: nobody waits for it who sends no more
@@ -517,13 +517,15 @@ class Connection(asyncio.Protocol):
         waiting = self._queued_bytes + self._slots_bytes
         crowded = waiting > limits.frames_waiting_bytes or len(self._queue) > limits.frames_waiting_max
         # Who waits for a frame must get one, however large the request is that waits for it.
-        wanted = not (self._over or self._full or (crowded and self._pull is None))
+        wanted = self._lingering or not (self._over or self._full or (crowded and self._pull is None))
         if wanted != self._reading and not self._transport.is_closing():
             self._reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
     def _wait_for_more(self) -> None:
         """Set the time by which the client must have sent something."""
+        if self._lingering:
+            return
         limits = self.limits
         patience = limits.body_idle_s if self._pieces else limits.idle_s if self._connected else limits.header_s
         if self._connected or self._pieces or self.deadline == NEVER:
@@ -619,7 +621,11 @@ def _ping(connection: Connection, frame: dict[str, Any]) -> bytes:
     return OK
 
 
-AT_ONCE: dict[str, Callable[[Connection, dict[str, Any]], bytes]] = {"PING": _ping}
+AT_ONCE: dict[str, Callable[[Connection, dict[str, Any]], bytes]] = {
+    "PING": _ping,
+    "STARTTX": sessions.start,
+    "ABORTTX": sessions.abort,
+}
 HEARD = {"ACKEV": ("subID", "seqNo", "partition"), "QUERYACK": ("queryID",)}
 
 
