@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headwater.errors import Invalid, TooLarge
+from headwater.errors import Invalid, Unavailable
 
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
@@ -83,10 +83,10 @@ class Fields:
         return value
 
 
-def too_many(what: str, limit: str, maximum: int, *, hint: str) -> TooLarge:
+def too_many(what: str, limit: str, maximum: int, *, hint: str) -> Unavailable:
     """The error that tells that a connection has so many of something open already."""
     message = f"a connection may have {maximum} {what} at once"
-    return TooLarge(message, hint=hint, code="too_many", limit=limit, maximum=maximum)
+    return Unavailable(message, hint=hint, code="too_many", limit=limit, maximum=maximum)
 
 
 def small(name: str) -> str:
