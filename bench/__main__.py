@@ -30,6 +30,7 @@ from bench import (
 from bench.http import appends as http_appends
 from bench.http import live as http_live
 from bench.http import reading as http_reading
+from bench.tcp import deliveries as tcp_deliveries
 from bench.tcp import emits as tcp_emits
 from bench.work import Benchmark, Work
 
@@ -49,6 +50,7 @@ ALL: tuple[Benchmark, ...] = (
     *http_reading.BENCHMARKS,
     *http_live.BENCHMARKS,
     *tcp_emits.BENCHMARKS,
+    *tcp_deliveries.BENCHMARKS,
 )
 GIGABYTES_MAX = 10.0
 READING = (

@@ -160,7 +160,6 @@ static double publish(wire wire, int port, long count, size_t hello, char *input
 static double deliver(wire wire, int port, long count, size_t hello, char *input, size_t input_bytes, char **rest) {
     long every = atol(rest[0]);
     struct connection from = dial(port);
-    char line[1024];
     double began = now();
     put(from.fd, input, hello);
     for (int64_t seen = 0; seen < count;) {
@@ -179,9 +178,9 @@ static double deliver(wire wire, int port, long count, size_t hello, char *input
             memcpy(input + input_bytes - 10, &last, 8); /* two documents end behind it */
             put(from.fd, input + hello, input_bytes - hello);
         } else {
-            sscanf(message, "MSG %*s %*s %900s", line + 4);
-            memcpy(line, "PUB ", 4);
-            put(from.fd, strcat(line, " 0\r\n\r\n"), strlen(line));
+            char place[1000], line[1024];
+            sscanf(message, "MSG %*s %*s %999s", place);
+            put(from.fd, line, sprintf(line, "PUB %s 0\r\n\r\n", place));
         }
     }
     return now() - began;

@@ -19,6 +19,7 @@ from headwater.format.cursors import CursorSlot
 from headwater.format.given import Data, Meta
 from headwater.format.journal import Entry, Move
 from headwater.format.producers import Producer
+from headwater.limits import Limits
 from headwater.storage.cursors import Cursors
 from headwater.storage.failures import unjournaled
 from headwater.storage.journal import Journal, JournalFile, relative_path
@@ -72,13 +73,7 @@ class Transaction:
         encoded_key = given.encode_key(key, limits)
         log = self._opened(topic).choose(encoded_key, partition, self._producer)
         given.check_size(len(encoded), log.place.limits)
-        if len(encoded) > limits.blob_bytes_min:
-            raise TooLarge(
-                f"data has {len(encoded)} bytes, and in a transaction may have {limits.blob_bytes_min}",
-                hint="append it first, and let the transaction tell where it is",
-                limit="blob_bytes_min",
-                maximum=limits.blob_bytes_min,
-            )
+        check_data(len(encoded), limits)
         rows = Rows.one(
             content,
             self._sync,
@@ -224,18 +219,33 @@ class Transaction:
         self._appends.append((log, rows))
 
     def _grow(self, size: int, count: int) -> None:
-        limits = self._engine.limits
         size, count = self._size + size, self._count + count
-        if size > limits.transaction_bytes_max:
-            raise _too_large("bytes", "transaction_bytes_max", limits.transaction_bytes_max)
-        if count > limits.transaction_events_max:
-            raise _too_large("events", "transaction_events_max", limits.transaction_events_max)
+        check_growth(size, count, self._engine.limits)
         self._size, self._count = size, count
 
     def _check(self) -> None:
         if self._over:
             raise Closed("the transaction is over", hint="begin another: hw.transaction()")
         self._engine.check_open()
+
+
+def check_data(size: int, limits: Limits) -> None:
+    """Raise TooLarge for data of one event that would need a file of its own."""
+    if size > limits.blob_bytes_min:
+        raise TooLarge(
+            f"data has {size} bytes, and in a transaction may have {limits.blob_bytes_min}",
+            hint="append it first, and let the transaction tell where it is",
+            limit="blob_bytes_min",
+            maximum=limits.blob_bytes_min,
+        )
+
+
+def check_growth(size: int, count: int, limits: Limits) -> None:
+    """Raise TooLarge for more bytes of data, keys and meta, or more events, than one transaction may have."""
+    if size > limits.transaction_bytes_max:
+        raise _too_large("bytes", "transaction_bytes_max", limits.transaction_bytes_max)
+    if count > limits.transaction_events_max:
+        raise _too_large("events", "transaction_events_max", limits.transaction_events_max)
 
 
 def _too_large(unit: str, limit: str, maximum: int) -> TooLarge:

@@ -395,11 +395,12 @@ class RemoteMember:
                 self.consumer.abandon()
         except HeadwaterError as trouble:
             error = error or trouble
-        for each in asked:
-            each.tell(member_gone())
-        if loop is not None:
-            last = b"" if error is None else self.formats.error(error)
-            _call(loop, lambda: self._end(last))
+        finally:  # whatever happened, somebody may wait for its end
+            for each in asked:
+                each.tell(member_gone())
+            if loop is not None:
+                last = b"" if error is None else self.formats.error(error)
+                _call(loop, lambda: self._end(last))
 
 
 def member_gone(lease_s: float | None = None) -> Fenced:

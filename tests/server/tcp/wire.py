@@ -55,6 +55,10 @@ class Wire:
         assert list(found) == ["type", "frame"]
         return found["type"], found["frame"]
 
+    def raw(self, size: int) -> bytes:
+        """So many bytes of what comes, whatever they are."""
+        return self._file.read(size)
+
     def ask(self, type: str, **body: Any) -> dict[str, Any]:
         """Send one frame, and return the body of what comes next."""
         self.send(frame(type, body))

@@ -24,7 +24,7 @@ from headwater.server.connections import keep_alive
 from headwater.server.http.errors import status_of
 from headwater.server.http.message import Client
 from headwater.server.prompt import Way
-from headwater.server.tcp import emit
+from headwater.server.tcp import emit, sessions
 from headwater.server.tcp.answers import OK, failure, response
 from headwater.server.tcp.emitter import LARGE_BYTES, Emitter
 from headwater.server.tcp.fields import Fields
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         self.headers: dict[str, str] = {}  # that tell who it is, as HTTP has them
         self.user_name = ""
         self.parts: dict[Any, Part] = {}  # what is open, under the names that its frames know it by
-        self.sessions: dict[int, Any] = {}  # transactions, by their sessID
+        self.sessions: dict[int, sessions.Session] = {}  # transactions, by their sessID
         self.subscribed = 0  # how many subscriptions it has had: the last subID
         self.sent = 0
         self.waits = False  # for what may come late, or never: nobody waits for it who sends no more
@@ -603,6 +603,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._over = self._lingering = True
+        for part in list(self.parts.values()):  # what they would send comes too late
+            part.close()
         if self.client.secure:
             self._transport.close()
             return
@@ -619,7 +621,11 @@ def _ping(connection: Connection, frame: dict[str, Any]) -> bytes:
     return OK
 
 
-AT_ONCE: dict[str, Callable[[Connection, dict[str, Any]], bytes]] = {"PING": _ping}
+AT_ONCE: dict[str, Callable[[Connection, dict[str, Any]], bytes]] = {
+    "PING": _ping,
+    "STARTTX": sessions.start,
+    "ABORTTX": sessions.abort,
+}
 HEARD = {"ACKEV": ("subID", "seqNo", "partition"), "QUERYACK": ("queryID",)}
 
 

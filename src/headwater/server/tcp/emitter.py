@@ -68,6 +68,7 @@ class Emitter:
         self._store = connection.store
         self._run: list[Emit] = []  # to be appended together
         self._bytes = 0  # of their frames
+        self._gathered = self._gathered_bytes = 0  # of transactions, to be answered together
         self._shapes: list[Shape] = []  # of the last ones
 
     def add(self, raw: bytes) -> None:
@@ -78,11 +79,13 @@ class Emitter:
             shape = emit.shape
             session = connection.sessions.get(shape.session) if shape.session is not None else None
             if session is not None:
-                self.append()
+                if self._run:
+                    self.append()
                 if shape.content == "bson":
                     emits.check([emit.data])
                 session.add(emit)
-                connection.fill(connection.slot(len(raw)), OK, "EMIT")
+                self._gathered += 1
+                self._gathered_bytes += len(raw)
                 return
         except HeadwaterError as error:
             self.append()
@@ -98,9 +101,13 @@ class Emitter:
         self._bytes += len(raw)
 
     def append(self) -> None:
-        """Append the events that were gathered."""
+        """Append the events that were gathered; those of transactions, which came before them, are answered."""
         run, size = self._run, self._bytes
         connection = self._connection
+        if self._gathered:
+            count, slot = self._gathered, connection.slot(self._gathered_bytes)
+            self._gathered = self._gathered_bytes = 0
+            connection.fill(slot, OK * count, "EMIT", None, count)
         if not run or connection.busy:
             return
         self._run, self._bytes = [], 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headwater.errors import Invalid
+from headwater.errors import Invalid, TooLarge
 
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
@@ -81,6 +81,12 @@ class Fields:
         if value is None and needed:
             raise self.wrong(f"needs {name!r}")
         return value
+
+
+def too_many(what: str, limit: str, maximum: int, *, hint: str) -> TooLarge:
+    """The error that tells that a connection has so many of something open already."""
+    message = f"a connection may have {maximum} {what} at once"
+    return TooLarge(message, hint=hint, code="too_many", limit=limit, maximum=maximum)
 
 
 def small(name: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from headwater.server.tcp import calling, subscribing
+from headwater.server.tcp import calling, sessions, subscribing
 from headwater.server.tcp.connection import Handler
 
 HANDLERS: dict[str, Handler] = {
+    "COMMITTX": sessions.commit,
     "SUBSCRIBE": subscribing.subscribe,
     "UNSUBSCRIBE": subscribing.unsubscribe,
     "CALL": calling.call,

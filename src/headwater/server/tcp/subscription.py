@@ -145,8 +145,10 @@ class Subscription(Part):
     def end(self, error: BaseException) -> None:
         """It ends by itself: tell the client why."""
         if not self.closed:
+            metrics = self.connection.store.metrics
             if isinstance(error, HeadwaterError):
-                self.connection.store.metrics.failed(error.code)
+                metrics.failed(error.code)
+                metrics.live.gaps += error.code == "offset_gone"
             self.connection.write(protocol.encode("SUBEND", {"subID": self.id, **told(error)}))
             self.close()
 

@@ -1,0 +1,202 @@
+"""STARTTX, COMMITTX, ABORTTX: transactions whose events wait in memory until the client commits them all.
+
+A `Session` is in `connection.sessions` from STARTTX on; the connection's EMITs that name it are added to it. Nothing of
+it is on the disk before COMMITTX, so aborting it is to forget it. Belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from headwater.engine.engine import Engine
+from headwater.engine.transaction import check_data, check_growth
+from headwater.errors import Conflict, HeadwaterError, Invalid, NotFound, TooLarge
+from headwater.format import given
+from headwater.server.access import require
+from headwater.server.tcp.answers import OK, ref_fields, response
+from headwater.server.tcp.emit import NOTHING, Emit, missing
+from headwater.server.tcp.fields import INT32, Fields, too_many
+from headwater.server.tcp.slots import Answer
+
+if TYPE_CHECKING:
+    from headwater.server.tcp.connection import Connection
+
+EVENT_BYTES = 512  # that an event takes in memory beside its data and names: the objects around them
+REF_BYTES = 96  # of the answer to a commit, for each event, beside the name of its topic
+
+
+class Session:
+    """The events of one open transaction. What they take counts as held by the connection."""
+
+    __slots__ = ("_absent", "_answer_bytes", "_bytes", "_connection", "emits", "held")
+
+    def __init__(self, connection: Connection) -> None:
+        self.emits: list[Emit] = []
+        self.held = 0
+        self._bytes = 0  # of data, keys and meta, as the engine counts them
+        self._answer_bytes = REF_BYTES
+        self._absent: set[str] = set()  # topics that were not there when it was looked, and will be made
+        self._connection = connection
+
+    def add(self, emit: Emit) -> None:
+        """Take one event more, or raise what is wrong with it: then the transaction is as it was before.
+
+        What cannot be told without waiting, as a right that must be looked up, is told by COMMITTX.
+        """
+        connection, shape = self._connection, emit.shape
+        options = shape.options or NOTHING
+        if options.durability is not None or options.producer is not None:
+            name = "durability" if options.durability is not None else "producer"
+            raise Invalid(f"EMIT has {name!r}, which a transaction has for all its events", code="bad_field")
+        store = connection.store
+        user = store.access.known(connection.headers, connection.client)
+        if user is not None:
+            require(user, "append", shape.topic)
+        limits = store.engine.limits
+        meta = given.encode_meta(options.meta, limits) or b""
+        size = len(emit.data) + len(emit.key or b"") + len(meta)
+        check_data(len(emit.data), limits)
+        check_growth(self._bytes + size, len(self.emits) + 1, limits)
+        named = len(shape.topic.encode(errors="replace"))
+        answer_bytes = self._answer_bytes + REF_BYTES + named
+        if answer_bytes > connection.limits.frame_bytes_max:
+            raise _unanswerable(connection.limits.frame_bytes_max)
+        self._check_place(store.engine, emit)
+        held = size + named + len(shape.type) + EVENT_BYTES
+        connection.hold(held)
+        self.emits.append(emit)
+        self.held += held
+        self._bytes += size
+        self._answer_bytes = answer_bytes
+
+    def close(self) -> None:
+        """Give back what it holds. May be called twice."""
+        self._connection.hold(-self.held)
+        self.held, self.emits = 0, []
+
+    def _check_place(self, engine: Engine, emit: Emit) -> None:
+        """Raise what the topic has against an event, if it is there; one that is not is made by COMMITTX."""
+        shape = emit.shape
+        if shape.topic in self._absent:
+            return
+        partition = shape.options.partition if shape.options is not None else None
+        try:  # with a partition, because whose turn it is must not be asked twice
+            engine.prepare(shape.topic, emit.data, key=emit.key, content=shape.content, partition=partition or 0)
+        except NotFound as error:
+            if not missing(error):
+                raise
+            self._absent.add(shape.topic)
+
+
+def start(connection: Connection, frame: dict[str, Any]) -> bytes:
+    """STARTTX"""
+    session = _session_id("STARTTX", frame)
+    if session in connection.sessions:
+        raise Conflict(
+            f"the transaction {session} is open", hint="commit or abort it, or take another", code="transaction_open"
+        )
+    most = connection.limits.sessions_max
+    if len(connection.sessions) >= most:
+        raise too_many("transactions", "sessions_max", most, hint="commit or abort some first")
+    connection.sessions[session] = Session(connection)
+    return OK
+
+
+def abort(connection: Connection, frame: dict[str, Any]) -> bytes:
+    """ABORTTX"""
+    _ended("ABORTTX", connection, frame).close()
+    return OK
+
+
+async def commit(connection: Connection, frame: dict[str, Any]) -> Answer:
+    """COMMITTX: all of it is stored, durably, or nothing; whichever it is, it is over.
+
+    Once it has begun it is brought to its end, also when the client leaves meanwhile. Its memory is the server's then,
+    no more the connection's, and counts until nobody uses it.
+    """
+    session = _ended("COMMITTX", connection, frame)
+    emits, held, budget = session.emits, session.held, connection.store.budget
+    session.close()
+    budget.take(held)
+    task = connection.loop.create_task(_stored(connection, emits))
+    task.add_done_callback(lambda _: budget.give_back(held))
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits any more
+    return Answer(await asyncio.shield(task))
+
+
+async def _stored(connection: Connection, emits: list[Emit]) -> bytes:
+    """The answer to a transaction that is stored; raises if it is not."""
+    store = connection.store
+    user = await connection.user()
+    topics = list(dict.fromkeys(emit.shape.topic for emit in emits))
+    for topic in topics:
+        require(user, "append", topic)
+    try:
+        return await store.blocking(_commit, store.engine, emits, topics)
+    except _Missing as error:
+        for topic in error.topics:
+            await store.make(topic)
+    return await store.blocking(_commit, store.engine, emits, [])
+
+
+class _Missing(Exception):
+    """Topics that must be made first."""
+
+    def __init__(self, topics: list[str]) -> None:
+        super().__init__()
+        self.topics = topics
+
+
+def _commit(engine: Engine, emits: list[Emit], topics: list[str]) -> bytes:
+    """Commit in a worker's thread, where it is a handful of syncs; raises _Missing if some of `topics` are not there.
+
+    A topic that is not there and not among them is made as any.
+    """
+    if absent := [topic for topic in topics if _is_missing(engine, topic)]:
+        raise _Missing(absent)
+    transaction = engine.transaction()
+    for shape, data, key in emits:
+        options = shape.options or NOTHING
+        transaction.append(
+            shape.topic,
+            data,
+            type=shape.type.decode(),
+            key=key,
+            meta=options.meta,
+            content=shape.content,
+            partition=options.partition,
+            expected_version=options.expected_version,
+        )
+    return response(refs=[ref_fields(ref) for ref in transaction.commit()])
+
+
+def _is_missing(engine: Engine, topic: str) -> bool:
+    try:
+        engine.topic(topic)
+    except HeadwaterError as error:
+        if not missing(error):
+            raise
+        return True
+    return False
+
+
+def _session_id(type: str, frame: dict[str, Any]) -> int:
+    found = Fields(type, frame, ("sessID",)).integer("sessID", least=-INT32 - 1, most=INT32, needed=True)
+    assert found is not None
+    return found
+
+
+def _ended(type: str, connection: Connection, frame: dict[str, Any]) -> Session:
+    """The transaction that a frame ends, which is not open from now on."""
+    number = _session_id(type, frame)
+    session = connection.sessions.pop(number, None)
+    if session is None:
+        raise NotFound(f"there is no transaction {number}", hint="begin it with STARTTX", code="no_transaction")
+    return session
+
+
+def _unanswerable(most: int) -> TooLarge:
+    return TooLarge(
+        "the answer to COMMITTX would not fit a frame", hint="make several of it", limit="frame_bytes_max", maximum=most
+    )
