@@ -36,8 +36,7 @@ async def subscribe(connection: Connection, frame: dict[str, Any]) -> Answer:
     except HeadwaterError as error:
         if error.code == "unauthenticated":  # which ends the connection
             raise
-        connection.store.metrics.failed(error.code)
-        return Answer(failure(error, "SUBRESPONSE"))
+        return Answer(failure(error, "SUBRESPONSE"), None, error)
 
 
 async def unsubscribe(connection: Connection, frame: dict[str, Any]) -> Answer:
