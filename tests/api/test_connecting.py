@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import threading
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 
 import headwater
+from headwater.client.address import Address
 from headwater.client.remote import Remote
 from headwater.errors import Closed, Denied, HeadwaterError, Invalid, Unavailable, Unsupported
 from tests.server.people import SECRET, add
 from tests.server.process import served
 from tests.server.serving import Server
+from tests.server.tcp.wire import frame
 from tests.server.test_tls import made
 
 __all__ = ["made"]  # certificates, by the commands of docs/SECURITY.md
@@ -29,18 +32,21 @@ def test_a_token_or_a_password_says_who_asks(tmp_path: Path) -> None:
     token = add(users, "shop", "append,read:orders.*", token=True)
     add(users, "ada", password=SECRET)
     with served(tmp_path / "data", "--auth", str(users)) as server:
-        with headwater.open(server.url, token=token) as hw:
-            hw.append("orders.eu", b"x")
-            assert [event.data for event in hw.read("orders.eu")] == [b"x"]
-            with pytest.raises(Denied) as failed:
-                hw.append("stock", b"x")
-            assert failed.value.code == "forbidden"
-        with headwater.open(server.url, user=("ada", SECRET)) as hw:
-            assert hw.topics() == ["orders.eu"]
-        for wrong in ({}, {"token": "x" * 20}, {"user": ("ada", "wrong")}):
-            with headwater.open(server.url, **wrong) as hw, pytest.raises(Denied) as failed:
-                hw.topics()
-            assert failed.value.code == "unauthenticated"
+        for url, topic in ((server.url, "orders.eu"), (server.tcp_url, "orders.us")):
+            with headwater.open(url, token=token) as hw:
+                hw.append(topic, b"x")
+                assert [event.data for event in hw.read(topic)] == [b"x"]
+                for ask in (lambda hw=hw: hw.append("stock", b"x"), lambda hw=hw: hw.delete(topic)):  # noqa: B023
+                    with pytest.raises(Denied) as failed:
+                        ask()
+                    assert failed.value.code == "forbidden"
+            with headwater.open(url, user=("ada", SECRET)) as hw:
+                assert topic in hw.topics()
+            for wrong in ({}, {"token": "x" * 20}, {"user": ("ada", "wrong")}):
+                for ask in (lambda hw: hw.topics(), lambda hw: hw.append("orders.eu", b"x" * 300_000)):
+                    with headwater.open(url, **wrong) as hw, pytest.raises(Denied) as failed:
+                        ask(hw)
+                    assert failed.value.code == "unauthenticated"
 
 
 def test_certificates_are_checked_on_both_sides(tmp_path: Path, made: Path) -> None:
@@ -48,23 +54,29 @@ def test_certificates_are_checked_on_both_sides(tmp_path: Path, made: Path) -> N
     options = ("--tls-cert", files[0], "--tls-key", files[1], "--tls-client-ca", files[2])
     client: Any = {"tls_cert": made / "client.pem", "tls_key": made / "client.key"}
     with served(tmp_path / "data", *options) as server:
-        url = server.url.replace("127.0.0.1", "localhost")
-        with headwater.open(url, tls_ca=made / "ca.pem", **client) as hw:
-            hw.append("t", b"x" * 100_000)
-            assert next(hw.read("t")).size == 100_000
-            follower = hw.follow("t", timeout=20)
-            hw.append("t", b"y")
-            assert next(follower).data == b"y"
-            ended = threading.Thread(target=lambda: list(follower))
-            ended.start()
-            follower.stop()
-            ended.join(20)
-            assert not ended.is_alive()
-        with headwater.open(url, **client) as hw, pytest.raises(Unavailable) as failed:
-            hw.topics()
-        assert "certificate is not trusted" in failed.value.message
-        with headwater.open(url, tls_ca=made / "ca.pem", retry=0.2) as hw, pytest.raises(Unavailable):
-            hw.topics()
+        for protocol in (server.url, server.tcp_url):
+            _check_certificates(protocol.replace("127.0.0.1", "localhost"), made / "ca.pem", client)
+
+
+def _check_certificates(url: str, ca: Path, client: dict[str, Any]) -> None:
+    with headwater.open(url, tls_ca=ca, **client) as hw:
+        topic = f"t of {hw.address.scheme}"  # type: ignore[union-attr]  # it is a server
+        hw.append(topic, b"x" * 100_000)
+        assert next(hw.read(topic)).size == 100_000
+        hw.append(topic, io.BytesIO(b"x" * 5_000_000))
+        follower = hw.follow(topic, timeout=20)
+        hw.append(topic, b"y")
+        assert next(follower).data == b"y"
+        ended = threading.Thread(target=lambda: list(follower))
+        ended.start()
+        follower.stop()
+        ended.join(20)
+        assert not ended.is_alive()
+    with headwater.open(url, **client) as hw, pytest.raises(Unavailable) as failed:
+        hw.topics()
+    assert "certificate is not trusted" in failed.value.message
+    with headwater.open(url, tls_ca=ca, retry=0.2) as hw, pytest.raises(Unavailable):
+        hw.topics()
 
 
 @pytest.mark.parametrize(
@@ -79,13 +91,16 @@ def test_certificates_are_checked_on_both_sides(tmp_path: Path, made: Path) -> N
     ],
 )
 def test_wrong_credentials_are_refused_before_anything_is_sent(options: dict[str, Any]) -> None:
-    with pytest.raises(Invalid):
-        headwater.open("https://localhost:1", **options)
+    for scheme in ("https", "headwaters"):
+        with pytest.raises(Invalid):
+            headwater.open(f"{scheme}://localhost:1", **options)
 
 
-def test_certificates_have_no_use_without_encryption() -> None:
-    with pytest.raises(Invalid, match="not encrypted"):
-        headwater.open("http://localhost:1", tls_ca="ca.pem")
+@pytest.mark.parametrize("scheme", ["http", "headwater"])
+def test_certificates_have_no_use_without_encryption(scheme: str) -> None:
+    with pytest.raises(Invalid, match="not encrypted") as failed:
+        headwater.open(f"{scheme}://localhost:1", tls_ca="ca.pem")
+    assert f"{scheme}s://" in failed.value.hint
 
 
 def test_options_of_servers_are_refused_for_directories(tmp_path: Path) -> None:
@@ -94,10 +109,29 @@ def test_options_of_servers_are_refused_for_directories(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("address", ["http://", "http://host:port", "http://host:99999", "http://h/?q=1", "https:///x"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://", "http://host:port", "http://host:99999", "http://h/?q=1", "https:///x"),
+        *("headwater://", "headwater://h:x", "headwaters://h?q=1", "headwater://h/path", "headwaters://h/#x"),
+    ],
+)
 def test_addresses_that_are_none_are_refused(address: str) -> None:
     with pytest.raises(Invalid):
         headwater.open(address)
+
+
+def test_a_port_need_not_be_said() -> None:
+    said = {
+        address: str(Address.parse(address))
+        for address in ("http://h", "https://h", "headwater://h", "headwaters://[::1]/")
+    }
+    assert said == {
+        "http://h": "http://h:7450",
+        "https://h": "https://h:443",
+        "headwater://h": "headwater://h:7451",
+        "headwaters://[::1]/": "headwaters://[::1]:7451",
+    }
 
 
 def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
@@ -112,45 +146,63 @@ def test_other_schemes_are_not_supported() -> None:
         headwater.open("ftp://host")
 
 
-def test_a_producers_id_cannot_smuggle_a_header(server: Server) -> None:
-    with headwater.open(server.url) as hw, pytest.raises(Invalid):
+def test_other_schemes_are_told_what_there_is() -> None:
+    with pytest.raises(Unsupported) as failed:
+        headwater.open("tcp://host:7451")
+    assert "headwater://" in failed.value.hint
+
+
+@pytest.fixture(params=["http", "tcp"])
+def url(request: pytest.FixtureRequest, server: Server) -> str:
+    return server.address(request.param)
+
+
+def test_a_producers_id_cannot_smuggle_a_header(url: str) -> None:
+    with headwater.open(url) as hw, pytest.raises(Invalid):
         hw.append("t", b"x", producer=("a\r\nHeadwater-Seq: 9", 0, 0))
 
 
-def test_a_forked_child_has_connections_and_producers_of_its_own(server: Server) -> None:
-    with headwater.open(server.url) as hw:
-        hw.append("forked", b"parent 0")
+def test_a_producer_may_have_any_name(url: str, topic: str) -> None:
+    with headwater.open(url) as hw:
+        for expected in (0, 0):
+            assert hw.append(topic, b"x", producer=("büro №1", 0, 7)).offset == expected
+            assert hw.append_many(topic, [b"y"], producer=("büro №2", 0, 7))[0].offset == 1
+
+
+def test_a_forked_child_has_connections_and_producers_of_its_own(url: str, topic: str) -> None:
+    with headwater.open(url) as hw:
+        hw.append(topic, b"parent 0")
         child = os.fork()
         if child == 0:
             try:
                 for n in range(20):
-                    hw.append("forked", b"child %d" % n)
+                    hw.append(topic, b"child %d" % n)
             finally:
                 os._exit(0)
         for n in range(1, 20):
-            hw.append("forked", b"parent %d" % n)
+            hw.append(topic, b"parent %d" % n)
         os.waitpid(child, 0)
-        found = [event.data for event in hw.read("forked")]
+        found = [event.data for event in hw.read(topic)]
     assert sorted(found) == sorted(b"%s %d" % (who, n) for who in (b"parent", b"child") for n in range(20))  # type: ignore[type-var]
 
 
-def test_threads_share_one_object(server: Server) -> None:
-    with headwater.open(server.url) as hw:
+def test_threads_share_one_object(url: str, topic: str) -> None:
+    with headwater.open(url) as hw:
 
         def work(n: int) -> None:
             for i in range(20):
-                assert hw.append("shared", b"%d-%d" % (n, i)).topic == "shared"
+                assert hw.append(topic, b"%d-%d" % (n, i)).topic == topic
 
         threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len({event.data for event in hw.read("shared")}) == 160
+        assert len({event.data for event in hw.read(topic)}) == 160
 
 
 @contextmanager
-def double(answer: Callable[[int], bytes]) -> Iterator[str]:
+def double(answer: Callable[[int], bytes], scheme: str = "http") -> Iterator[str]:
     """The address of what answers each request, by its number, with these bytes, and closes."""
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -168,7 +220,7 @@ def double(answer: Callable[[int], bytes]) -> Iterator[str]:
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
@@ -242,18 +294,96 @@ def test_an_answer_may_be_announced() -> None:
         assert asked(url) == ["found"]
 
 
+OK = frame("RESPONSE", {"ok": True})
+
+
+def refusal(code: str, kind: str = "Unavailable", hint: str = "") -> bytes:
+    return frame("RESPONSE", {"ok": False, "errCode": code, "errMsg": "no", "errKind": kind, "errHint": hint})
+
+
+def response(body: bytes, status: int = 200, *, more: bool = False) -> bytes:
+    return frame("CALLRESPONSE", {"status": status, "headers": {}, "body": body, "more": more})
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "code"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n", Unavailable, "unreachable"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Unavailable, "unreachable"),
+        (b"", Unavailable, "unreachable"),
+        (OK, Unavailable, "unreachable"),
+        (OK + response(b"[]")[:-1], Unavailable, "unreachable"),
+        (OK + frame("CALLBODY", {"data": b"[]", "more": False}), Unavailable, "unreachable"),
+        (OK + frame("RECEV"), Unavailable, "unreachable"),
+        (OK + b"\x00\x00\x00\x05" + b"\xff" * 5, Unavailable, "unreachable"),
+        (OK + response(b"", more=True) + frame("CALLBODY", {"aborted": True}), Unavailable, "unreachable"),
+        (OK + response(b"<html>", 404), HeadwaterError, "bad_answer"),
+        (refusal("unauthenticated", "Denied"), Denied, "unauthenticated"),
+        (refusal("unsupported_version", "Unsupported"), Unsupported, "unsupported_version"),
+        (refusal("stopping"), Unavailable, "unreachable"),
+        (refusal("overloaded"), Unavailable, "overloaded"),
+    ],
+)
+def test_frames_that_are_not_ours_are_told_as_errors(answer: bytes, kind: type[HeadwaterError], code: str) -> None:
+    with double(lambda _: answer, "headwater") as url, pytest.raises(kind) as failed:
+        asked(url, retry=0.3)
+    assert failed.value.code == code
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        refusal("overloaded"),
+        OK + refusal("stopping"),
+        OK + refusal("timeout"),
+        OK + response(b'{"kind": "Unavailable", "code": "overloaded", "message": "busy"}', 503),
+        OK + response(b"[", more=True),
+        b"",
+    ],
+)
+def test_a_server_of_frames_that_is_busy_is_asked_again(busy: bytes) -> None:
+    found = OK + response(b'["fo', more=True) + frame("CALLBODY", {"data": b'und"]', "more": False})
+    with double(lambda number: busy if number < 3 else found, "headwater") as url:
+        assert asked(url) == ["found"]
+
+
+def test_what_a_server_has_not_looked_at_is_asked_again_also_if_it_changes_something() -> None:
+    answers = [OK + refusal("timeout"), OK + response(b"[]")]
+    with double(lambda number: answers[number], "headwater") as url, headwater.open(url, timeout=2.0) as hw:
+        assert hw.retain("t", before=0) == []
+
+
+@pytest.mark.parametrize("event", [b"\xff not UTF-8", b"{ not JSON"])
+@pytest.mark.parametrize("content", ["text", "json", "bson"])
+def test_what_is_not_what_it_is_said_to_be_is_refused_alike(
+    server: Server, topic: str, event: bytes, content: Any
+) -> None:
+    told = []
+    for protocol in ("http", "tcp"):
+        with headwater.open(server.address(protocol)) as hw:
+            hw.append(topic, b"first")
+            try:
+                told.append(hw.append(topic, event, content=content).durability)
+            except Invalid as error:
+                told.append((error.code, error.message, error.hint))  # type: ignore[arg-type]  # compared only
+            hw.append(topic, b"last")
+    assert told[0] == told[1]
+
+
 def test_a_server_that_does_not_answer_is_given_up_after_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
-        with headwater.open(url, timeout=0.2, retry=0.5) as hw, pytest.raises(Unavailable):
-            hw.topics()
+        for scheme in ("http", "headwater"):
+            with headwater.open(f"{scheme}://{where}", timeout=0.2, retry=0.5) as hw, pytest.raises(Unavailable):
+                hw.topics()
         assert time.monotonic() - began < 10
 
 
-def test_closing_ends_a_request_under_way() -> None:
+@pytest.mark.parametrize("scheme", ["http", "headwater"])
+def test_closing_ends_a_request_under_way(scheme: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        hw = headwater.open(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        hw = headwater.open(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}")
         assert isinstance(hw, Remote)
         failures: list[BaseException] = []
 

@@ -239,8 +239,8 @@ def group(function: Callable[..., Any]) -> Family:
 def cli() -> None:
     """An event log in a directory: append events, read them, follow them.
 
-    DATA is the directory, or the address of a server, as in http://host:7450: then HEADWATER_TOKEN, or a file named by
-    --token-file, says who asks. 'headwater COMMAND --help' tells more, with examples.
+    DATA is the directory, or the address of a server, as in http://host:7450 or headwater://host:7451. Of who asks,
+    HEADWATER_TOKEN tells, or a file named by --token-file. 'headwater COMMAND --help' tells more, with examples.
     """
 
 

@@ -1,1 +1,4 @@
-"""The verbs over HTTP: what `headwater.open("http://…")` returns. Knows docs/HTTP.md, and nothing of the storage."""
+"""The verbs on a server: what `headwater.open` returns for http:// and headwater://.
+
+Knows docs/HTTP.md and docs/PROTOCOL.md, and nothing of the storage.
+"""

@@ -1,7 +1,7 @@
-"""The verbs on a server. `Remote` is what `headwater.open("http://…")` returns; safe from any thread.
+"""The verbs on a server. `Remote` is what `headwater.open` returns for http:// and headwater://.
 
 The same verbs as those of a directory, with the same meaning (docs/CLIENT.md has the few that a server does not have).
-It connects when it is first asked for something.
+It connects when it is first asked for something. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -486,19 +486,19 @@ class Remote:
         return _decode_deleted(self._transport.call("POST", ("topic", topic, "retain"), body=body, repeat=dry_run).body)
 
     def seal(self, topic: str) -> int:
-        """Not over HTTP: the server seals by itself."""
+        """Not on a server, which seals by itself."""
         raise _where_it_is("seal", topic)
 
     def reindex(self, topic: str | None = None, progress: object = None) -> int:  # noqa: ARG002  # as a directory's
-        """Not over HTTP: it needs the files."""
+        """Not on a server: it needs the files."""
         raise _where_it_is("reindex", topic)
 
     def check(self, topic: str | None = None, progress: object = None) -> Any:  # noqa: ARG002  # as a directory's
-        """Not over HTTP: it needs the files."""
+        """Not on a server: it needs the files."""
         raise _where_it_is("check", topic)
 
     def repair(self, topic: str | None = None, *, apply: bool = False) -> Any:  # noqa: ARG002  # as a directory's
-        """Not over HTTP: it needs the files."""
+        """Not on a server: it needs the files."""
         raise _where_it_is("repair", topic)
 
     def after_fork(self) -> None:

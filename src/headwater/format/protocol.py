@@ -42,6 +42,16 @@ def encode(type: str, frame: dict[str, Any]) -> bytes:
     return PREFIX.pack(len(raw)) + raw
 
 
+def encode_around(type: str, frame: dict[str, Any], name: str, document: bytes) -> bytes:
+    """A frame with one field more, the last: a document that is BSON already, and is not looked into."""
+    found = codec()
+    raw = found.encode({"type": type, "frame": frame}, False, found.encoding)
+    field = b"\x03" + name.encode() + b"\0" + document
+    size, at = len(raw) + len(field), 4 + 6 + 4 + len(type) + 1 + 7  # of the length of the inner document
+    inner = LENGTH.pack(size - at - 1)
+    return b"".join((PREFIX.pack(size), LENGTH.pack(size), raw[4:at], inner, raw[at + 4 : -2], field, b"\0\0"))
+
+
 def decode(raw: bytes) -> tuple[str, dict[str, Any]]:
     """The type and the body of a frame; raises Invalid with the code `bad_frame` or `too_deep`."""
     check_depth(raw)

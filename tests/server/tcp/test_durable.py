@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.server import people
 from tests.server.process import served
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import Closed, Wire, frame, wire
+from tests.waiting import wait_for
 
 LEASE_MS = 1000
 SHORT: dict[str, Any] = {"limits": {"lease_ms_max": LEASE_MS}}
@@ -74,11 +74,8 @@ def quiet(client: Wire) -> bool:
 
 def wait_for_cursor(path: Path, topic: str, wanted: int, name: str = "d") -> None:
     """Until it is stored that so much was acknowledged."""
-    until = time.monotonic() + 20
     with headwater.open(path) as hw:
-        while (at := cursor(hw, topic, name)) != wanted:
-            assert time.monotonic() < until, at
-            time.sleep(0.005)
+        wait_for(lambda: cursor(hw, topic, name) == wanted)
 
 
 def cursor(hw: Any, topic: str, name: str = "d") -> int | None:
@@ -438,9 +435,7 @@ def test_under_random_ends_of_its_clients_everything_comes_and_what_is_acknowled
         else:  # its acknowledgements may have been cut off, or not
             client.close()
             with headwater.open(server.path) as hw:
-                until = time.monotonic() + 10
-                while hw.consumers(topic)[0].owner is not None and time.monotonic() < until:
-                    time.sleep(0.002)
+                wait_for(lambda: hw.consumers(topic)[0].owner is None)
                 at = cursor(hw, topic)
             assert at is not None
             assert first <= at <= acked + 1
