@@ -14,6 +14,7 @@ from headwater.format import protocol
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import Wire, wire
 from tests.vectors import make
+from tests.vectors.tcp import CANONICAL
 
 PATHS = sorted(make.HERE.glob("tcp-*.json"))
 MEANINGS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text(encoding="ascii")) for path in PATHS}
@@ -64,7 +65,7 @@ def test_the_decoder_reads_them_and_any_codec_writes_the_same(name: str) -> None
     assert int.from_bytes(raw[:4], "big") == len(raw) - 4
     type, body = protocol.decode(raw[4:])
     assert type == meaning["type"]
-    found = json_util.loads(json.dumps({"type": type, "frame": meaning["frame"]}), json_options=make.tcp.CANONICAL)
+    found = json_util.loads(json.dumps({"type": type, "frame": meaning["frame"]}), json_options=CANONICAL)
     assert bson.encode(found) == raw[4:]
     assert sorted(body) == sorted(meaning["frame"])
 
