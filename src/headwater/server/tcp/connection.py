@@ -462,7 +462,7 @@ class Connection(asyncio.Protocol):
             self.deadline = self.loop.time() + self.limits.write_s
         elif self._over:
             self.abort()
-        elif self._reading and (self._incoming.size or self._pull is not None):
+        elif self.connected and self._reading and (self._incoming.size or self._pull is not None):
             self._refuse(Unavailable("a frame stands still", hint="send it at once", code="timeout"))
         elif self._task is not None or self.out.slots or self._queue or self.parts:
             self.deadline = self.loop.time() + self.limits.idle_s
