@@ -14,7 +14,6 @@ from functools import partial
 from headwater.document import Change
 from headwater.errors import Closed, HeadwaterError
 from headwater.server.channels import Blocking
-from headwater.server.metrics import LiveMeter
 from headwater.server.settings import Settings
 from headwater.views.binder import Binder
 from headwater.views.following import Following
@@ -24,6 +23,7 @@ LOOK_S = 0.02  # between two looks at a binder that is followed
 PIECE_BYTES = 64 * 1024  # of changes that a stream writes at once
 
 Encode = Callable[[Change], bytes]
+Pieces = AsyncGenerator[list[bytes], None]
 
 
 class Changes:
@@ -35,21 +35,19 @@ class Changes:
         blocking: Blocking,
         loop: asyncio.AbstractEventLoop,
         settings: Settings,
-        counts: LiveMeter,
     ) -> None:
         self.closed = False
         self._engine = engine
         self._blocking = blocking
         self._loop = loop
         self._heartbeat_s = settings.heartbeat_s
-        self._counts = counts
         self._watches: dict[str, _Watch] = {}
 
-    async def follow(self, name: str, after: str | None, encode: Encode) -> tuple[str, AsyncGenerator[bytes, None]]:
-        """Where it begins; and the encoded changes from there, then those that come, some at a time; b"" to show life.
+    async def follow(self, name: str, after: str | None, encode: Encode) -> tuple[str, Pieces]:
+        """Where it begins; and the encoded changes from there, then those that come, some at a time; none to show life.
 
-        As `Binder.follow`. Raises NotFound if there is no such binder, Invalid for a place that is none. It ends when
-        the server stops.
+        As `Binder.follow`; changes are encoded in a worker's thread. Raises NotFound if there is no such binder,
+        Invalid for a place that is none. It ends when the server stops.
         """
         if self.closed:
             raise Closed("the server is stopping", code="stopping")
@@ -64,18 +62,16 @@ class Changes:
         for watch in list(self._watches.values()):
             watch.close()
 
-    async def _follow(self, reading: _Reading, some: bytes) -> AsyncGenerator[bytes, None]:
+    async def _follow(self, reading: _Reading, some: list[bytes]) -> Pieces:
         watch = self._join(reading.binder)
         seen = -1  # what it was told before it joined, it may have read too early
         try:
             while not self.closed:
                 while some and not self.closed:
-                    self._counts.events += reading.taken
-                    self._counts.bytes += len(some)
                     yield some
                     some = await self._blocking(reading.more)
                 if not await watch.wait(seen, self._heartbeat_s) and not self.closed:
-                    yield b""
+                    yield []
                 seen = watch.news  # before it reads: whatever comes later is news
                 some = await self._blocking(reading.more)
         finally:
@@ -87,11 +83,9 @@ class Changes:
         if watch is None:
             watch = self._watches[binder.name] = _Watch(binder, self._blocking, self._loop)
         watch.followers += 1
-        self._counts.subscribers += 1
         return watch
 
     def _leave(self, watch: _Watch) -> None:
-        self._counts.subscribers -= 1
         watch.followers -= 1
         if not watch.followers:
             watch.close()
@@ -166,16 +160,15 @@ class _Reading:
     def __init__(self, binder: Binder, after: str | None, encode: Encode) -> None:
         self.binder = binder
         self.begins = ""  # the place behind which the first read was
-        self.taken = 0  # changes in what was read last
         self._after = after
         self._encode = encode
         self._found: Following | None = None
         self._stopped = False
 
-    def more(self) -> bytes:
-        """Some of the changes that are there, encoded; b"" if there are none."""
+    def more(self) -> list[bytes]:
+        """Some of the changes that are there, encoded; empty if there are none."""
         if self._stopped:
-            return b""
+            return []
         if self._found is None:
             self._found = self.binder.follow(after=self._after, timeout=0)
             self.begins = self.begins or self._found.place
@@ -188,8 +181,7 @@ class _Reading:
                 break
         else:
             self._after, self._found = self._found.place, None
-        self.taken = len(pieces)
-        return b"".join(pieces)
+        return pieces
 
     def stop(self) -> None:
         """The client has gone: a read that is under way ends soon. The loop's thread calls it."""

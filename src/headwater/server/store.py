@@ -40,7 +40,7 @@ class Store:
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
         self.commits = Commits(engine, self.loop, metrics)
         self.feeds = Feeds(engine, self.blocking, self.loop, settings, metrics.live)
-        self.changes = Changes(engine, self.blocking, self.loop, settings, metrics.live)
+        self.changes = Changes(engine, self.blocking, self.loop, settings)
         self.members = Members(engine, settings.limits, settings.heartbeat_s)
 
     async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

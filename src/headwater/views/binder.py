@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headwater.document import Document
@@ -15,7 +15,7 @@ from headwater.info import BinderInfo
 from headwater.views import database, finding, indexing, passing
 from headwater.views.codec import decode, document_id
 from headwater.views.files import Files
-from headwater.views.finding import Found
+from headwater.views.finding import Found, Results
 from headwater.views.following import Following, latest
 from headwater.views.keys import checked_path
 from headwater.views.passing import AtLeast, Behind
@@ -79,6 +79,24 @@ class Binder:
         reader = self._begun(at_least, timeout)
         with self._giving_back_on_error(reader):
             return Found(self._pool, reader, asked)
+
+    def results(
+        self,
+        match: Mapping[str, Any] | None = None,
+        *,
+        sort: str | Sequence[str] = (),
+        skip: int = 0,
+        limit: int | None = None,
+        over: Callable[[], bool] = lambda: False,
+    ) -> Results:
+        """The same as they are stored, and how many there are, all at one moment: for servers.
+
+        `over` is asked again and again whether they are still wanted: raises Closed if not.
+        """
+        asked = query(match, sort, skip, limit)
+        reader = self._begun(None, 0)
+        with self._giving_back_on_error(reader):
+            return Results(self._pool, reader, asked, over)
 
     def count(
         self, match: Mapping[str, Any] | None = None, *, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S

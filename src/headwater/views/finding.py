@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from array import array
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from itertools import islice
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from headwater.document import Document
-from headwater.errors import TooLarge
+from headwater.errors import Closed, TooLarge
 from headwater.limits import FIND_SORTED_MAX
 from headwater.views import database
 from headwater.views.codec import decode
@@ -20,11 +21,14 @@ from headwater.views.query import Query, project
 
 SORTED_MIN = 1000  # documents that are gathered before those that are surely not wanted are dropped
 
+T = TypeVar("T")
 _Entry = tuple[Any, ...]  # row and id of a document, and what it is sorted by
 
+_ONE = "SELECT id, version, data FROM documents WHERE row = ?"
 
-class Found(Iterator[Document]):
-    """The documents that a find gives, as they were when it was asked. For one thread at a time.
+
+class Reading(Iterator[T]):
+    """What is read through one connection to a binder, as it was at one moment. For one thread at a time.
 
     Raises Closed when the log was closed before its end.
 
@@ -33,20 +37,20 @@ class Found(Iterator[Document]):
     """
 
     _reader: Reader | None = None  # also where making it has failed
+    _found: Generator[T, None, None]
 
-    def __init__(self, pool: Pool, reader: Reader, query: Query) -> None:
+    def __init__(self, pool: Pool, reader: Reader) -> None:
         """`reader` has begun a transaction; once this is made, it gives it back to the pool."""
         self._pool = pool
-        self._documents = _documents(reader.connection, make_plan(reader.connection, query), query)
         self._reader = reader
 
-    def __next__(self) -> Document:
+    def __next__(self) -> T:
         reader = self._reader
         if reader is None:
             raise StopIteration
         try:
             self._pool.check(reader)
-            return next(self._documents)
+            return next(self._found)
         except sqlite3.Error as error:
             self.close(broken=True)
             raise self._pool.translation(reader, error) from error
@@ -70,8 +74,48 @@ class Found(Iterator[Document]):
         """End it, and give back what it holds. May be called twice."""
         reader, self._reader = self._reader, None
         if reader is not None:
-            self._documents.close()  # the statements end before their transaction
+            self._found.close()  # the statements end before their transaction
             (self._pool.discard if broken else self._pool.give)(reader)
+
+
+class Found(Reading[Document]):
+    """The documents that a find gives, as they were when it was asked."""
+
+    def __init__(self, pool: Pool, reader: Reader, query: Query) -> None:
+        self._found = _documents(reader.connection, make_plan(reader.connection, query), query)
+        super().__init__(pool, reader)
+
+
+class Stored(NamedTuple):
+    """A document as it is stored: `data` is BSON."""
+
+    id: str
+    version: int
+    data: bytes
+
+
+class Results(Reading[Stored]):
+    """The documents that a find gives, as they are stored, and before the first how many there are.
+
+    Unless all documents are wanted in an order that they are kept in, each is looked at when this is made; what is kept
+    of those that match is their row, in `held` bytes.
+    """
+
+    def __init__(self, pool: Pool, reader: Reader, query: Query, over: Callable[[], bool]) -> None:
+        """`over` tells that nobody wants them any more, while it is looked for them: raises Closed."""
+        connection = reader.connection
+        plan = make_plan(connection, query)
+        if query.matcher is None and plan.ordered:
+            left = max(0, count(connection, query) - query.skip)
+            self.count = left if query.limit is None else min(left, query.limit)
+            self.held = 0
+            self._found = _stored(connection, plan, query)
+        else:
+            rows = _rows(connection, plan, query, over)
+            self.count = len(rows)
+            self.held = self.count * rows.itemsize
+            self._found = _stored_in(connection, rows)
+        super().__init__(pool, reader)
 
 
 def make_plan(connection: sqlite3.Connection, query: Query) -> Plan:
@@ -125,12 +169,19 @@ def _in_order(connection: sqlite3.Connection, plan: Plan, query: Query) -> Itera
 
 
 def _sorted(connection: sqlite3.Connection, plan: Plan, query: Query) -> Iterator[_Entry]:
-    """Documents that must be sorted: only what they are sorted by is kept, and they are read again when it is done."""
+    """Documents that must be sorted, which are read again when it is done."""
+    for row, id, *_ in _keys_in_order(_matching(connection, plan, query, "row, id, data"), query):
+        version, data = connection.execute(_ONE, (row,)).fetchone()[1:]
+        yield id, version, decode(data)
+
+
+def _keys_in_order(matching: Iterator[_Entry], query: Query) -> list[_Entry]:
+    """Row and id of the documents that are wanted, in their order: only what they are sorted by is kept."""
     paths = [path for path, _ in query.sort]
     wanted = query.wanted
     enough = FIND_SORTED_MAX if wanted is None else min(max(2 * wanted, SORTED_MIN), FIND_SORTED_MAX)
     kept: list[_Entry] = []
-    for row, id, document in _matching(connection, plan, query, "row, id, data"):
+    for row, id, document in matching:
         kept.append((row, id, *[order_of(index_key(document, path)) for path in paths]))
         if len(kept) <= enough:
             continue
@@ -143,9 +194,29 @@ def _sorted(connection: sqlite3.Connection, plan: Plan, query: Query) -> Iterato
                 limit="find_sorted_max",
                 maximum=FIND_SORTED_MAX,
             )
-    for row, id, *_ in _first(kept, query)[query.skip :]:
-        version, data = connection.execute("SELECT version, data FROM documents WHERE row = ?", (row,)).fetchone()
-        yield id, version, decode(data)
+    return _first(kept, query)[query.skip :]
+
+
+def _rows(connection: sqlite3.Connection, plan: Plan, query: Query, over: Callable[[], bool]) -> array[int]:
+    """The rows of the documents that are wanted, in their order."""
+    found = _matching(connection, plan, query, "row, id, data", over=over)
+    wanted = islice(found, query.skip, query.wanted) if plan.ordered else _keys_in_order(found, query)
+    return array("q", (row for row, *_ in wanted))
+
+
+def _stored(connection: sqlite3.Connection, plan: Plan, query: Query) -> Generator[Stored, None, None]:
+    """All documents in the order of a plan."""
+    limit = -1 if query.limit is None else query.limit
+    for statement, keys in plan.statements("id, version, data"):
+        with closing(connection.execute(f"{statement} LIMIT ? OFFSET ?", (*keys, limit, query.skip))) as rows:
+            for row in rows:
+                yield Stored(*row)
+
+
+def _stored_in(connection: sqlite3.Connection, rows: array[int]) -> Generator[Stored, None, None]:
+    """The documents in these rows."""
+    for row in rows:
+        yield Stored(*connection.execute(_ONE, (row,)).fetchone())
 
 
 def _first(kept: list[_Entry], query: Query) -> list[_Entry]:
@@ -161,13 +232,20 @@ def _item(number: int) -> Callable[[_Entry], Any]:
 
 
 def _matching(
-    connection: sqlite3.Connection, plan: Plan, query: Query, selected: str, skip: int = 0
+    connection: sqlite3.Connection,
+    plan: Plan,
+    query: Query,
+    selected: str,
+    skip: int = 0,
+    over: Callable[[], bool] | None = None,
 ) -> Iterator[_Entry]:
     """What was selected of the documents that match, the data last, and decoded; the first of a plan may be skipped."""
     matches = query.matcher
     for statement, keys in plan.statements(selected):
         with closing(connection.execute(f"{statement} LIMIT -1 OFFSET ?", (*keys, skip))) as rows:
             for *known, data in rows:
+                if over is not None and over():
+                    raise Closed("nobody wants the documents any more")
                 document = decode(data)
                 if matches is None or matches(document):
                     yield (*known, document)

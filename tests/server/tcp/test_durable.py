@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bson
 import pytest
 
 import headwater
+from headwater.limits import DEFAULTS
+from headwater.server.access import Open
+from headwater.server.metrics import Metrics
+from headwater.server.settings import Settings
+from headwater.server.store import Store
+from headwater.server.tcp import durable
+from headwater.views.local import Local
 from tests.server import people
 from tests.server.process import served
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import Closed, Wire, frame, wire
+from tests.waiting import wait_for
 
 LEASE_MS = 1000
 SHORT: dict[str, Any] = {"limits": {"lease_ms_max": LEASE_MS}}
@@ -74,11 +83,8 @@ def quiet(client: Wire) -> bool:
 
 def wait_for_cursor(path: Path, topic: str, wanted: int, name: str = "d") -> None:
     """Until it is stored that so much was acknowledged."""
-    until = time.monotonic() + 20
     with headwater.open(path) as hw:
-        while (at := cursor(hw, topic, name)) != wanted:
-            assert time.monotonic() < until, at
-            time.sleep(0.005)
+        wait_for(lambda: cursor(hw, topic, name) == wanted)
 
 
 def cursor(hw: Any, topic: str, name: str = "d") -> int | None:
@@ -283,6 +289,35 @@ def test_a_client_that_goes_before_it_is_answered_leaves_nothing(server: Server,
         assert numbers(client, 3) == [0, 1, 2]
 
 
+async def test_a_client_that_is_cut_off_while_the_consumer_is_joined_leaves_nothing(tmp_path: Path) -> None:
+    loop, joining, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    with Local(tmp_path / "data", limits=DEFAULTS) as engine:
+        engine.append("t", b"x")
+        store = Store(engine, Open(), Settings(), Metrics())
+        join = store.members.join
+
+        def slowly(*args: Any, **options: Any) -> Any:
+            loop.call_soon_threadsafe(joining.set)
+            go_on.wait()
+            return join(*args, **options)
+
+        store.members.join = slowly  # type: ignore[method-assign]
+        connection: Any = SimpleNamespace(store=store, limits=store.limits, loop=loop, parts={})
+        task = loop.create_task(durable.subscribe(connection, "", "d", "t", False, "earliest", {}))
+        await joining.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        (owner,) = store.durable.values()
+        go_on.set()
+        async with asyncio.timeout(20):
+            await owner.left.wait()
+        assert not store.durable
+        assert len(store.members) == 0
+        assert engine.consumers("t")[0].owner is None
+        await store.close()
+
+
 def test_what_another_process_holds_comes_when_it_lets_go(server: Server, topic: str) -> None:
     fill(server.path, topic, range(3))
     with headwater.open(server.path) as hw, wire(server.tcp_url) as client:
@@ -438,9 +473,7 @@ def test_under_random_ends_of_its_clients_everything_comes_and_what_is_acknowled
         else:  # its acknowledgements may have been cut off, or not
             client.close()
             with headwater.open(server.path) as hw:
-                until = time.monotonic() + 10
-                while hw.consumers(topic)[0].owner is not None and time.monotonic() < until:
-                    time.sleep(0.002)
+                wait_for(lambda: hw.consumers(topic)[0].owner is None)
                 at = cursor(hw, topic)
             assert at is not None
             assert first <= at <= acked + 1

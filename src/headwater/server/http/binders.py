@@ -22,6 +22,7 @@ from headwater.event import Ref
 from headwater.format import documents
 from headwater.info import BinderInfo
 from headwater.limits import PARTITIONS_MAX
+from headwater.server.changes import Pieces
 from headwater.server.http import sse
 from headwater.server.http.errors import error_line
 from headwater.server.http.message import JSON, Query, Request, Response, decoded, json
@@ -221,18 +222,22 @@ async def _pumped(store: Store, pieces: Generator[bytes, None, None], first: byt
 # Changes
 
 
-async def _told(
-    store: Store, place: str, found: AsyncGenerator[bytes, None], form: Form
-) -> AsyncGenerator[bytes, None]:
-    if opening := form.opening(place):
-        yield opening
+async def _told(store: Store, place: str, found: Pieces, form: Form) -> AsyncGenerator[bytes, None]:
+    live = store.metrics.live
+    live.subscribers += 1
     try:
-        async for piece in found:
+        if opening := form.opening(place):
+            yield opening
+        async for changes in found:
+            piece = b"".join(changes)
+            live.events += len(changes)
+            live.bytes += len(piece)
             yield piece or form.heartbeat
     except HeadwaterError as error:  # it is too late for a status
         store.metrics.failed(error.code)
         yield form.failure(error)
     finally:
+        live.subscribers -= 1
         await found.aclose()
 
 

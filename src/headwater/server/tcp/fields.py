@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from headwater.errors import Invalid, TooLarge
+from headwater.errors import Invalid, Unavailable
 
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
@@ -31,6 +31,9 @@ class Fields:
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
     def wrong(self, what: str, *, hint: str = "") -> Invalid:
         """The error that tells what is wrong with this frame."""
@@ -83,10 +86,10 @@ class Fields:
         return value
 
 
-def too_many(what: str, limit: str, maximum: int, *, hint: str) -> TooLarge:
+def too_many(what: str, limit: str, maximum: int, *, hint: str) -> Unavailable:
     """The error that tells that a connection has so many of something open already."""
     message = f"a connection may have {maximum} {what} at once"
-    return TooLarge(message, hint=hint, code="too_many", limit=limit, maximum=maximum)
+    return Unavailable(message, hint=hint, code="too_many", limit=limit, maximum=maximum)
 
 
 def small(name: str) -> str:

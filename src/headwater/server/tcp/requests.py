@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from headwater.server.tcp import calling, sessions, subscribing
+from headwater.server.tcp import calling, querying, sessions, subscribing
 from headwater.server.tcp.connection import Handler
 
 HANDLERS: dict[str, Handler] = {
     "COMMITTX": sessions.commit,
+    "QUERY": querying.query,
     "SUBSCRIBE": subscribing.subscribe,
     "UNSUBSCRIBE": subscribing.unsubscribe,
     "CALL": calling.call,

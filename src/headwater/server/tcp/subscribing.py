@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.errors import HeadwaterError
 from headwater.event import At
 from headwater.format.events import EventBatch
-from headwater.server.tcp import durable, recev
+from headwater.server.tcp import changing, durable, recev
 from headwater.server.tcp.answers import OK, failure
 from headwater.server.tcp.fields import INT32, Fields
 from headwater.server.tcp.slots import Answer
@@ -31,16 +31,12 @@ async def subscribe(connection: Connection, frame: dict[str, Any]) -> Answer:
         fields = Fields("SUBSCRIBE", frame, OF_TOPICS + OF_BINDERS)
         check_number(connection)
         if "binder" in fields:
-            from headwater.server.tcp import changing  # type: ignore[attr-defined]
-
-            answer: Answer = await changing.subscribe(connection, fields)
-            return answer
+            return await changing.subscribe(connection, fields)
         return await _subscribe(connection, fields)
     except HeadwaterError as error:
         if error.code == "unauthenticated":  # which ends the connection
             raise
-        connection.store.metrics.failed(error.code)
-        return Answer(failure(error, "SUBRESPONSE"))
+        return Answer(failure(error, "SUBRESPONSE"), None, error)
 
 
 async def unsubscribe(connection: Connection, frame: dict[str, Any]) -> Answer:

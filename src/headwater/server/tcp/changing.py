@@ -1,0 +1,84 @@
+"""SUBSCRIBE to a binder: changes of its documents, as they come (docs/PROTOCOL.md, "Changes of documents").
+
+All who follow a binder share one look at it (server/changes.py); each reads for itself, as fast as its client
+acknowledges. Belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from bson.int64 import Int64
+
+from headwater.document import Change
+from headwater.event import UNIX_EPOCH_TICKS
+from headwater.format import protocol
+from headwater.server.changes import Pieces
+from headwater.server.scopes import binder_scope
+from headwater.server.tcp.answers import response
+from headwater.server.tcp.fields import Fields
+from headwater.server.tcp.slots import Answer
+from headwater.server.tcp.subscription import Frames, Subscription, stopping
+
+if TYPE_CHECKING:
+    from headwater.server.tcp.connection import Connection
+
+NAMES = ("binder", "after")
+EVERYTHING = ""  # the place before all documents
+NOW = "latest"
+TICKS_PER_MS = 10_000
+
+
+async def subscribe(connection: Connection, fields: Fields) -> Answer:
+    """Follow a binder from a place, or from now on. The SUBRESPONSE tells where that is.
+
+    Raises NotFound if there is no such binder, Invalid for a place that is none, Denied.
+    """
+    name, after = fields.text("binder", needed=True) or "", fields.text("after")
+    for other in fields:
+        if other not in NAMES:
+            raise fields.wrong(f"has {other!r} and 'binder'", hint="a subscription to a binder has 'after' alone")
+    await connection.require("read", binder_scope(name))
+    subscription = ChangeSubscription(connection)
+    begin = NOW if after is None else None if after == EVERYTHING else after
+    place, subscription.changes = await connection.store.changes.follow(name, begin, subscription.encode)
+    return subscription.accepted()._replace(data=response("SUBRESPONSE", subID=subscription.id, place=place))
+
+
+class ChangeSubscription(Subscription):
+    """A subscription to the documents of a binder."""
+
+    changes: Pieces
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._clock = connection.store.engine.clock
+        self._encoded = self._sent = 0
+        self._next_id = connection.subscribed + 1  # which it gets: nobody else subscribes before it is accepted
+
+    def encode(self, change: Change) -> bytes:
+        """The RECEV of a change. In a worker's thread, for one after the other."""
+        fields: dict[str, Any] = {
+            "subID": self._next_id,
+            "eventType": change.kind,
+            "seqNo": Int64(self._encoded),
+            "timestamp": Int64((self._clock.ticks() - UNIX_EPOCH_TICKS) // TICKS_PER_MS),
+            "place": change.place,
+        }
+        if change.kind != "reset":
+            fields["id"] = change.id
+        if change.version is not None:
+            fields["version"] = Int64(change.version)
+        frame = protocol.encode("RECEV", {**fields, "event": change.data or {}})
+        self._encoded += 1
+        return frame
+
+    async def run(self) -> None:
+        async with aclosing(self.changes) as pieces:
+            async for frames in pieces:
+                first, self._sent = self._sent, self._sent + len(frames)
+                ends = list(accumulate(map(len, frames)))
+                await self.send(Frames(b"".join(frames), ends, self.only, range(first, self._sent)))
+        raise stopping()

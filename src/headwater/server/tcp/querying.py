@@ -1,0 +1,233 @@
+"""QUERY: the documents of a binder that match, all of one moment, sent as fast as the client acknowledges them.
+
+A `Querying` holds one moment of its binder (`Binder.results`), from QUERY to its last result, and reads from it some
+documents at a time in a worker's thread. They are sent as they are stored. Belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bson.int64 import Int64
+
+from headwater.errors import Conflict, HeadwaterError, Unavailable
+from headwater.format import protocol
+from headwater.limits import KIB
+from headwater.server.scopes import binder_scope
+from headwater.server.tcp.answers import told
+from headwater.server.tcp.fields import INT32, Fields, too_many
+from headwater.server.tcp.parts import Part
+from headwater.server.tcp.slots import Answer
+from headwater.server.tcp.subscription import stopping
+from headwater.views.finding import Results
+
+if TYPE_CHECKING:
+    from headwater.server.tcp.connection import Connection
+
+NAMES = ("queryID", "binder", "matcher", "sort", "limit", "skip")
+PIECE_BYTES = 256 * KIB  # of results that are read at once: what a slow client holds beyond what was sent to it
+
+T = TypeVar("T")
+_log = logging.getLogger("headwater.server")
+
+
+async def query(connection: Connection, frame: dict[str, Any]) -> Answer:
+    """QUERY: say how many there are, then send them."""
+    fields = Fields("QUERY", frame, NAMES)
+    id = fields.integer("queryID", least=-INT32 - 1, most=INT32, needed=True) or 0
+    name = fields.text("binder", needed=True) or ""
+    asked: dict[str, Any] = {
+        "match": fields.document("matcher", needed=True),
+        "sort": fields.value("sort") if "sort" in fields else (),
+        "skip": fields.integer("skip") or 0,
+        "limit": fields.integer("limit"),
+    }
+    _check_number(connection, id)
+    await connection.require("read", binder_scope(name))
+    binder = connection.store.engine.binder(name)
+    querying = Querying(connection, id)
+    count = await querying.open(lambda: binder.results(over=lambda: querying.closed, **asked))
+    answer = protocol.encode("QUERYRESPONSE", {"queryID": id, "numResults": Int64(count)})
+    return Answer(answer, querying.begin)
+
+
+class Querying(Part):
+    """A query that is under way."""
+
+    def __init__(self, connection: Connection, id: int) -> None:
+        self.id = id
+        self.closed = False
+        self._connection = connection
+        self._store = connection.store
+        self._results: Results | None = None
+        self._held = 0  # in memory, for which documents there are
+        self._busy = False  # a worker's thread uses the results
+        self._task: asyncio.Task[None] | None = None
+        self._unacked = 0
+        self._timer: asyncio.TimerHandle | None = None  # while results are unacknowledged
+        self._news: asyncio.Future[None] | None = None  # what it waits for: an acknowledgement
+
+    async def open(self, ask: Callable[[], Results]) -> int:
+        """Ask for the results: how many there are. Raises what is wrong with the question."""
+        try:
+            await self._work(self._open, ask)
+            assert self._results is not None
+            self._connection.hold(self._results.held)
+            self._held = self._results.held
+        except BaseException:  # also when the client goes meanwhile
+            self.close()
+            raise
+        count = self._results.count
+        if count:
+            self._connection.parts["QUERYACK", self.id] = self
+        else:
+            self.close()
+        return count
+
+    def begin(self) -> None:
+        """The client knows how many there are: send them."""
+        if not self.closed:
+            self._task = self._connection.loop.create_task(self._run())
+
+    def acknowledge(self, fields: Fields) -> None:
+        """A QUERYACK came: one more result was received."""
+        del fields
+        if self._unacked:
+            self._unacked -= 1
+            self._wait_for_acks()
+            news, self._news = self._news, None
+            if news is not None and not news.done():
+                news.set_result(None)
+
+    def stop(self) -> None:
+        self.end(stopping())
+
+    def end(self, error: BaseException) -> None:
+        """It breaks off: tell the client why."""
+        if not self.closed:
+            if isinstance(error, HeadwaterError):
+                self._store.metrics.failed(error.code)
+            self._connection.write(protocol.encode("QUERYEND", {"queryID": self.id, **told(error)}))
+            self.close()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._connection.parts.get(("QUERYACK", self.id)) is self:
+            del self._connection.parts["QUERYACK", self.id]
+        self._connection.hold(-self._held)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        if not self._busy:
+            self._let_go()
+
+    # Sending
+
+    async def _run(self) -> None:
+        try:
+            await self._send()
+        except HeadwaterError as error:
+            self.end(error)
+        except Exception as bug:  # noqa: BLE001  # a bug of ours must be heard of at the other end
+            _log.exception("a query failed")
+            self.end(bug)
+        else:
+            self.close()
+
+    async def _send(self) -> None:
+        """Send all results, as many at a time as may be unacknowledged and the connection has room for."""
+        assert self._results is not None
+        left = self._results.count
+        ready: deque[bytes] = deque()
+        while left:
+            room = await self._room()
+            if not ready:
+                ready.extend(await self._work(self._read))
+                if not ready:
+                    raise Unavailable("documents are missing that were there before", code="internal")
+                continue  # while they were read, the client may have stopped taking them
+            some = [ready.popleft() for _ in range(min(room, len(ready)))]
+            left -= len(some)
+            if not self._unacked:
+                self._unacked = len(some)
+                self._wait_for_acks()
+            else:
+                self._unacked += len(some)
+            self._connection.write(b"".join(some))
+
+    async def _room(self) -> int:
+        """Wait until something may be sent; how much."""
+        while True:
+            await self._connection.room()
+            room = self._connection.limits.query_unacked_max - self._unacked
+            if room > 0:
+                return room
+            self._news = self._connection.loop.create_future()
+            await self._news
+
+    def _wait_for_acks(self) -> None:
+        """Set the time by which the client must have acknowledged something, if there is anything."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if self._unacked:
+            self._timer = self._connection.loop.call_later(self._connection.limits.write_s, self._late)
+
+    def _late(self) -> None:
+        seconds = self._connection.limits.write_s
+        hint = "send QUERYACK for each result"
+        self.end(Unavailable(f"no result was acknowledged for {seconds:g} s", hint=hint, code="timeout"))
+
+    # Reading, in a worker's thread
+
+    async def _work(self, function: Callable[..., T], *args: Any) -> T:
+        """Call what uses the results. What they hold is let go of when it returns, if the query is over by then."""
+        self._busy = True
+        task = self._connection.loop.create_task(self._store.blocking(function, *args))
+        task.add_done_callback(self._worked)
+        return await asyncio.shield(task)
+
+    def _worked(self, done: asyncio.Task[Any]) -> None:
+        self._busy = False
+        if not done.cancelled():
+            done.exception()  # maybe nobody waits any more
+        if self.closed:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._results is not None:
+            self._store.later(self._results.close)
+
+    def _open(self, ask: Callable[[], Results]) -> None:
+        self._results = ask()
+
+    def _read(self) -> list[bytes]:
+        """The frames of the next results."""
+        assert self._results is not None
+        frames, size = [], 0
+        for each in islice(self._results, self._connection.limits.query_unacked_max):
+            fields = {"queryID": self.id, "id": each.id, "version": Int64(each.version)}
+            frames.append(protocol.encode_around("QUERYRESULT", fields, "result", each.data))
+            size += len(each.data)
+            if size >= PIECE_BYTES:
+                break
+        return frames
+
+
+def _check_number(connection: Connection, id: int) -> None:
+    """Raise what keeps the connection from having another query under this name."""
+    if ("QUERYACK", id) in connection.parts:
+        raise Conflict(f"the query {id} is under way", hint="take another queryID", code="query_open")
+    most = connection.limits.connection_queries_max
+    if sum(isinstance(part, Querying) for part in connection.parts.values()) >= most:
+        raise too_many(
+            "queries", "connection_queries_max", most, hint="acknowledge results, or open another connection"
+        )
