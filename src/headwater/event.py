@@ -213,4 +213,5 @@ def _decode_bson(data: bytes) -> Any:
         import bson
     except ImportError as error:
         raise Unsupported("reading BSON needs the bson codec", hint="pip install 'headwater[bson]'") from error
-    return bson.decode(data)
+    # A date beyond the years of Python stays a number: one of them must not keep a document from being read.
+    return bson.decode(data, bson.CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_AUTO))

@@ -33,6 +33,7 @@ MATCH_PATTERNS_MAX = 8  # each may hold the 8 MiB that RE2 takes for one
 
 # Frames over TCP.
 FRAME_DEPTH_MAX = 100  # levels of documents and arrays: they are decoded by recursion
+FRAME_FIELDS_BYTES_MAX = MIB  # of documents and arrays in any frame but EMIT: they become objects, all at once
 FRAME_BYTES_MAX = 16 * MIB + 64 * KIB  # the largest document, and what is around it
 
 # Views.

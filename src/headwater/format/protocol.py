@@ -14,9 +14,9 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.errors import Invalid
+from headwater.errors import Invalid, TooLarge
 from headwater.format.codec import codec
-from headwater.limits import FRAME_DEPTH_MAX
+from headwater.limits import FRAME_DEPTH_MAX, FRAME_FIELDS_BYTES_MAX
 
 VERSION = "1.0"
 PREFIX = struct.Struct(">I")  # the length of a frame
@@ -60,6 +60,27 @@ def decode(raw: bytes) -> tuple[str, dict[str, Any]]:
     if len(whole) != 2 or type.__class__ is not str or frame.__class__ is not dict:
         raise _no_frame()
     return type, frame
+
+
+def decode_large(raw: bytes) -> tuple[str, dict[str, Any]]:
+    """The same for a frame of many bytes, without keeping other threads waiting for long.
+
+    The body of an EMIT is only checked, and comes back empty. In any other frame, what is large must be text or binary.
+    Raises TooLarge if it is not.
+    """
+    check_depth(raw)
+    type, start = parts(raw)
+    if type == b"EMIT":
+        check(raw)
+        return "EMIT", {}
+    nested = sum(end - at for kind, at, end in elements(raw, start).values() if kind in _LEVELS)
+    if nested > FRAME_FIELDS_BYTES_MAX:
+        raise TooLarge(
+            f"the fields of the frame have {nested} bytes, and may have {FRAME_FIELDS_BYTES_MAX}",
+            limit="FRAME_FIELDS_BYTES_MAX",
+            maximum=FRAME_FIELDS_BYTES_MAX,
+        )
+    return decode(raw)
 
 
 def parts(raw: bytes) -> tuple[bytes, int]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from headwater.server.http.app import App
 
 SWEEP_S = 1.0
+DECODING_MAX = 2  # large frames that are decoded at once: each wants the interpreter, as the loop does
 KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
@@ -49,6 +50,7 @@ class Connections:
         self.loop = loop
         self.open: set[AnyConnection] = set()
         self.stopping = False
+        self.decoding = asyncio.Semaphore(DECODING_MAX)
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     @property

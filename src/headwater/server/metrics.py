@@ -164,11 +164,11 @@ class Metrics:
         self.commits += 1
         self.commit_seconds.observe(seconds, appends)
 
-    def failed(self, code: str) -> None:
-        """A request was answered with an error of this code."""
+    def failed(self, code: str, count: int = 1) -> None:
+        """A request was answered with an error of this code, or several were."""
         if code not in self.errors and len(self.errors) >= CODES_MAX:
             code = OTHER
-        self.errors[code] = self.errors.get(code, 0) + 1
+        self.errors[code] = self.errors.get(code, 0) + count
 
     def route(self, method: str, route: str) -> RouteMeter:
         """The meter of a route, by the pattern of its path: "" for requests that found none. Keep it, and use it."""

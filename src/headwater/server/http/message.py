@@ -111,9 +111,22 @@ class Budget:
 
     def take(self, size: int) -> None:
         """Hold so much more; raises Unavailable if that is too much."""
+        self.check(size)
+        self.held += size
+
+    def check(self, size: int) -> None:
+        """Raise Unavailable if so much more would be too much."""
         if self.held + size > self._bytes_max:
             raise Unavailable("too many requests are held in memory", hint="try again soon", code="overloaded")
-        self.held += size
+
+    def count(self, change: int) -> None:
+        """Hold so much more, or less, of what is small, or was checked."""
+        self.held += change
+
+    @property
+    def scarce(self) -> bool:
+        """Whether half of it is taken: then connections are read only as far as they must be."""
+        return self.held * 2 > self._bytes_max
 
     def give_back(self, size: int) -> None:
         self.held -= size

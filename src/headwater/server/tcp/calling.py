@@ -17,9 +17,8 @@ from headwater.limits import KIB, MIB
 from headwater.server.http.message import Request, Response, Stream
 from headwater.server.http.target import parts_of
 from headwater.server.tcp.answers import failure
-from headwater.server.tcp.connection import Part
-from headwater.server.tcp.emitter import LARGE_BYTES
 from headwater.server.tcp.fields import Fields
+from headwater.server.tcp.parts import Part
 from headwater.server.tcp.slots import Answer
 
 if TYPE_CHECKING:
@@ -46,11 +45,11 @@ async def call(connection: Connection, frame: dict[str, Any]) -> Answer:
     request = _request(connection, frame, body)
     app = connection.connections.app
     response = await app.answer(request)
-    sent = connection.sent
+    sent = connection.out.sent
     try:
         await _send(connection, request, response)
     finally:
-        app.ended(request, response.status, body.received, connection.sent - sent, perf_counter() - begun)
+        app.ended(request, response.status, body.received, connection.out.sent - sent, perf_counter() - begun)
     if body.failure is None and response.status != 401 and await body.skip():
         return Answer(b"", counted=True)
     connection.end()
@@ -104,7 +103,9 @@ class Body:
         connection = self._connection
         raw = await connection.next_frame()
         try:
-            type, frame = await connection.store.blocking(protocol.decode, raw) if _large(raw) else protocol.decode(raw)
+            type, frame = (
+                await connection.store.blocking(protocol.decode_large, raw) if _large(raw) else protocol.decode(raw)
+            )
             if type != "CALLBODY":
                 raise protocol.bad_frame(f"a body goes on with CALLBODY, and {type[:40]!r} came")
             fields = Fields(type, frame, BODY_NAMES)
@@ -115,9 +116,6 @@ class Body:
         except HeadwaterError as error:
             self._more, self.failure = False, error
             raise
-        finally:
-            if len(raw) > LARGE_BYTES:
-                connection.hold(-len(raw))
         self.received += len(data)
         return data
 

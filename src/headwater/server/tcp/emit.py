@@ -33,6 +33,7 @@ NAMES = (
     *("streamName", "eventType", "event", "sessID", "key", "expectedVersion"),
     *("partition", "meta", "durability", "producer", "content"),
 )
+EVENT_DEPTH = 3  # of levels: it is in a frame, which is in a document
 SHAPE_BYTES_MAX = 1024  # of all but the key and the event: longer ones are parsed each time
 SHAPES_MAX = 8  # that a connection remembers: a client emits a few types of events
 
@@ -141,15 +142,11 @@ def parse(raw: bytes, shapes: list[Shape], topic: str, limits: Limits) -> Emit:
 
 
 def _learn(raw: bytes, topic: str, limits: Limits) -> tuple[Emit, Mapping[str, Span]]:
-    outer = elements(raw, 0)
-    kind, at, _ = outer.get(b"frame", (0, 0, 0))
-    if kind != DOCUMENT or _length(raw, 0)[0] != len(raw):
-        raise bad_frame("it is not {type: <string>, frame: <document>}")
-    inner = elements(raw, at)
+    inner = elements(raw, protocol.parts(raw)[1])
     spans = {small(_text(name)): span for name, span in inner.items()}
     event = spans.get("event")
-    binary = "content" in spans and _value(raw, spans["content"]) != "bson"
     try:
+        binary = "content" in spans and _value(raw, spans["content"]) != "bson"
         if event is None or (not binary and event[0] != DOCUMENT):
             raise Invalid("EMIT needs a document for 'event'", code="bad_field")
         values = {
@@ -180,8 +177,9 @@ def _shape(fields: Fields, topic: str, limits: Limits) -> tuple[Shape, bytes | N
     given.encode_meta(options.meta, limits)
     encoded_key = given.encode_key(key, limits)
     given.check_version(options.expected_version, encoded_key)
+    said = fields.text("streamName")
     shape = Shape(
-        fields.text("streamName") or topic,
+        topic if said is None else said,
         given.encode_type(type),
         content,
         fields.integer("sessID", least=-INT32 - 1, most=INT32),
@@ -239,7 +237,7 @@ def _producer(fields: Fields) -> tuple[str, int, int] | None:
 def check(events: Sequence[bytes]) -> None:
     """Raise Invalid, `bad_frame` or `too_deep`, if one of these is not BSON all the way down."""
     for event in events:
-        protocol.check_depth(event)
+        protocol.check_depth(event, EVENT_DEPTH)
     found = codec()
     try:
         if len(events) == 1:

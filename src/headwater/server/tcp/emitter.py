@@ -14,12 +14,12 @@ from headwater.server.prompt import Way
 from headwater.server.tcp import emit as emits
 from headwater.server.tcp.answers import OK, emitted, failure
 from headwater.server.tcp.emit import Emit, Shape
+from headwater.server.tcp.incoming import LARGE_BYTES
 from headwater.server.tcp.slots import Answer, Slot
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import Connection
 
-LARGE_BYTES = 64 * 1024  # a frame that is decoded in another thread, and counts as held in memory
 BROKEN = ("bad_frame", "too_deep")  # what ends the connection
 
 _log = logging.getLogger("headwater.server")
@@ -42,7 +42,7 @@ class EmitSlot(Slot):
 
     def __init__(self, emitter: Emitter, waiting: Waiting, size: int, way: Way | None) -> None:
         """`way` is None if only the loop may write."""
-        super().__init__(size)
+        super().__init__(size, waiting.rows.count)
         self.emitter = emitter
         self.waiting = waiting
         self.way = way
@@ -81,6 +81,8 @@ class Emitter:
             if session is not None:
                 if self._run:
                     self.append()
+                if connection.deaf:
+                    return
                 if shape.content == "bson":
                     emits.check([emit.data])
                 session.add(emit)
@@ -89,25 +91,32 @@ class Emitter:
                 return
         except HeadwaterError as error:
             self.append()
+            if connection.deaf:
+                return
             if error.code in BROKEN:
                 connection.refuse(error)
             else:
-                connection.fill(connection.slot(len(raw)), failure(error), "EMIT", error)
+                connection.out.fill(connection.out.slot(len(raw)), failure(error), "EMIT", error)
             return
         run = self._run
         if run and not (shape.plain and run[0].shape.plain and shape.topic == run[0].shape.topic):
             self.append()
-        self._run.append(emit)
-        self._bytes += len(raw)
+        if not connection.deaf:  # one of those before it was not BSON
+            self._run.append(emit)
+            self._bytes += len(raw)
+
+    def clear(self) -> None:
+        """Forget the events that were gathered: something before them ended the connection."""
+        self._run, self._bytes = [], 0
 
     def append(self) -> None:
         """Append the events that were gathered; those of transactions, which came before them, are answered."""
         run, size = self._run, self._bytes
         connection = self._connection
         if self._gathered:
-            count, slot = self._gathered, connection.slot(self._gathered_bytes)
+            count, slot = self._gathered, connection.out.slot(self._gathered_bytes, self._gathered)
             self._gathered = self._gathered_bytes = 0
-            connection.fill(slot, OK * count, "EMIT", None, count)
+            connection.out.fill(slot, OK * count, "EMIT", None, count)
         if not run or connection.busy:
             return
         self._run, self._bytes = [], 0
@@ -124,10 +133,10 @@ class Emitter:
                 waiting = emits.prepare(self._store, run[0]) if len(run) == 1 else emits.prepare_all(self._store, run)
         except HeadwaterError as error:
             if len(run) == 1 and not emits.missing(error):
-                connection.fill(connection.slot(size), failure(error), "EMIT", error)
+                connection.out.fill(connection.out.slot(size), failure(error), "EMIT", error)
                 return
         if waiting is None:
-            connection.start(self._slowly(run), size)
+            connection.start(self._slowly(run), size, len(run))
             return
         self._submit(waiting, size)
 
@@ -159,21 +168,18 @@ class Emitter:
         return True
 
     def _submit(self, waiting: Waiting, size: int) -> None:
-        slot = EmitSlot(self, waiting, size, self._connection.way())
-        self._connection.place(slot)
+        slot = EmitSlot(self, waiting, size, self._connection.out.way())
+        self._connection.out.place(slot)
         self._store.commits.submit(waiting, slot)
 
     async def alone(self, raw: bytes) -> Answer:
-        """Append a large event, which was decoded and so is sound."""
+        """Append a large event, which was checked and so is sound. Raises what is wrong with its fields."""
         connection = self._connection
-        try:
-            emit = emits.parse(raw, [], self._store.settings.bus.topic, self._store.engine.limits)
-            session = connection.sessions.get(emit.shape.session) if emit.shape.session is not None else None
-            if session is not None:
-                session.add(emit)
-                return Answer(OK)
-        except HeadwaterError as error:
-            return Answer(failure(error), None, error)
+        emit = emits.parse(raw, [], self._store.settings.bus.topic, self._store.engine.limits)
+        session = connection.sessions.get(emit.shape.session) if emit.shape.session is not None else None
+        if session is not None:
+            session.add(emit)
+            return Answer(OK)
         return (await self._slowly([emit]))[1]
 
     def _append_sound(self, run: list[Emit]) -> None:
@@ -196,7 +202,7 @@ class Emitter:
         if error is not None and not isinstance(error, HeadwaterError):
             _log.error("an append failed", exc_info=error)
         data = b"" if slot.written else slot.made[slot.sent :] or _told(slot.waiting)
-        self._connection.fill(slot, data, "EMIT", error, rows.count)
+        self._connection.out.fill(slot, data, "EMIT", error, rows.count, slot.sent)
         self._connection.go_on()
 
     async def _slowly(self, run: list[Emit]) -> tuple[str, Answer]:
@@ -208,17 +214,18 @@ class Emitter:
             ends = isinstance(error, Denied) and error.code == "unauthenticated"
             if ends:
                 connection.end()
-            return "EMIT", Answer(failure(error) * len(run), connection.linger if ends else None, error)
-        found, wrong = [], None
+            return "EMIT", Answer(
+                failure(error) * len(run), connection.linger if ends else None, errors=[error] * len(run)
+            )
+        found: list[Waiting | bytes | HeadwaterError] = []
         for emit in run:
             try:
                 found.append(await self._prepared(emit))
             except HeadwaterError as error:
-                found.append(failure(error))
-                wrong = error
+                found.append(error)
         await self._store.commits.commit([each for each in found if isinstance(each, Waiting)])
-        told = (_told(each) if isinstance(each, Waiting) else each for each in found)
-        return "EMIT", Answer(b"".join(told), None, wrong)
+        told = b"".join(each if isinstance(each, bytes) else _told(each) for each in found)
+        return "EMIT", Answer(told, errors=[_error(each) for each in found])
 
     async def _prepared(self, emit: Emit) -> Waiting | bytes:
         """An append that waits to be committed, or the answer of one that was."""
@@ -236,7 +243,16 @@ class Emitter:
         return await self._store.blocking(emits.append_huge, self._store, emit)
 
 
-def _told(waiting: Waiting) -> bytes:
+def _told(found: Waiting | HeadwaterError) -> bytes:
     """What is said of the events of one append, once it is committed or has failed."""
-    error = waiting.rows.error
-    return emitted(waiting) if error is None else failure(error) * waiting.rows.count
+    error = _error(found)
+    if error is not None:
+        return failure(error) * (found.rows.count if isinstance(found, Waiting) else 1)
+    assert isinstance(found, Waiting)
+    return emitted(found)
+
+
+def _error(found: Waiting | bytes | HeadwaterError) -> BaseException | None:
+    if isinstance(found, Waiting):
+        return found.rows.error
+    return found if isinstance(found, HeadwaterError) else None

@@ -20,8 +20,8 @@ from headwater.format import protocol
 from headwater.limits import KIB
 from headwater.server.scopes import binder_scope
 from headwater.server.tcp.answers import told
-from headwater.server.tcp.connection import Part
 from headwater.server.tcp.fields import INT32, Fields, too_many
+from headwater.server.tcp.parts import Part
 from headwater.server.tcp.slots import Answer
 from headwater.server.tcp.subscription import stopping
 from headwater.views.finding import Results

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
 
 class Answer(NamedTuple):
-    """The answer to a request that had the connection for itself.
+    """The answer to a request that had the connection for itself; `then` is called when it is written.
 
-    `then` is called when it is written; `error` is what it tells of, for those who count; `counted`: they did already.
+    For those who count: `error` is what it tells of; `counted`: they did already. Where it answers several frames,
+    `errors` has what it tells of each, None for what went well.
     """
 
     data: bytes
     then: Callable[[], None] | None = None
     error: BaseException | None = None
     counted: bool = False
+    errors: Sequence[BaseException | None] = ()
 
 
 class Slot:
     """The place of one answer, or of several that come together, among those of its connection."""
 
-    __slots__ = ("begun", "counted", "data", "size", "then", "written")
+    __slots__ = ("begun", "count", "data", "size", "then", "written")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, count: int = 1) -> None:
         self.size = size  # of the frames that it answers
+        self.count = count  # of those frames
         self.data: bytes | None = None
         self.then: Callable[[], None] | None = None
-        self.counted = False  # by who answered it
         self.begun = perf_counter()
         self.written = False  # by another thread, which the loop has not heard of yet
 

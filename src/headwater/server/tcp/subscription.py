@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.format import protocol
 from headwater.server.tcp.answers import response, told
-from headwater.server.tcp.connection import Part
+from headwater.server.tcp.parts import Part
 from headwater.server.tcp.slots import Answer
 from headwater.server.tcp.unacked import Acked, Unacked
 

@@ -1,0 +1,53 @@
+"""CONNECT: the version that is spoken, and who somebody is."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+
+import headwater
+from headwater.errors import Unsupported
+from headwater.format import protocol
+from headwater.server.tcp.answers import response
+from headwater.server.tcp.fields import Fields
+from headwater.server.tcp.slots import Answer
+
+if TYPE_CHECKING:
+    from headwater.server.tcp.connection import Connection
+
+
+async def connect(connection: Connection, frame: dict[str, Any]) -> Answer:
+    """Tell the connection who is at its other end; raises Denied, and what else is against it."""
+    fields = Fields("CONNECT", frame, ("version", "username", "password", "token"))
+    if connection.connected:
+        raise fields.wrong("comes once")
+    version = fields.text("version", needed=True) or ""
+    if version.partition(".")[0] != protocol.VERSION.partition(".")[0]:
+        raise Unsupported(
+            f"version {version[:40]!r} of the protocol is not spoken here",
+            hint=f"it is {protocol.VERSION}",
+            code="unsupported_version",
+        )
+    headers = _credentials(fields)
+    store = connection.store
+    user = store.access.known(headers, connection.client)
+    if user is None:
+        user = await store.blocking(store.access.check, headers, connection.client)
+    connection.headers, connection.user_name = headers, user.name
+    connection.connected = True
+    uuid = str(store.engine.uuid)
+    return Answer(response(version=protocol.VERSION, server=f"headwater/{headwater.__version__}", uuid=uuid))
+
+
+def _credentials(fields: Fields) -> dict[str, str]:
+    """What CONNECT says of who it is, as the headers of HTTP would."""
+    name, password, token = fields.text("username"), fields.text("password"), fields.text("token")
+    if token is not None:
+        if name is not None or password is not None:
+            raise fields.wrong("has a token and a user", hint="give one of them")
+        return {"authorization": f"Bearer {token}"}
+    if name is None and password is None:
+        return {}
+    if name is None or password is None or ":" in name:
+        raise fields.wrong("needs 'username' and 'password', both", hint="and no colon in the name")
+    return {"authorization": f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"}

@@ -1,0 +1,164 @@
+"""What goes to a client: answers in the order of what they answer, and the frames of whatever is open.
+
+Each answer has a `Slot`; it is written when those before it are. Also counts them. Belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from itertools import groupby
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import HeadwaterError
+from headwater.server.http.errors import status_of
+from headwater.server.prompt import Way
+from headwater.server.tcp.slots import Answer, Slot
+
+if TYPE_CHECKING:
+    from headwater.server.tcp.connection import Connection
+
+METHOD = "TCP"  # what stands for a method in metrics and the access log
+
+
+class Outgoing:
+    """The way out of one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.slots: deque[Slot] = deque()
+        self.slots_bytes = 0  # of the frames that they answer
+        self.sent = 0
+        self.full = False
+        self.ended = False  # all is said: what is written now is for nobody
+        self.transport: Any = None
+        self._connection = connection
+        self._metrics = connection.store.metrics
+        self._emitted = self._metrics.route(METHOD, "EMIT").answered
+        self._way: Way | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing can be written any more."""
+        return self.ended or bool(self.transport.is_closing())
+
+    def slot(self, size: int, count: int = 1) -> Slot:
+        """The place of the answers to so many frames, of this size together."""
+        slot = Slot(size, count)
+        self.place(slot)
+        return slot
+
+    def place(self, slot: Slot) -> None:
+        """Let a slot be the last."""
+        self.slots.append(slot)
+        self.slots_bytes += slot.size
+
+    def fill(
+        self,
+        slot: Slot,
+        data: bytes,
+        type: str,
+        error: BaseException | None = None,
+        count: int = 1,
+        written: int = 0,
+    ) -> None:
+        """The answers to `count` frames are known: write them, and those that waited for them.
+
+        So many bytes of them were `written` by another thread.
+        """
+        self._count_bytes(written)
+        self._note(slot, type, error, count, (len(data) + written) // count)
+        self._deliver(slot, data)
+
+    def answer(self, slot: Slot, answer: Answer, type: str) -> None:
+        """The same with the answer of a request that had the connection for itself."""
+        errors = answer.errors or (answer.error,)
+        if not answer.counted:
+            for error, group in groupby(errors):
+                self._note(slot, type, error, len(list(group)), len(answer.data) // len(errors))
+        self._deliver(slot, answer.data)
+
+    def _note(self, slot: Slot, type: str, error: BaseException | None, count: int, size: int) -> None:
+        """Count the answers to `count` frames of a slot, each of so many bytes."""
+        status = 200
+        if error is not None:
+            status = status_of(error) if isinstance(error, HeadwaterError) else 500
+            self._metrics.failed(error.code if isinstance(error, HeadwaterError) else "internal", count)
+        seconds = perf_counter() - slot.begun
+        self._metrics.route(METHOD, type).answered(status, seconds, count)
+        access_log = self._metrics.access_log
+        if access_log is not None:
+            connection = self._connection
+            known = connection.client.address, connection.user_name, METHOD, type, type, status
+            for _ in range(count):
+                access_log.note(*known, slot.size // slot.count, size, seconds)
+
+    def _deliver(self, slot: Slot, data: bytes) -> None:
+        """Write an answer, if its turn has come, and those that waited for it."""
+        slot.data = data
+        slots = self.slots
+        ready = []
+        while slots and slots[0].data is not None:
+            done = slots.popleft()
+            self.slots_bytes -= done.size
+            ready.append(done)
+        if not ready:
+            return
+        self.write(b"".join([each.data for each in ready if each.data]))
+        for each in ready:
+            if each.then is not None:
+                each.then()
+
+    def passed(self, slot: Slot, count: int, size: int) -> bool:
+        """Another thread has written the answers of the only slot. The shortest way for what is done most.
+
+        False if it is not the only one, or more is to be noted: then it is to be filled.
+        """
+        if len(self.slots) > 1 or self._metrics.access_log is not None:
+            return False
+        self.slots.clear()
+        self.slots_bytes = 0
+        self._count_bytes(size)
+        self._emitted(200, perf_counter() - slot.begun, count)
+        return True
+
+    def way(self) -> Way | None:
+        """The socket for another thread to write to; None if others may write meanwhile, or with TLS."""
+        connection = self._connection
+        if self.slots or connection.parts or connection.client.secure or self.transport.get_write_buffer_size():
+            return None
+        if self._way is None:
+            self._way = Way(self.transport.get_extra_info("socket").fileno())
+        return self._way
+
+    def write(self, data: bytes) -> bool:
+        """Send frames; False when there is no more room: then wait for `Part.resume`, or `room`. Never raises."""
+        if data and not self.closing:
+            self._count_bytes(len(data))
+            self.transport.write(data)
+        return not self.full
+
+    async def room(self) -> None:
+        """Wait until the client has taken some of what was sent."""
+        while self.full and not self.closing:
+            if self._room is None:
+                self._room = self._connection.loop.create_future()
+            await asyncio.shield(self._room)
+
+    def resume(self) -> None:
+        """There is room again, or nobody any more."""
+        self.full = False
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    def lose(self) -> None:
+        """There is nobody any more."""
+        self.ended = True
+        self._way = None
+        self.slots_bytes = 0
+
+    def _count_bytes(self, size: int) -> None:
+        self.sent += size
+        self._metrics.bytes_sent += size

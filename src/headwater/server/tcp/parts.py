@@ -1,0 +1,49 @@
+"""What a connection has open beside its requests, and the frames that acknowledge what it sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwater.errors import HeadwaterError
+from headwater.format import protocol
+from headwater.server.metrics import Metrics
+from headwater.server.tcp.fields import INT32, Fields
+
+HEARD = {"ACKEV": ("subID", "seqNo", "partition"), "QUERYACK": ("queryID",)}  # the first names the part
+
+
+class Part:
+    """What a connection has open beside its requests: a subscription, a query. It writes frames when it likes."""
+
+    def acknowledge(self, fields: Fields) -> None:
+        """The client has received something. Raises what is wrong with the frame, which is only counted."""
+
+    def resume(self) -> None:
+        """There is room again."""
+
+    def stop(self) -> None:
+        """The server stops: tell the client, and let go of everything."""
+        self.close()
+
+    def close(self) -> None:
+        """The client has gone: let go of everything. May be called twice."""
+
+
+def _head(type: str) -> bytes:
+    """How a frame of this type begins, after its length, as nearly all clients write it."""
+    return b"\x02type\0" + protocol.LENGTH.pack(len(type) + 1) + type.encode() + b"\0"
+
+
+HEADS = tuple(_head(type) for type in HEARD)
+
+
+def hear(parts: dict[Any, Part], type: str, frame: dict[str, Any], metrics: Metrics) -> None:
+    """A frame that has no answer: what is wrong with it is only counted."""
+    names = HEARD[type]
+    try:
+        fields = Fields(type, frame, names)
+        part = parts.get((type, fields.integer(names[0], least=-INT32 - 1, most=INT32, needed=True)))
+        if part is not None:
+            part.acknowledge(fields)
+    except HeadwaterError as error:
+        metrics.failed(error.code)

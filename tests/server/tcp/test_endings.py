@@ -1,0 +1,400 @@
+"""How connections end: whoever ends them, whenever, what was asked is answered, and what they held is given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.limits import MIB, ServerLimits
+from headwater.server.tcp.answers import response
+from headwater.server.tcp.connection import LINGER_S, NEVER, Connection, Handler
+from headwater.server.tcp.parts import Part
+from headwater.server.tcp.slots import Answer
+from tests.server.tcp.driving import Driven, Transport, driven, until
+from tests.server.tcp.test_order import CONNECT, FRAMES, HANDLERS, Asked, cut, emit
+from tests.server.tcp.wire import frame
+
+LIMITS = ServerLimits(held_bytes_max=4 * MIB)
+LARGE = emit("a", event={"x": "y" * 300_000})
+PING = frame("PING")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
+    with driven(tmp_path_factory.mktemp("endings") / "data", LIMITS) as made:
+        for topic in ("a", "b"):
+            made.engine.create(topic)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_held(server: Driven) -> Iterator[None]:
+    server.access.known_each, server.access.removed = 1, False
+    yield
+    assert server.store.budget.held == 0
+    assert not server.connections.open
+    assert server.store.metrics.connections == 0
+
+
+def codes(transport: Transport) -> list[str]:
+    return [body.get("errCode", "ok") for _, body in transport.answers()]
+
+
+async def pull(connection: Connection, fields: dict[str, Any]) -> Answer:
+    """A request of several frames: it answers how many bytes those behind it have."""
+    return Answer(response(sizes=[len(await connection.next_frame()) for _ in range(fields["frames"])]))
+
+
+async def forever(_: Connection, __: dict[str, Any]) -> Answer:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+class Noisy(Part):
+    """A part that writes whatever happens."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.closed = 0
+        connection.parts["ACKEV", 1] = self
+
+    def resume(self) -> None:
+        self.connection.write(frame("RECEV", {"n": 1}))
+
+    def close(self) -> None:
+        self.closed += 1
+        self.connection.write(frame("SUBEND", {"subID": 1}))
+
+
+async def listen(connection: Connection, _: dict[str, Any]) -> Answer:
+    Noisy(connection)
+    return Answer(response())
+
+
+ALL: dict[str, Handler] = {**HANDLERS, "PULL": pull, "FOREVER": forever, "LISTEN": listen}
+
+
+@given(
+    asked=st.lists(st.sampled_from([*FRAMES, Asked("very large", LARGE, "ok", "a")]), max_size=8),
+    cuts=st.lists(st.floats(0, 1), max_size=6),
+    turns=st.lists(st.integers(0, 5), min_size=7, max_size=7),
+    taken=st.integers(1, 7),
+    known_each=st.sampled_from((1, 2)),
+)
+def test_whatever_a_lost_connection_held_is_given_back_once(
+    server: Driven, asked: list[Asked], cuts: list[float], turns: list[int], taken: int, known_each: int
+) -> None:
+    server.access.known_each = known_each
+    pieces = cut(CONNECT + b"".join(each.sent for each in asked), cuts)
+
+    async def drive() -> None:
+        with server.connection(ALL) as (connection, transport):
+            for piece, turn in list(zip(pieces, turns, strict=False))[:taken]:
+                connection.data_received(piece)
+                assert server.store.budget.held >= 0
+                for _ in range(turn):
+                    await asyncio.sleep(0)
+            connection.hold(1000)
+            transport.closed = True
+            connection.connection_lost(None)
+            assert server.store.budget.held == 0
+            connection.hold(-1000)  # by somebody who hears of it late
+            assert server.store.budget.held == 0
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert server.store.budget.held == 0
+
+    server.runner.run(drive())
+
+
+def test_a_large_frame_counts_while_it_comes_while_it_waits_and_while_it_is_stored(server: Driven) -> None:
+    async def drive() -> None:
+        budget = server.store.budget
+        with server.connection(ALL) as (connection, transport):
+            connection.data_received(CONNECT)
+            await until(lambda: codes(transport) == ["ok"])
+            connection.data_received(LARGE[:100_000])
+            assert budget.held == 100_000
+            connection.data_received(LARGE[100_000:])
+            assert len(LARGE) - 4 <= budget.held <= len(LARGE)
+            connection.data_received(LARGE)
+            assert budget.held >= 2 * len(LARGE) - 8
+            await until(lambda: codes(transport) == ["ok"] * 3)
+            assert budget.held == 0
+
+    server.runner.run(drive())
+
+
+def test_a_frame_that_is_too_much_for_all_connections_together_ends_its_own(server: Driven) -> None:
+    async def drive() -> None:
+        budget = server.store.budget
+        with server.connection(ALL) as (held, _), server.connection(ALL) as (connection, transport):
+            held.hold(4 * MIB - 100_000)
+            connection.data_received(CONNECT + PING)
+            await until(lambda: codes(transport) == ["ok", "ok"])
+            connection.data_received(PING + LARGE[:90_000])
+            assert not transport.over
+            connection.data_received(LARGE[90_000:180_000])
+            await until(lambda: transport.over)
+            assert codes(transport) == ["ok", "ok", "ok", "overloaded"]
+            assert budget.held == 4 * MIB - 100_000
+        with server.connection(ALL) as (held, _), server.connection(ALL) as (connection, transport):
+            held.hold(4 * MIB - 100_000)
+            connection.data_received(CONNECT + LARGE)
+            await until(lambda: transport.over)
+            assert codes(transport) == ["ok", "overloaded"]
+
+    server.runner.run(drive())
+
+
+def test_while_memory_is_scarce_a_connection_is_not_read_far_ahead(server: Driven) -> None:
+    async def drive() -> None:
+        with server.connection(ALL) as (held, _), server.connection(ALL) as (connection, transport):
+            connection.data_received(CONNECT + frame("FOREVER"))
+            await until(lambda: codes(transport) == ["ok"])
+            connection.data_received(PING * 4000)
+            assert transport.is_reading()
+            held.hold(3 * MIB)
+            connection.data_received(PING)
+            assert not transport.is_reading()
+            held.hold(-3 * MIB)
+            connection.go_on()
+            assert transport.is_reading()
+
+    server.runner.run(drive())
+
+
+def test_a_connection_is_not_read_far_ahead_of_its_answers(server: Driven) -> None:
+    async def drive() -> None:
+        for sent in (PING * (LIMITS.frames_waiting_max + 1), emit("a", event={"x": "y" * 60_000}) * 70):
+            with server.connection(ALL) as (connection, transport):
+                connection.data_received(CONNECT + frame("FOREVER"))
+                await until(lambda: codes(transport) == ["ok"])  # it is called here
+                assert transport.is_reading()
+                connection.data_received(sent)
+                assert not transport.is_reading()
+
+    server.runner.run(drive())
+
+
+def test_nobody_is_read_before_it_is_known_who_it_is(server: Driven) -> None:
+    async def drive() -> None:
+        with server.connection() as (connection, transport):
+            connection.data_received(frame("CONNECT", {"version": "1.0", "token": "x" * 70_000})[:100])
+            assert codes(transport) == ["frame_too_large"]
+            assert transport.answers()[0][1]["errFacts"]["maximum"] == 64 * 1024
+        server.access.known_each = 1000
+        with server.connection() as (connection, transport):
+            connection.data_received(CONNECT + LARGE[:1000])
+            assert not transport.is_reading()
+            await until(lambda: codes(transport) == ["ok"])
+            assert transport.is_reading()
+
+    server.runner.run(drive())
+
+
+def test_a_request_of_several_frames_gets_them_and_what_is_behind_waits(server: Driven) -> None:
+    async def drive() -> None:
+        big = frame("PING", {"x": b"y" * 5 * MIB})
+        asked = CONNECT + frame("PULL", {"frames": 3}) + PING
+        with server.connection(ALL) as (connection, transport):
+            server.store.budget.count(-4 * MIB)  # there is more room than the fixture's
+            connection.data_received(asked)
+            await until(lambda: codes(transport) == ["ok"])
+            assert transport.is_reading()
+            connection.data_received(big)  # more than may wait, but somebody wants it
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert transport.is_reading()
+            connection.data_received(LARGE + emit("a"))
+            await until(lambda: len(transport.answers()) == 3)
+            told, stored = transport.answers()[1:]
+            assert told[1]["sizes"] == [len(PING) - 4, len(big) - 4, len(LARGE) - 4]
+            assert "offset" in stored[1]
+            assert server.store.budget.held == -4 * MIB
+            server.store.budget.count(4 * MIB)
+
+    server.runner.run(drive())
+
+
+@pytest.mark.parametrize("end", ["eof", "stop", "refusal"])
+def test_a_request_that_waits_for_frames_ends_when_none_will_come(server: Driven, end: str) -> None:
+    async def drive() -> list[str]:
+        with server.connection(ALL) as (connection, transport):
+            connection.data_received(CONNECT + frame("PULL", {"frames": 2}) + PING)
+            await until(lambda: codes(transport) == ["ok"])
+            if end == "eof":
+                assert connection.eof_received()
+            elif end == "stop":
+                connection.stop()
+            else:
+                connection.data_received(b"\xff" * 4)
+            await until(lambda: transport.over)
+            return codes(transport)
+
+    told = {"eof": [], "stop": ["stopping"] * 2, "refusal": ["frame_too_large"] * 2}[end]  # its answer, and the reason
+    assert server.runner.run(drive()) == ["ok", *told]
+
+
+def test_a_user_that_was_removed_is_told_and_nothing_of_theirs_is_stored(server: Driven) -> None:
+    async def drive() -> None:
+        stored = server.engine.describe("a").events
+        for sent, told in (
+            (emit("a") + emit("a") + emit("b") + PING, ["unauthenticated"] * 2),
+            (frame("ASK") + emit("a"), ["unauthenticated"]),
+            (LARGE + emit("a"), ["unauthenticated"]),
+        ):
+            server.access.removed = False
+            with server.connection({**ALL, "ASK": ask}) as (connection, transport):
+                connection.data_received(CONNECT + emit("a"))
+                await until(lambda: codes(transport) == ["ok", "ok"])  # it is called here
+                stored += 1
+                server.access.removed = True
+                connection.data_received(sent)
+                await until(lambda: transport.over)  # as above
+                assert codes(transport) == ["ok", "ok", *told]
+        assert server.engine.describe("a").events == stored
+
+    async def ask(connection: Connection, _: dict[str, Any]) -> Answer:
+        await connection.require("read", "a")
+        return Answer(response())
+
+    server.runner.run(drive())
+
+
+def test_what_is_open_is_closed_and_cannot_write_once_all_is_said(server: Driven) -> None:
+    async def drive() -> None:
+        for end in ("stop", "refusal", "lost"):
+            with server.connection(ALL) as (connection, transport):
+                connection.data_received(CONNECT + frame("LISTEN"))
+                await until(lambda: codes(transport) == ["ok", "ok"])  # it is called here
+                part = connection.parts["ACKEV", 1]
+                assert isinstance(part, Noisy)
+                if end == "stop":
+                    connection.stop()
+                elif end == "refusal":
+                    connection.data_received(frame("HELLO"))
+                else:
+                    transport.closed = True
+                    connection.connection_lost(None)
+                assert part.closed
+                assert not connection.parts
+                part.resume()  # would fail if it were written
+            types = [type for type, _ in transport.answers()[2:]]
+            assert types == {"stop": ["SUBEND", "RESPONSE"], "refusal": ["RESPONSE"], "lost": []}[end]
+
+    server.runner.run(drive())
+
+
+def test_deadlines(server: Driven) -> None:
+    async def drive() -> None:
+        limits = server.store.limits
+
+        def left(connection: Connection) -> float:
+            return round(connection.deadline - server.loop.time(), 1)
+
+        with server.connection(ALL) as (connection, transport):
+            first = connection.deadline
+            assert left(connection) == limits.header_s
+            for piece in (CONNECT[:3], CONNECT[3:10]):  # a trickle gains no time
+                connection.data_received(piece)
+                assert connection.deadline == first
+            connection.expire()
+            assert codes(transport) == ["timeout"]
+            assert transport.sent_end
+            assert left(connection) == LINGER_S
+            connection.expire()
+            assert transport.was_aborted()
+        with server.connection(ALL) as (connection, transport):
+            connection.data_received(CONNECT)
+            await until(lambda: codes(transport) == ["ok"])
+            connection.data_received(PING)
+            assert left(connection) == limits.idle_s
+            connection.data_received(PING[:5])
+            assert left(connection) == limits.body_idle_s
+            connection.expire()
+            assert codes(transport) == ["ok", "ok", "timeout"]
+            assert "stands still" in transport.answers()[-1][1]["errMsg"]
+        with server.connection(ALL) as (connection, transport):
+            connection.data_received(CONNECT + frame("LISTEN"))
+            await until(lambda: codes(transport) == ["ok", "ok"])
+            connection.expire()  # it has a subscription
+            assert left(connection) == limits.idle_s
+            connection.data_received(frame("FOREVER"))
+            connection.parts.clear()
+            connection.expire()  # it has a request
+            assert left(connection) == limits.idle_s
+            assert connection.eof_received()
+            connection.expire()
+            assert transport.was_aborted()
+
+    server.runner.run(drive())
+
+
+def test_a_client_that_takes_nothing_is_cut_off(server: Driven) -> None:
+    async def drive() -> None:
+        with server.connection(ALL) as (connection, transport):
+            connection.data_received(CONNECT)
+            await until(lambda: codes(transport) == ["ok"])
+            transport._waiting = 100_000
+            connection.pause_writing()
+            connection.data_received(PING * 3)
+            assert codes(transport) == ["ok"]  # what it asks for waits too
+            assert not transport.is_reading()
+            transport._waiting = 90_000  # it takes something
+            connection.expire()
+            assert not transport.was_aborted()
+            assert round(connection.deadline - server.loop.time(), 1) == server.store.limits.write_s
+            connection.expire()
+            assert transport.was_aborted()
+        with server.connection(ALL) as (connection, transport):
+            connection.data_received(CONNECT)
+            await until(lambda: codes(transport) == ["ok"])
+            connection.pause_writing()
+            waiting = asyncio.ensure_future(connection.room())
+            connection.data_received(PING * 3)
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            transport.drain()
+            await waiting
+            assert codes(transport) == ["ok"] * 4
+            assert transport.is_reading()
+
+    server.runner.run(drive())
+
+
+def test_stopping_answers_what_was_asked_and_then_ends(server: Driven) -> None:
+    async def drive() -> None:
+        with server.connection(ALL) as (connection, transport), server.connection(ALL) as (idle, quiet):
+            connection.data_received(CONNECT + emit("a") * 10 + frame("WORK", {"turns": 5}) + emit("b") * 5 + PING[:9])
+            connection.stop()
+            idle.stop()
+            connection.data_received(emit("a"))
+            await until(lambda: transport.over)
+            assert codes(transport) == ["ok"] * 17 + ["stopping"]
+            assert codes(quiet) == ["stopping"]
+            connection.stop()  # once more
+            assert len(transport.answers()) == 18
+
+    server.runner.run(drive())
+
+
+def test_a_connection_too_many_is_told_so(server: Driven) -> None:
+    async def drive() -> None:
+        server.connections.stopping = True
+        with server.connection(ALL) as (connection, transport):
+            assert codes(transport) == ["stopping"]
+            assert transport.closed
+            assert connection.deadline == NEVER
+        server.connections.stopping = False
+        most, server.connections.limits = server.connections.limits, ServerLimits(connections_max=0)
+        with server.connection(ALL) as (_, transport):
+            assert codes(transport) == ["overloaded"]
+        server.connections.limits = most
+
+    server.runner.run(drive())
