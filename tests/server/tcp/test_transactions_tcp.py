@@ -343,6 +343,19 @@ def test_what_is_gathered_counts_as_held_and_is_given_back_once_however_it_ends(
                 assert fill(client) == room, f"after {end}"
 
 
+def test_what_is_being_committed_when_the_client_leaves_is_given_back_when_it_is_done(tmp_path: Path) -> None:
+    limits = {"held_bytes_max": HELD_BYTES_MAX}
+    with serving(tmp_path / "data", limits=limits) as server, wire(server.tcp_url) as client:
+        client.emit("t", {"n": 0})
+        room = fill(client)
+        for _ in range(3):
+            assert client.ask("ABORTTX", sessID=1)["ok"]
+            with wire(server.tcp_url) as leaving:
+                assert fill(leaving) == room
+                leaving.send(frame("COMMITTX", {"sessID": 1}))
+            wait_for(lambda: fill(client) == room or not client.ask("ABORTTX", sessID=1))
+
+
 def fill(client: Wire) -> int:
     """Begin a transaction and add as much as there is room for: how many events of 10 KiB."""
     begin(client)
