@@ -17,6 +17,7 @@ import pytest
 import headwater
 from headwater.client.address import Address
 from headwater.client.remote import Remote
+from headwater.client.transport import Transport
 from headwater.errors import Closed, Denied, HeadwaterError, Invalid, Unavailable, Unsupported
 from tests.server.people import SECRET, add
 from tests.server.process import served
@@ -36,17 +37,19 @@ def test_a_token_or_a_password_says_who_asks(tmp_path: Path) -> None:
             with headwater.open(url, token=token) as hw:
                 hw.append(topic, b"x")
                 assert [event.data for event in hw.read(topic)] == [b"x"]
-                for ask in (lambda hw=hw: hw.append("stock", b"x"), lambda hw=hw: hw.delete(topic)):  # noqa: B023
-                    with pytest.raises(Denied) as failed:
-                        ask()
-                    assert failed.value.code == "forbidden"
+                assert denied(hw.append, "stock", b"x") == denied(hw.delete, topic) == "forbidden"
             with headwater.open(url, user=("ada", SECRET)) as hw:
                 assert topic in hw.topics()
             for wrong in ({}, {"token": "x" * 20}, {"user": ("ada", "wrong")}):
-                for ask in (lambda hw: hw.topics(), lambda hw: hw.append("orders.eu", b"x" * 300_000)):
-                    with headwater.open(url, **wrong) as hw, pytest.raises(Denied) as failed:
-                        ask(hw)
-                    assert failed.value.code == "unauthenticated"
+                with headwater.open(url, **wrong) as hw:
+                    assert denied(hw.topics) == denied(hw.append, topic, b"x" * 300_000) == "unauthenticated"
+
+
+def denied(ask: Callable[..., object], *arguments: Any) -> str:
+    """The code of the error that it is not allowed."""
+    with pytest.raises(Denied) as failed:
+        ask(*arguments)
+    return failed.value.code
 
 
 def test_certificates_are_checked_on_both_sides(tmp_path: Path, made: Path) -> None:
@@ -351,6 +354,39 @@ def test_what_a_server_has_not_looked_at_is_asked_again_also_if_it_changes_somet
     answers = [OK + refusal("timeout"), OK + response(b"[]")]
     with double(lambda number: answers[number], "headwater") as url, headwater.open(url, timeout=2.0) as hw:
         assert hw.retain("t", before=0) == []
+
+
+@pytest.mark.parametrize(
+    ("opening", "pieces"),
+    [
+        (
+            OK + response(b"", more=True),
+            [frame("CALLBODY", {"data": b"whole", "more": True}), frame("CALLBODY", {"data": b"", "more": False})],
+        ),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", [b"5\r\nwhole\r\n", b"0\r\n\r\n"]),
+    ],
+)
+def test_a_part_of_a_piece_is_not_the_end_of_waiting(opening: bytes, pieces: list[bytes]) -> None:
+    scheme = "http" if opening.startswith(b"HTTP") else "headwater"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                for part in (opening, pieces[0][:3], pieces[0][3:] + pieces[1]):
+                    connection.sendall(part)
+                    time.sleep(0.1)  # so that it comes apart
+                connection.recv(1)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        transport = Transport(Address.parse(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"))
+        with transport.stream(("x",), accept="*/*") as stream:
+            assert stream.more(20.0) == [b"whole"]
+            assert stream.more(20.0) is None
+        transport.close()
+        serving.join(20)
 
 
 @pytest.mark.parametrize("event", [b"\xff not UTF-8", b"{ not JSON"])

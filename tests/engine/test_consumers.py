@@ -129,6 +129,20 @@ def test_ack_to_takes_a_partition_and_an_offset(hw: Engine) -> None:
             consumer.ack_to((1, 5))
 
 
+def test_ack_to_under_an_older_fence_acks_nothing(hw: Engine) -> None:
+    fill(hw, 10)
+    with now(hw) as consumer:
+        assert len(list(consumer)) == 10
+        fence = consumer.fences[0]
+        consumer.seek(3)
+        assert next(consumer).offset == 3
+        with pytest.raises(Fenced):
+            consumer.ack_to((0, 9), fence)
+        assert consumer.lag() == {0: 7}
+        consumer.ack_to((0, 4), consumer.fences[0])
+        assert consumer.lag() == {0: 5}
+
+
 def test_what_is_not_wanted_is_passed_over(hw: Engine) -> None:
     fill(hw, 5, types=["a", "b", "a", "b", "b"])
     with now(hw, type="a") as consumer:

@@ -13,8 +13,9 @@ from headwater.engine.engine import Engine
 from headwater.errors import Fenced, Unavailable
 from headwater.event import Event
 from headwater.limits import ServerLimits
+from headwater.server import member as member_module
 from headwater.server.http.consumers import LINES
-from headwater.server.member import RemoteMember
+from headwater.server.member import Bound, RemoteMember
 from headwater.server.members import Members
 from headwater.server.window import Window
 from tests.log.unsynced import open_unsynced
@@ -173,3 +174,55 @@ def test_a_window_counts_each_event_once() -> None:
     assert window.full
     window.hold({})
     assert (window.events, window.bytes, window.full) == (0, 0, False)
+
+
+# Bound to a connection
+
+
+@pytest.mark.parametrize("bound", [False, True])
+async def test_only_one_that_is_bound_to_its_connection_need_not_be_heard_of(
+    members: Members, bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = join(members, bound=Bound(10, lambda: None) if bound else None)
+    member.begin(Taker())
+    await member.look()
+    monkeypatch.setattr(member_module, "monotonic", lambda: monotonic() + 10_000)
+    if bound:
+        assert (await member.look()).held
+    else:
+        with pytest.raises(Fenced):
+            await member.look()
+
+
+@pytest.mark.parametrize("bound", [False, True])
+async def test_one_that_is_bound_has_failed_at_nothing_when_it_ends(hw: Engine, members: Members, bound: bool) -> None:
+    said = []
+    member, taker = join(members, bound=Bound(10, lambda: said.append(1)) if bound else None), Taker()
+    member.begin(taker)
+    await until(lambda: taker.chunks)
+    member.close()
+    await asyncio.to_thread(member.join)
+    with hw.consumer("c", "t") as consumer:
+        assert consumer.failures(next(consumer)) == (0 if bound else 1)
+    assert said == [1] * bound
+
+
+async def test_one_that_is_bound_ends_when_it_is_moved(hw: Engine, members: Members) -> None:
+    member, taker = join(members, bound=Bound(10, lambda: None)), Taker()
+    member.begin(taker)
+    await until(lambda: taker.chunks)
+    hw.seek("c", "t", 0)
+    await until(lambda: taker.ended)
+    assert b"was taken over, or moved" in taker.chunks[-1]
+
+
+async def test_one_that_is_bound_sends_as_many_as_it_is_told(hw: Engine, members: Members) -> None:
+    member, taker = join(members, bound=Bound(2, lambda: None)), Taker()
+    member.begin(taker)
+    await until(lambda: taker.chunks)
+    state = await member.look()
+    assert (state.sent, state.full) == (2, True)
+    member.consumer.ack_to((0, 0))
+    member.done(0, 0, 1)
+    await until(lambda: member.state.sent == 3)
+    del hw

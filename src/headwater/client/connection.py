@@ -12,6 +12,7 @@ import select
 import socket
 import ssl
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -19,6 +20,7 @@ from headwater.client.address import Address
 
 RECEIVE_BYTES = 64 * 1024  # the system is asked anew for more memory than that, each time
 JOIN_BYTES_MAX = 64 * 1024  # up to this, one call sends head and body
+TICK_S = 0.001  # what is waited for at least: no time at all is another thing to a socket
 # A peer that vanished (power, network) is noticed after a minute, also by who only waits.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
@@ -87,17 +89,14 @@ class Connection(ABC):
 
     def more(self, wait_s: float | None) -> list[bytes] | None:
         """What has come of the body; waits for it so long. Empty when nothing came; None when all was taken."""
-        found = self._taken()
-        if found:
-            return found
-        if self.ended:
-            return None
-        self.timeout(wait_s)
-        try:
-            self._feed(timed=True)
-        except TimeoutError:
-            return []
-        return self._taken()
+        until_s = None if wait_s is None else time.monotonic() + wait_s
+        while not self._body and not self.ended:  # something may come that is no whole piece
+            self.timeout(None if until_s is None else max(until_s - time.monotonic(), TICK_S))
+            try:
+                self._feed(timed=True)
+            except TimeoutError:
+                return []
+        return self._taken() or None
 
     def body(self) -> bytes:
         """The rest of the body. Raises Broken."""

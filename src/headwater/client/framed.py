@@ -21,6 +21,8 @@ from headwater.limits import FRAME_BYTES_MAX
 PIECE_BYTES = 256 * 1024  # of a body in one frame
 # Said of the connection itself: what was asked was not looked at, and may be asked on another one.
 ENDED = ("stopping", "timeout")
+# After these it ends too, though they answer what was asked.
+LAST = ("bad_frame", "frame_too_large", "not_connected", "too_deep", "unauthenticated", "unknown_frame")
 AGAIN_KINDS = ("Unavailable", "Closed")  # which HTTP tells by a status that says to try again
 
 _encode_error = msgspec.json.Encoder(enc_hook=str).encode
@@ -110,6 +112,7 @@ class FramedConnection(Connection):
             self._take_response(frame)
         elif type == "CALLRESPONSE" and not self.headed and not self._connecting:
             self.status, self.headers, self.headed = frame.get("status", 0), frame.get("headers", {}), True
+            self.keep = self.keep and self.status != 401
             self._take_body(frame, "body")
         elif type == "CALLBODY" and self.headed and not self.ended:
             self._take_body(frame, "data")
@@ -128,7 +131,7 @@ class FramedConnection(Connection):
         if ok and connecting:
             return
         self.headed = self.ended = True
-        self.keep = self.keep and not connecting
+        self.keep = self.keep and not connecting and frame.get("errCode") not in LAST
         self.told = frame
         self.status = 200 if ok else 503 if frame.get("errKind") in AGAIN_KINDS else 400
         if not ok:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bson
 import pytest
 
 import headwater
+from headwater.limits import DEFAULTS
+from headwater.server.access import Open
+from headwater.server.metrics import Metrics
+from headwater.server.settings import Settings
+from headwater.server.store import Store
+from headwater.server.tcp import durable
+from headwater.views.local import Local
 from tests.server import people
 from tests.server.process import served
 from tests.server.serving import Server, serving
@@ -278,6 +287,35 @@ def test_a_client_that_goes_before_it_is_answered_leaves_nothing(server: Server,
     with wire(server.tcp_url) as client:
         subscribe(client, topic)
         assert numbers(client, 3) == [0, 1, 2]
+
+
+async def test_a_client_that_is_cut_off_while_the_consumer_is_joined_leaves_nothing(tmp_path: Path) -> None:
+    loop, joining, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    with Local(tmp_path / "data", limits=DEFAULTS) as engine:
+        engine.append("t", b"x")
+        store = Store(engine, Open(), Settings(), Metrics())
+        join = store.members.join
+
+        def slowly(*args: Any, **options: Any) -> Any:
+            loop.call_soon_threadsafe(joining.set)
+            go_on.wait()
+            return join(*args, **options)
+
+        store.members.join = slowly  # type: ignore[method-assign]
+        connection: Any = SimpleNamespace(store=store, limits=store.limits, loop=loop, parts={})
+        task = loop.create_task(durable.subscribe(connection, "", "d", "t", False, "earliest", {}))
+        await joining.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        (owner,) = store.durable.values()
+        go_on.set()
+        async with asyncio.timeout(20):
+            await owner.left.wait()
+        assert not store.durable
+        assert len(store.members) == 0
+        assert engine.consumers("t")[0].owner is None
+        await store.close()
 
 
 def test_what_another_process_holds_comes_when_it_lets_go(server: Server, topic: str) -> None:

@@ -371,7 +371,11 @@ def test_nothing_comes_after_the_answer_to_unsubscribe(server: Server, client: W
     while (got := client.receive())[0] == "RECEV":
         pass
     assert got == ("RESPONSE", {"ok": True})
-    client.emit(topic, {"n": 900})
+    other = subscribe(client, topic)
+    for n in range(900, 910):  # what the other has had, the first would have had, too
+        client.send(frame("EMIT", {"streamName": topic, "eventType": "t", "event": {"n": n}}))
+        seen = {body.get("subID") for _, body in (client.receive(), client.receive())}
+        assert seen == {None, other}
     assert quiet(client)
     assert client.ask("UNSUBSCRIBE", subID=id)["errCode"] == "subscription_not_found"
 
