@@ -130,16 +130,6 @@ def test_piece_by_piece_is_as_good_as_whole(raw: bytes, before: int, scope: bool
     assert (code_of(large, protocol.check) == "") == accepted(large)
 
 
-def test_a_reference_is_checked_as_a_whole() -> None:
-    for ref, fine in ((text(b"c"), True), (b"\1\0\0\0\2", False)):
-        fields = [(2, b"$ref", ref), (2, b"x", text(b"y" * 70_000)), (0x0A, b"$id", b"")]
-        raw = document([(3, b"a", document(fields))])
-        assert accepted(raw) is fine
-        assert (code_of(raw, protocol.check) == "") is fine
-    wrong = document([(3, b"a", document([(8, b"$ref", b"\1"), (2, b"x", text(b"y" * 70_000)), (0x0A, b"$id", b"")]))])
-    assert (code_of(wrong, protocol.check) == "") == accepted(wrong)
-
-
 def test_only_an_emit_may_have_large_documents() -> None:
     many = array([(3, document([]))] * 150_000)
     assert len(many) > MIB

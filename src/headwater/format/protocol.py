@@ -31,7 +31,6 @@ _CODE = 0x0F  # a text and a document, with a length of both
 _FIXED = {0x01: 8, 0x06: 0, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16, 0x7F: 0, 0xFF: 0}
 _TEXTS = frozenset((0x02, 0x0D, 0x0E))  # a length, without itself, and so many bytes
 _NESTED = frozenset((DOCUMENT, ARRAY))
-_REFERENCE = b"$ref\0"
 _LEVELS = frozenset((DOCUMENT, ARRAY, _CODE))
 
 
@@ -157,7 +156,7 @@ def check(raw: bytes) -> None:
     waiting = [(0, len(raw))]
     while waiting:
         start, end = waiting.pop()
-        if end - start <= PIECE_BYTES or _is_reference(raw, start, end):
+        if end - start <= PIECE_BYTES:
             _decoded(raw[start:end])
             continue
         first = last = start + 4  # of the fields that are decoded together
@@ -199,13 +198,6 @@ def _document(fields: bytes) -> bytes:
 def _code(text: bytes) -> bytes:
     """Code with an empty scope; `text` has its length before it."""
     return LENGTH.pack(4 + len(text) + len(EMPTY)) + text + EMPTY
-
-
-def _is_reference(raw: bytes, start: int, end: int) -> bool:
-    """Whether the codec makes one object of a document, which can be wrong although its fields are right."""
-    if raw.find(_REFERENCE, start, end) < 0:
-        return False
-    return any(raw.startswith(_REFERENCE, at + 1) for at, _, _, _ in _walk(raw, start, end))
 
 
 def _walk(raw: bytes, start: int, most: int) -> Iterator[tuple[int, int, int, int]]:

@@ -76,7 +76,12 @@ async def listen(connection: Connection, _: dict[str, Any]) -> Answer:
     return Answer(response())
 
 
-ALL: dict[str, Handler] = {**HANDLERS, "PULL": pull, "FOREVER": forever, "LISTEN": listen}
+async def keep(connection: Connection, _: dict[str, Any]) -> Answer:
+    await connection.next_frame()
+    return await forever(connection, {})
+
+
+ALL: dict[str, Handler] = {**HANDLERS, "PULL": pull, "KEEP": keep, "FOREVER": forever, "LISTEN": listen}
 
 
 @given(
@@ -108,6 +113,19 @@ def test_whatever_a_lost_connection_held_is_given_back_once(
         for _ in range(5):
             await asyncio.sleep(0)
         assert server.store.budget.held == 0
+
+    server.runner.run(drive())
+
+
+def test_a_frame_that_a_request_has_taken_is_given_back_when_its_client_is_lost(server: Driven) -> None:
+    async def drive() -> None:
+        with server.connection(ALL) as (connection, transport):
+            connection.data_received(CONNECT + frame("KEEP") + LARGE)
+            await until(lambda: not connection._queue)
+            assert server.store.budget.held > len(LARGE)
+            transport.closed = True
+            connection.connection_lost(None)
+            assert server.store.budget.held == 0
 
     server.runner.run(drive())
 
@@ -227,7 +245,7 @@ def test_a_request_that_waits_for_frames_ends_when_none_will_come(server: Driven
     async def drive() -> list[str]:
         with server.connection(ALL) as (connection, transport):
             connection.data_received(CONNECT + frame("PULL", {"frames": 2}) + PING)
-            await until(lambda: codes(transport) == ["ok"])
+            await until(lambda: connection._pull is not None)
             if end == "eof":
                 assert connection.eof_received()
             elif end == "stop":

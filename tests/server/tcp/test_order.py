@@ -187,3 +187,23 @@ def test_frames_are_answered_and_take_effect_in_their_order(
     assert lengths(server) == stored
     assert server.store.budget.held == 0
     assert not server.connections.open
+
+
+@pytest.mark.parametrize("asked", FRAMES, ids=lambda asked: asked.name)
+def test_each_frame_is_answered_and_what_is_behind_one_that_ends_is_not_begun(server: Driven, asked: Asked) -> None:
+    server.access.known_each = 1
+    before = server.engine.describe("b").events
+
+    async def drive() -> list[str]:
+        with server.connection(HANDLERS) as (connection, transport):
+            connection.data_received(CONNECT)
+            connection.data_received(emit("a") + asked.sent + emit("b"))
+            if not connection.eof_received():
+                transport.close()
+            await until(lambda: transport.over)
+            await asyncio.sleep(0.001)
+            return [body.get("errCode", "ok") for _, body in transport.answers()]
+
+    told = ["ok", "ok", *([asked.told] if asked.told is not None else []), *([] if asked.ends else ["ok"])]
+    assert server.runner.run(drive()) == told
+    assert server.engine.describe("b").events == before + (not asked.ends) + (asked.topic == "b")

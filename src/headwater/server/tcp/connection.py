@@ -410,8 +410,6 @@ class Connection(asyncio.Protocol):
 
         What a lost connection held was given back when it was lost: what is given back later counts no more.
         """
-        if self._lost:
-            return
         if size > 0:
             self.store.budget.check(size)
         self._held += size
