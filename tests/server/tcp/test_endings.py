@@ -253,6 +253,7 @@ def test_a_request_that_waits_for_frames_ends_when_none_will_come(server: Driven
             else:
                 connection.data_received(b"\xff" * 4)
             await until(lambda: transport.over)
+            assert not transport.was_aborted()
             return codes(transport)
 
     told = {"eof": [], "stop": ["stopping"] * 2, "refusal": ["frame_too_large"] * 2}[end]  # its answer, and the reason
@@ -331,6 +332,7 @@ def test_deadlines(server: Driven) -> None:
         with server.connection(ALL) as (connection, transport):
             connection.data_received(CONNECT)
             await until(lambda: codes(transport) == ["ok"])
+            assert left(connection) == limits.idle_s  # no more that for CONNECT
             connection.data_received(PING)
             assert left(connection) == limits.idle_s
             connection.data_received(PING[:5])

@@ -316,6 +316,7 @@ class Connection(asyncio.Protocol):
         slot.then = found.then
         self.out.answer(slot, found, type)
         self.go_on()
+        self._wait_for_more()
 
     async def _answer_large(self, raw: bytes) -> tuple[str, Answer]:
         """A frame that is decoded in another thread; not many at once, because they take the interpreter in turns."""
