@@ -171,3 +171,17 @@ def test_a_frame_is_a_type_and_a_document_and_nothing_else() -> None:
         assert code_of(wrong) == "bad_frame"
         if wrong[:30] != document([(2, b"type", text(b"\xff")), (3, b"frame", document([]))])[:30]:
             assert code_of(wrong, protocol.parts) == "bad_frame"
+
+
+@given(st.sampled_from(["QUERYRESULT", "X"]), st.dictionaries(st.text("abc", max_size=3), st.integers(0, 9)), documents)
+def test_a_document_that_is_put_into_a_frame_is_there_byte_for_byte(
+    type: str, fields: dict[str, int], raw: bytes
+) -> None:
+    framed = protocol.encode_around(type, fields, "result", raw)
+    assert struct.unpack_from(">I", framed)[0] == len(framed) - 4
+    whole = protocol.elements(framed[4:], 0)
+    assert list(whole) == [b"type", b"frame"]
+    inner = protocol.elements(framed[4:], whole[b"frame"][1])
+    assert [name.decode() for name in inner] == [*fields, "result"]
+    _, start, end = inner[b"result"]
+    assert framed[4:][start:end] == raw

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headwater.errors import TooLarge
+from headwater.errors import Closed, TooLarge
 from headwater.views import finding
 from headwater.views.codec import decode, encode
 from headwater.views.keys import index_key, order_of
@@ -324,6 +324,26 @@ paths = st.sampled_from(["a", "a", "a", "b", "a.a", "a.b", "a.0", "b.a", "ü", "
 sorts = st.lists(st.tuples(st.sampled_from(["", "-"]), paths).map("".join), max_size=3)
 
 
+def test_results_are_counted_before_the_first_and_come_as_they_are_stored(some: Filling) -> None:
+    binder = some.hw.binder(some.name)
+    for match in (None, {"by.name": {"$exists": True}}):
+        with binder.results(match) as results:
+            some.put({"ann": {"total": 0}, "zoe": {"total": 1, "by": {"name": "Zoe"}}})
+            found = {each.id: (each.version, each.data) for each in results}
+            assert results.count == len(found)
+        some.put({"zoe": None, "ann": SOME["ann"]})
+        assert found["bob"] == (1, encode(SOME["bob"]))
+        assert found["ann"][1] == encode(SOME["ann"])
+        assert "zoe" not in found
+
+
+def test_results_that_nobody_wants_any_more_are_not_looked_for(some: Filling) -> None:
+    looked = iter([False, False, True])
+    with pytest.raises(Closed):
+        some.hw.binder(some.name).results({"total": 42}, over=lambda: next(looked))
+    assert next(looked, None) is None
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_indexes_change_nothing_but_the_time(pair: tuple[Local, Filling, Filling], data: st.DataObject) -> None:
@@ -345,6 +365,8 @@ def test_indexes_change_nothing_but_the_time(pair: tuple[Local, Filling, Filling
             end = None if limit is None else skip + limit
             assert ids(binder.find(match, sort=sort, skip=skip, limit=limit)) == expected[skip:end]
             assert binder.count(match) == len(expected)
+            with binder.results(match, sort=sort, skip=skip, limit=limit) as results:
+                assert (results.count, [each.id for each in results]) == (len(expected[skip:end]), expected[skip:end])
 
 
 def test_the_planner_uses_indexes_for_what_is_compared_with_the_plain_way(

@@ -182,8 +182,9 @@ def test_acknowledging_what_was_not_sent_brings_no_more(client: Wire) -> None:
     client.send(acks(100, id=7))
     client.send(frame("QUERYACK"), frame("QUERYACK", {"queryID": "1"}), frame("QUERYACK", {"queryID": 1, "x": 2}))
     quiet(client)
-    client.send(acks(100))
+    client.send(acks(200))  # which arrive together, before more is sent
     results(client, 100, acknowledge=False)
+    quiet(client)
     client.send(acks(1000))
     results(client, 50, acknowledge=False)
     quiet(client)
@@ -348,6 +349,29 @@ def test_a_slow_client_has_the_server_hold_little(tmp_path: Path) -> None:
             results(client, 1)
             most = max(most, server.anonymous_bytes())
         assert most - before < 28 * 1024 * 1024  # of which 16 are the cache of SQLite
+
+
+def test_a_document_too_deep_for_a_frame_ends_a_query_and_a_subscription(tmp_path: Path) -> None:
+    deep = App()
+
+    @deep.projection("things", "baskets")
+    def thing(doc: Any, event: headwater.Event) -> Any:  # noqa: ARG001
+        found: dict[str, Any] = {}
+        for _ in range(event.value["levels"]):
+            found = {"in": found}
+        return found
+
+    with Local(tmp_path / "data") as hw:
+        hw.append_many("things", [{"levels": 97}, {"levels": 98}], keys=["a", "b"])
+        deep.catch_up(hw)
+    with serving(tmp_path / "data") as server, wire(server.tcp_url) as client:
+        assert ask(client) == 2
+        type, told = client.receive()
+        assert (type, told["errCode"]) == ("QUERYEND", "too_deep")
+        assert ask(client, limit=1) == 1
+        results(client, 1)
+        assert client.ask("SUBSCRIBE", binder="baskets", after="")["errCode"] == "too_deep"
+        quiet(client)
 
 
 def test_documents_are_for_those_who_may_read_them(tmp_path: Path) -> None:

@@ -176,10 +176,11 @@ def test_a_transaction_that_is_open_cannot_be_begun_and_one_that_is_not_cannot_b
 def test_transactions_on_one_connection_do_not_mix(client: Wire, log: Engine, topic: str) -> None:
     for session in range(5):
         begin(client, session)
+    alone = [frame("EMIT", {"streamName": topic, "eventType": "t", "event": {"n": n}}) for n in range(50)]
+    client.send(*(piece for n in range(50) for piece in (emit(f"{topic}-{n % 3}", n, n % 5), alone[n])))
     for n in range(50):
-        client.send(emit(f"{topic}-{n % 3}", n, n % 5))
-        client.send(frame("EMIT", {"streamName": topic, "eventType": "t", "event": {"n": n}}))
-    assert [client.receive()[1]["ok"] for _ in range(100)] == [True] * 100
+        assert client.receive()[1] == {"ok": True}
+        assert client.receive()[1]["offset"] == n
     for session in (3, 1, 4):
         told = client.ask("COMMITTX", sessID=session)
         assert [ref["streamName"] for ref in told["refs"]] == [f"{topic}-{n % 3}" for n in range(session, 50, 5)]
@@ -340,6 +341,19 @@ def test_what_is_gathered_counts_as_held_and_is_given_back_once_however_it_ends(
                 else:
                     assert client.ask(end, sessID=1)["ok"]
                 assert fill(client) == room, f"after {end}"
+
+
+def test_what_is_being_committed_when_the_client_leaves_is_given_back_when_it_is_done(tmp_path: Path) -> None:
+    limits = {"held_bytes_max": HELD_BYTES_MAX}
+    with serving(tmp_path / "data", limits=limits) as server, wire(server.tcp_url) as client:
+        client.emit("t", {"n": 0})
+        room = fill(client)
+        for _ in range(3):
+            assert client.ask("ABORTTX", sessID=1)["ok"]
+            with wire(server.tcp_url) as leaving:
+                assert fill(leaving) == room
+                leaving.send(frame("COMMITTX", {"sessID": 1}))
+            wait_for(lambda: fill(client) == room or not client.ask("ABORTTX", sessID=1))
 
 
 def fill(client: Wire) -> int:

@@ -72,6 +72,7 @@ class ChangeSubscription(Subscription):
         if change.version is not None:
             fields["version"] = Int64(change.version)
         frame = protocol.encode("RECEV", {**fields, "event": change.data or {}})
+        protocol.check_depth(frame[protocol.PREFIX.size :])
         self._encoded += 1
         return frame
 

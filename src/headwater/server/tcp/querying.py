@@ -214,6 +214,7 @@ class Querying(Part):
         assert self._results is not None
         frames, size = [], 0
         for each in islice(self._results, self._connection.limits.query_unacked_max):
+            protocol.check_depth(each.data, 3)
             fields = {"queryID": self.id, "id": each.id, "version": Int64(each.version)}
             frames.append(protocol.encode_around("QUERYRESULT", fields, "result", each.data))
             size += len(each.data)
