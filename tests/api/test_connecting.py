@@ -374,9 +374,9 @@ def test_a_part_of_a_piece_is_not_the_end_of_waiting(opening: bytes, pieces: lis
             connection, _ = listener.accept()
             with connection:
                 connection.recv(65_536)
-                connection.sendall(opening + pieces[0][:3])
-                time.sleep(0.2)  # so that it comes apart
-                connection.sendall(pieces[0][3:] + pieces[1])
+                for part in (opening, pieces[0][:3], pieces[0][3:] + pieces[1]):
+                    connection.sendall(part)
+                    time.sleep(0.1)  # so that it comes apart
                 connection.recv(1)
 
         serving = threading.Thread(target=serve)

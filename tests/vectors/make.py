@@ -1,6 +1,6 @@
 """Make the golden files of this directory from fixed inputs: `python -m tests.vectors.make`.
 
-Run it only when docs/FORMAT.md changes: what is written once must be readable for ever.
+Run it only when docs/FORMAT.md or docs/PROTOCOL.md change: what is written once must be readable for ever.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from headwater.format.producers import Answer, Known, Producer
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import Store, Topic, TopicSettings
 from headwater.format.tail import Slot
+from tests.vectors import tcp
 
 HERE = Path(__file__).parent
 TICKS = 139_271_094_615_000_000  # 2024-02-13T09:31:01.500000Z
@@ -41,7 +42,7 @@ Rows = Sequence[tuple[str, bytes | None, bytes, bytes | None]]
 
 def vectors() -> dict[str, Vector]:
     """The bytes and the meaning of every golden file, by its name."""
-    return {**_batches(), **_frames(), **_files()}
+    return {**_batches(), **_frames(), **_files(), **tcp.vectors()}
 
 
 def main() -> None:

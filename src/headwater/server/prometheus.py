@@ -82,10 +82,12 @@ def _appends(metrics: Metrics) -> Iterator[Metric]:
 
 def _requests(metrics: Metrics) -> Iterator[Metric]:
     requests = CounterMetricFamily(
-        "headwater_http_requests", "Requests that were answered.", labels=["method", "route", "status"]
+        "headwater_http_requests", "Requests that were answered, over TCP too.", labels=["method", "route", "status"]
     )
     seconds = HistogramMetricFamily(
-        "headwater_http_request_seconds", "From a request's head to its answer's.", labels=["method", "route"]
+        "headwater_http_request_seconds",
+        "From a request's head, or its frame, to its answer's.",
+        labels=["method", "route"],
     )
     for meter in metrics.routes.copy().values():
         label = [meter.method, meter.route or OTHER]
@@ -99,12 +101,12 @@ def _requests(metrics: Metrics) -> Iterator[Metric]:
 
 
 def _connections(metrics: Metrics) -> Iterator[Metric]:
-    yield _gauge("headwater_http_connections", "Connections that are open.", metrics.connections)
+    yield _gauge("headwater_http_connections", "Connections that are open, over HTTP and TCP.", metrics.connections)
     for name, told, value in (
         ("headwater_http_connections_accepted", "Connections that were accepted.", metrics.connections_accepted),
         ("headwater_http_connections_refused", "Connections that were too many.", metrics.connections_refused),
-        ("headwater_http_received_bytes", "Bytes of bodies that came.", metrics.bytes_received),
-        ("headwater_http_sent_bytes", "Bytes of bodies that went.", metrics.bytes_sent),
+        ("headwater_http_received_bytes", "Bytes that came.", metrics.bytes_received),
+        ("headwater_http_sent_bytes", "Bytes of bodies and frames that went.", metrics.bytes_sent),
         ("headwater_deliveries", "Events that were handed to live streams.", metrics.live.events),
         ("headwater_delivery_bytes", "Bytes that were handed to live streams.", metrics.live.bytes),
         ("headwater_delivery_gaps", "Times that retention passed a live stream.", metrics.live.gaps),

@@ -256,6 +256,8 @@ def test_a_client_that_leaves_amid_its_body_has_appended_nothing(server: Server)
     with wire(server.tcp_url) as client:
         ask(client, "PUT", "/topic/left")
         client.send(call("POST", "/topic/left/items", body=b"x" * 100, more=True))
+        for _ in range(5):
+            open_connections(server)  # by now, the server waits for more
         client.socket.shutdown(socket.SHUT_WR)
         head, body = answer(client)
         assert (head["status"], json.loads(body)["code"]) == (400, "disconnected")
@@ -373,6 +375,25 @@ def test_a_server_that_stops_ends_answers_properly(tmp_path: Path) -> None:
         head, body = answer(uploading)
         assert (head["status"], json.loads(body)["code"]) == (503, "stopping")
         assert server.process.wait(WAIT_S) == 0
+
+
+def test_a_body_that_stands_still_is_given_up_and_an_answer_that_waits_is_not(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path / "data", limits={"idle_s": 0.3, "body_idle_s": 0.3}) as server,
+        wire(server.tcp_url) as waiting,
+        wire(server.tcp_url) as uploading,
+    ):
+        server.http.put("/topic/still").raise_for_status()
+        target = "/topic/still/items?wait_for_more=true"
+        waiting.send(call("GET", target, headers={"Accept": "application/x-ndjson"}))
+        assert waiting.receive()[1]["more"]
+        uploading.send(call("POST", "/topic/still/items", body=b"x", more=True))
+        head, body = answer(uploading)
+        assert (head["status"], json.loads(body)["code"]) == (408, "timeout")
+        assert uploading.closed()
+        server.http.post("/topic/still/items", content=b"at last").raise_for_status()
+        kind, told = waiting.receive()
+        assert (kind, told["more"]) == ("CALLBODY", True)
 
 
 def test_the_access_log_and_the_metrics_tell_of_the_request_itself(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from headwater.server.tcp.emitter import Emitter
 from headwater.server.tcp.fields import Fields
 from headwater.server.tcp.incoming import LARGE_BYTES, Incoming
 from headwater.server.tcp.outgoing import Outgoing
-from headwater.server.tcp.parts import HEADS, HEARD, Part, hear
+from headwater.server.tcp.parts import HEADS, HEARD, SMALL_BYTES, Part, hear, hear_small
 from headwater.server.tcp.slots import Answer, Slot
 
 if TYPE_CHECKING:
@@ -193,7 +193,10 @@ class Connection(asyncio.Protocol):
             self._emits.add(raw)
         elif self.connected and len(raw) <= LARGE_BYTES and raw.startswith(HEADS, 4):
             try:
-                hear(self.parts, *protocol.decode(raw), self._metrics)
+                if len(raw) <= SMALL_BYTES:
+                    hear_small(self.parts, raw, self._metrics)
+                else:
+                    hear(self.parts, *protocol.decode(raw), self._metrics)
             except HeadwaterError as error:
                 self._refuse(error)
         else:

@@ -146,7 +146,7 @@ def _learn(raw: bytes, topic: str, limits: Limits) -> tuple[Emit, Mapping[str, S
     spans = {small(_text(name)): span for name, span in inner.items()}
     event = spans.get("event")
     try:
-        binary = "content" in spans and _value(raw, spans["content"]) != "bson"
+        binary = "content" in spans and _value(raw, spans["content"]) not in (None, "bson")
         if event is None or (not binary and event[0] != DOCUMENT):
             raise Invalid("EMIT needs a document for 'event'", code="bad_field")
         values = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from uuid import UUID
 
 from headwater.errors import Invalid, Unavailable
 
@@ -41,9 +42,9 @@ class Fields:
 
     def text(self, name: str, *, needed: bool = False) -> str | None:
         value = self._get(name, needed)
-        if value is not None and not isinstance(value, str):
+        if value is not None and value.__class__ is not str:  # code of BSON is a string of another class
             raise self.wrong(f"needs a string for {name!r}")
-        return value
+        return value  # type: ignore[no-any-return]  # it is one
 
     def integer(self, name: str, *, least: int = 0, most: int = INT64, needed: bool = False) -> int | None:
         """A whole number: of 32 or 64 bits, or a double without a fraction, which is all that some languages have."""
@@ -69,11 +70,15 @@ class Fields:
         return value
 
     def data(self, name: str) -> bytes | str | None:
-        """Bytes, or text."""
+        """Bytes, or text. Binary data of any subtype is bytes, also that of a UUID."""
         value = self._get(name, False)
-        if value is not None and not isinstance(value, bytes | str):
+        if isinstance(value, UUID):
+            return value.bytes
+        if isinstance(value, bytes):
+            return bytes(value)
+        if value is not None and value.__class__ is not str:
             raise self.wrong(f"needs binary data or a string for {name!r}")
-        return value
+        return value  # type: ignore[no-any-return]  # it is one
 
     def value(self, name: str) -> Any:
         """Whatever it is."""

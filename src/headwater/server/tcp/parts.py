@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from headwater.errors import HeadwaterError
@@ -34,15 +35,42 @@ def _head(type: str) -> bytes:
     return b"\x02type\0" + protocol.LENGTH.pack(len(type) + 1) + type.encode() + b"\0"
 
 
+SMALL_BYTES = 128  # a frame that is worth remembering
 HEADS = tuple(_head(type) for type in HEARD)
+
+
+@lru_cache(maxsize=256)  # who acknowledges one by one sends the same bytes again and again
+def understood(raw: bytes) -> tuple[str, Fields | HeadwaterError]:
+    """What a small frame says that has no answer, or what is wrong with it. Raises as decoding does."""
+    type, frame = protocol.decode(raw)
+    try:
+        return type, Fields(type, frame, HEARD[type])
+    except HeadwaterError as error:
+        return type, error
+
+
+def hear_small(parts: dict[Any, Part], raw: bytes, metrics: Metrics) -> None:
+    """A small frame that has no answer and begins with one of `HEADS`. Raises what is no frame."""
+    type, fields = understood(raw)
+    if isinstance(fields, HeadwaterError):
+        metrics.failed(fields.code)
+    else:
+        _hear(parts, type, fields, metrics)
 
 
 def hear(parts: dict[Any, Part], type: str, frame: dict[str, Any], metrics: Metrics) -> None:
     """A frame that has no answer: what is wrong with it is only counted."""
-    names = HEARD[type]
     try:
-        fields = Fields(type, frame, names)
-        part = parts.get((type, fields.integer(names[0], least=-INT32 - 1, most=INT32, needed=True)))
+        fields = Fields(type, frame, HEARD[type])
+    except HeadwaterError as error:
+        metrics.failed(error.code)
+    else:
+        _hear(parts, type, fields, metrics)
+
+
+def _hear(parts: dict[Any, Part], type: str, fields: Fields, metrics: Metrics) -> None:
+    try:
+        part = parts.get((type, fields.integer(HEARD[type][0], least=-INT32 - 1, most=INT32, needed=True)))
         if part is not None:
             part.acknowledge(fields)
     except HeadwaterError as error:
