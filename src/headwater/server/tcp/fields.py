@@ -44,7 +44,7 @@ class Fields:
         value = self._get(name, needed)
         if value is not None and value.__class__ is not str:  # code of BSON is a string of another class
             raise self.wrong(f"needs a string for {name!r}")
-        return value  # type: ignore[no-any-return]  # it is one
+        return value
 
     def integer(self, name: str, *, least: int = 0, most: int = INT64, needed: bool = False) -> int | None:
         """A whole number: of 32 or 64 bits, or a double without a fraction, which is all that some languages have."""
@@ -78,7 +78,7 @@ class Fields:
             return bytes(value)
         if value is not None and value.__class__ is not str:
             raise self.wrong(f"needs binary data or a string for {name!r}")
-        return value  # type: ignore[no-any-return]  # it is one
+        return value
 
     def value(self, name: str) -> Any:
         """Whatever it is."""
