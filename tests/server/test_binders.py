@@ -169,7 +169,7 @@ def test_many_documents_are_streamed_with_little_memory(tmp_path: Path) -> None:
                     total += len(piece)
                     most = max(most, server.anonymous_bytes())
             assert total > 1500 * 20_000
-            assert most - before < 20 * 1024 * 1024
+            assert most - before < 24 * 1024 * 1024  # of which 16 are the cache of SQLite
 
 
 def test_a_client_that_leaves_in_the_midst_leaves_nothing_behind(server: Server) -> None:

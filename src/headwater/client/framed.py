@@ -14,7 +14,7 @@ import msgspec
 from headwater.client.address import Address, Credentials
 from headwater.client.connection import JOIN_BYTES_MAX, Broken, Connection
 from headwater.errors import HeadwaterError
-from headwater.format import protocol
+from headwater.format import bodies, protocol
 from headwater.format.codec import codec
 from headwater.limits import FRAME_BYTES_MAX
 
@@ -54,8 +54,8 @@ class FramedConnection(Connection):
         for piece in _pieces(body):
             if self._answered_early():
                 return
-            self._write(protocol.encode("CALLBODY", {"data": piece, "more": True}))
-        self._write(protocol.encode("CALLBODY", {"data": b"", "more": False}))
+            self._write(bodies.encode(piece, more=True))
+        self._write(bodies.encode(b"", more=False))
 
     def emit(self, frame: bytes) -> None:
         """Send an EMIT. Raises Broken."""
@@ -104,6 +104,12 @@ class FramedConnection(Connection):
 
     def _take(self, raw: bytes) -> None:
         """One frame has come."""
+        if self.headed and not self.ended and (found := bodies.decode(raw)) is not None:
+            piece, more = found
+            if piece:
+                self._body.append(piece)
+            self.ended = not more
+            return
         try:
             type, frame = protocol.decode(raw)
         except HeadwaterError as error:

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import HeadwaterError, Invalid, TooLarge
-from headwater.format import protocol
+from headwater.format import bodies, protocol
 from headwater.limits import KIB, MIB
 from headwater.server.http.message import Request, Response, Stream
 from headwater.server.http.target import parts_of
@@ -103,21 +103,25 @@ class Body:
         connection = self._connection
         raw = await connection.next_frame()
         try:
+            if (found := bodies.decode(raw)) is not None:
+                data, self._more = found
+                self.received += len(data)
+                return data
             type, frame = (
                 await connection.store.blocking(protocol.decode_large, raw) if _large(raw) else protocol.decode(raw)
             )
             if type != "CALLBODY":
                 raise protocol.bad_frame(f"a body goes on with CALLBODY, and {type[:40]!r} came")
             fields = Fields(type, frame, BODY_NAMES)
-            data = fields.data("data") or b""
-            if isinstance(data, str):
+            said = fields.data("data") or b""
+            if isinstance(said, str):
                 raise fields.wrong("needs binary data for 'data'")
             self._more = fields.flag("more")
         except HeadwaterError as error:
             self._more, self.failure = False, error
             raise
-        self.received += len(data)
-        return data
+        self.received += len(said)
+        return said
 
 
 class Live(Part):
@@ -163,7 +167,7 @@ async def _send(connection: Connection, request: Request, response: Response) ->
         while rest:
             await connection.room()
             piece, rest = rest[:PIECE_BYTES], rest[PIECE_BYTES:]
-            connection.write(_piece(bytes(piece), more=bool(rest)))
+            connection.write(bodies.encode(bytes(piece), more=bool(rest)))
         return
     connection.waits = response.waits or not isinstance(body, AsyncIterator)
     try:
@@ -282,16 +286,12 @@ def _head(response: Response, body: bytes, *, more: bool) -> bytes:
     return protocol.encode("CALLRESPONSE", told)
 
 
-def _piece(data: bytes, *, more: bool) -> bytes:
-    return protocol.encode("CALLBODY", {"data": data, "more": more})
-
-
 def _frames(piece: bytes) -> bytes:
     """A piece of an answer that goes on, in as many frames as it needs."""
     if len(piece) <= PIECE_BYTES:
-        return _piece(piece, more=True)
+        return bodies.encode(piece, more=True)
     starts = range(0, len(piece), PIECE_BYTES)
-    return b"".join(_piece(piece[start : start + PIECE_BYTES], more=True) for start in starts)
+    return b"".join(bodies.encode(piece[start : start + PIECE_BYTES], more=True) for start in starts)
 
 
 def _large(raw: bytes) -> bool:
@@ -299,4 +299,4 @@ def _large(raw: bytes) -> bool:
     return len(raw) > MIB
 
 
-_LAST = _piece(b"", more=False)
+_LAST = bodies.encode(b"", more=False)
