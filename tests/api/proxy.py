@@ -26,17 +26,8 @@ class Proxy:
 
     def __init__(self, server: Server, seed: int, protocol: str) -> None:
         self._protocol = protocol
-        self.budgets: tuple[int, ...] = (
-            0,
-            1,
-            17,
-            150,
-            300,
-            900,
-            3_000,
-            20_000,
-            200_000,
-        )  # bytes of answers that pass before a cut
+        # Bytes of answers that pass before a cut
+        self.budgets: tuple[int, ...] = (0, 1, 17, 150, 300, 900, 3_000, 20_000, 200_000)
         self.turn_to(server)
         self.mode: Mode = "pass"
         self.made = self.cuts = self.lost = 0

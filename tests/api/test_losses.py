@@ -74,6 +74,7 @@ def stored(server: Server, topic: str) -> Counter[bytes | None]:
 def test_appends_whose_answers_get_lost_are_there_once(server: Server, broken: Proxy, topic: str) -> None:
     with open_remote(server.url) as hw:
         hw.create(topic, partitions=3)
+    broken.budgets = (0, 1, 17, 150, 300, 900)  # of small answers
     with open_remote(broken.url) as hw:
         hw.topics()
 
