@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from headwater.engine.engine import Engine
-from headwater.errors import HeadwaterError, Unavailable
+from headwater.errors import HeadwaterError, NotFound, Unavailable
 from headwater.event import Ref
 from headwater.limits import Limits
 from headwater.storage.group import Group
+from headwater.storage.rows import Rows
 from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 from tests.waiting import wait_for
@@ -302,3 +303,31 @@ def test_who_had_the_log_open_when_it_froze_does_not_thaw_it_by_a_first_append(
         with open_unsynced(tmp_path / "data") as new:
             assert new.append("t", b"thawed").offset == 1
         assert [engine.append("t", b"on").offset for engine in (other, hw)] == [2, 3]
+
+
+def test_a_log_that_froze_stays_frozen_for_another_that_appended_however_often_it_tries(
+    hw: Engine, disk: GatedDisk, tmp_path: Path
+) -> None:
+    with open_unsynced(tmp_path / "data") as other:
+        other.append("t", b"there")
+        disk.failure = OSError(errno.EIO, "failed")
+        with pytest.raises(Unavailable):
+            hw.append("t", b"refused")
+        disk.failure = None
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="frozen"):
+                other.append("t", b"refused")
+        assert datas(other.read("t")) == [b"there"]
+
+
+def test_nothing_is_appended_to_a_log_that_another_deleted_however_often_it_is_tried(
+    hw: Engine, tmp_path: Path
+) -> None:
+    hw.append("t", b"there")
+    log = hw._topics.get("t").logs[0]  # as a thread has it that has just looked it up
+    with open_unsynced(tmp_path / "data") as other:
+        other.delete("t")
+        other.create("t")
+        for _ in range(3):
+            with pytest.raises(NotFound, match="deleted"):
+                log.append(Rows.one("bytes", True, b"lost"))

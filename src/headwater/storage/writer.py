@@ -420,9 +420,13 @@ class Writer:
         """Learn what others did since this writer last held the lock; recover if somebody died holding it."""
         slot = self._slot
         if slot is None or slot.state != OPEN or tail.disturbed():
-            slot = self._absorb_slot(tail)
-            if tail.busy():
-                slot = self._recover(tail)
+            try:
+                slot = self._absorb_slot(tail)
+                if tail.busy():
+                    slot = self._recover(tail)
+            except BaseException:
+                self._slot = None  # the next append must find what this one found: it is frozen, or deleted
+                raise
             self._slot = slot
         return slot
 

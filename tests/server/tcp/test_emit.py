@@ -223,3 +223,13 @@ def test_a_topic_that_was_deleted_is_made_again(server: Server, client: Wire, to
     assert server.http.delete(f"/topic/{topic}").status_code == 200
     assert client.emit(topic, {"after": True})["offset"] == 0
     assert [event.value for event in events(server, topic)] == [{"after": True}]
+
+
+def test_a_topic_that_another_process_deleted_is_made_again(server: Server, client: Wire, topic: str) -> None:
+    client.emit(topic, {})
+    for count in (1, 3, 40):  # alone, and several together
+        with headwater.open(server.path) as hw:
+            hw.delete(topic)
+        client.send(*[emit(topic, event={"n": n}) for n in range(count)])
+        assert [client.receive()[1].get("offset") for _ in range(count)] == list(range(count))
+        assert [event.value["n"] for event in events(server, topic)] == list(range(count))

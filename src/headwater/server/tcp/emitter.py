@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ def write(group: Group) -> None:
 class EmitSlot(Slot):
     """The answers to the EMITs of one append. Called on the loop when that has its place or its error."""
 
-    __slots__ = ("emitter", "finished", "made", "sent", "waiting", "way")
+    __slots__ = ("emitter", "finished", "made", "remaking", "sent", "waiting", "way")
 
     def __init__(self, emitter: Emitter, waiting: Waiting, size: int, way: Way | None) -> None:
         """`way` is None if only the loop may write."""
@@ -49,6 +50,7 @@ class EmitSlot(Slot):
         self.made = b""
         self.sent = 0  # bytes of it that were written
         self.finished = False
+        self.remaking: asyncio.Task[None] | None = None
 
     def __call__(self, _: Waiting) -> None:
         self.finish()
@@ -199,11 +201,26 @@ class Emitter:
         if slot.written and self._connection.passed(slot, rows.count, len(slot.made)):
             return
         error = rows.error
+        if error is not None and emits.missing(error) and slot.remaking is None:
+            slot.remaking = self._connection.loop.create_task(self._remake(slot))
+            return
         if error is not None and not isinstance(error, HeadwaterError):
             _log.error("an append failed", exc_info=error)
         data = b"" if slot.written else slot.made[slot.sent :] or _told(slot.waiting)
         self._connection.out.fill(slot, data, "EMIT", error, rows.count, slot.sent)
         self._connection.go_on()
+
+    async def _remake(self, slot: EmitSlot) -> None:
+        """Another process has deleted the topic meanwhile: append to one that is made anew, once."""
+        waiting = slot.waiting
+        try:
+            await self._store.make(waiting.opened.topic.name)
+            waiting.rows.error = None
+            slot.finished = False
+            self._store.commits.submit(waiting, slot)
+        except HeadwaterError as error:
+            waiting.rows.error = error
+            self.committed(slot)
 
     async def _slowly(self, run: list[Emit]) -> tuple[str, Answer]:
         """Append events one by one, of which something is not as usual: a right, a topic, a size."""
