@@ -152,7 +152,7 @@ _ASKED: list[tuple[str, str, str, dict[str, Any], list[tuple[str, dict[str, Any]
     ("aborttx", "Forget it.", "ABORTTX", {"sessID": -1}, _OK),
     (
         *("subscribe", "Events of one topic, from the beginning, whose type matches.", "SUBSCRIBE"),
-        {"streamName": "orders", "startSequence": Int64(0), "eventType": "p.*"},
+        {"streamName": "orders", "startSequence": Int64(0), "typeMatcher": "p.*"},
         [
             ("SUBRESPONSE", {"ok": True, "subID": _int(1)}),
             _received(1, 0, "placed", _EVENT_TOLD),

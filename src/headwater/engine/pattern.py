@@ -37,5 +37,13 @@ def compile_pattern(pattern: str) -> Any:
     return compiled
 
 
+def exactly(text: str) -> str:
+    """The pattern that matches this text alone."""
+    import re2
+
+    escaped: str = re2.escape(text)
+    return escaped
+
+
 def _refused(message: str, hint: str) -> Invalid:
     return Invalid(message, hint=hint, code="bad_pattern")

@@ -163,7 +163,7 @@ def test_a_start_that_cannot_be_is_refused_and_nothing_is_made(server: Server, t
 def test_it_can_begin_at_a_time_and_has_a_filter(server: Server, topic: str) -> None:
     fill(server.path, topic, range(10))
     with wire(server.tcp_url) as client:
-        id = subscribe(client, topic, startTimestamp=0, matcher={"n": {"$gte": 7}}, eventType=".*")
+        id = subscribe(client, topic, startTimestamp=0, matcher={"n": {"$gte": 7}}, typeMatcher=".*")
         assert numbers(client, 3) == [7, 8, 9]
         ack(client, id, 8)
         assert client.ask("UNSUBSCRIBE", subID=id)["ok"]

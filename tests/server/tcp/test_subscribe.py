@@ -171,6 +171,16 @@ def test_events_of_any_content_come_as_documents(server: Server, client: Wire, t
 # What it wants
 
 
+def test_only_events_of_a_type_come(client: Wire, topic: str) -> None:
+    for n, type in enumerate(["shop.paid(cash)", "shop-paid(cash)", "shop.paid(cash)+", "", "shop.paid(cash)"]):
+        client.emit(topic, {"n": n}, eventType=type)
+    subscribe(client, topic, eventType="shop.paid(cash)", startSequence=0)
+    assert numbers(client, 2) == [0, 4]
+    subscribe(client, topic, eventType="", startSequence=0)
+    assert numbers(client, 1) == [3]
+    assert quiet(client)
+
+
 def test_only_events_of_matching_types_come(client: Wire, topic: str) -> None:
     for n, type in enumerate(["placed", "paid", "placed.late", "placed"]):
         client.emit(topic, {"n": n}, eventType=type)
@@ -179,7 +189,7 @@ def test_only_events_of_matching_types_come(client: Wire, topic: str) -> None:
         (0, "placed"),
         (3, "placed"),
     ]
-    subscribe(client, topic, eventType="placed|p.id", startSequence=0)
+    subscribe(client, topic, typeMatcher="placed|p.id", startSequence=0)
     assert numbers(client, 3) == [0, 1, 3]
 
 
@@ -207,7 +217,8 @@ def test_only_events_that_match_come(client: Wire, topic: str) -> None:
         ({"streamName": "there", "partition": 1}, "partition_not_found"),
         ({"streamName": "not there"}, "topic_not_found"),
         ({"streamName": "not there", "durableID": "d"}, "topic_not_found"),
-        ({"streamName": "there", "eventType": "("}, "bad_pattern"),
+        ({"streamName": "there", "typeMatcher": "("}, "bad_pattern"),
+        ({"streamName": "there", "typeMatcher": "a", "eventType": "a"}, "bad_field"),
         ({"streamName": "there", "matcher": {"n": {"$what": 1}}}, "bad_match"),
     ],
 )

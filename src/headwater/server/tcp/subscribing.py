@@ -7,6 +7,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from headwater.engine.pattern import exactly
 from headwater.errors import HeadwaterError
 from headwater.event import At
 from headwater.format.events import EventBatch
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MS = (datetime(9999, 12, 31, tzinfo=UTC) - EPOCH) // timedelta(milliseconds=1)
-OF_TOPICS = ("streamName", "eventType", "matcher", "startSequence", "startTimestamp", "durableID", "partition")
+OF_TOPICS = (
+    *("streamName", "eventType", "typeMatcher", "matcher"),
+    *("startSequence", "startTimestamp", "durableID", "partition"),
+)
 OF_BINDERS = ("binder", "after")
 
 
@@ -52,7 +56,7 @@ async def _subscribe(connection: Connection, fields: Fields) -> Answer:
     if "after" in fields:
         raise fields.wrong("has 'after' without 'binder'", hint="events begin at 'startSequence'")
     start, partition = _start(fields), fields.integer("partition", most=INT32)
-    selection: dict[str, Any] = {"type": fields.text("eventType"), "match": fields.document("matcher")}
+    selection: dict[str, Any] = {"type": _type(fields), "match": fields.document("matcher")}
     name = fields.text("durableID")
     user = await connection.require("read", topic)
     store = connection.store
@@ -67,6 +71,14 @@ async def _subscribe(connection: Connection, fields: Fields) -> Answer:
     subscription = TopicSubscription(connection, batches)
     subscription.several, subscription.only = several, partition or 0
     return subscription.accepted()
+
+
+def _type(fields: Fields) -> str | None:
+    """The pattern of the types that are wanted; None for all."""
+    name, pattern = fields.text("eventType"), fields.text("typeMatcher")
+    if name is not None and pattern is not None:
+        raise fields.wrong("has 'eventType' and 'typeMatcher'", hint="give a name, or a pattern")
+    return pattern if name is None else exactly(name)
 
 
 def _start(fields: Fields) -> At:
