@@ -45,6 +45,33 @@ def test_what_is_put_is_seen_by_others_at_once(tmp_path: Path) -> None:
     assert [slot.cursor for slot in found[2] if slot is not None] == [0, 7]
 
 
+class MidwayDisk(Disk):
+    """At the first look, the newest slot of partition 0 is only half written."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.looks = 0
+
+    def read_file(self, path: Path) -> bytes:
+        stored = bytearray(super().read_file(path))
+        self.looks += 1
+        if self.looks == 1:
+            stored[self.at + 20 : self.at + format.SLOT_BYTES] = b"\x07" * (format.SLOT_BYTES - 20)
+        return bytes(stored)
+
+
+def test_a_look_that_meets_a_slot_half_written_does_not_take_an_older_one_for_the_newest(tmp_path: Path) -> None:
+    cursors = new(tmp_path / "c")
+    with cursors.held():
+        cursors.put(0, cursors.next(0, cursor=5))
+        counter = cursors.slot(0).counter
+    disk = MidwayDisk(format.slot_at(0, counter))
+    found = read_slots(tmp_path / "c", disk)
+    assert found is not None
+    assert [slot.cursor for slot in found[2] if slot is not None] == [5, 0]
+    assert disk.looks == 2
+
+
 def test_a_slot_that_is_not_synced_is_replaced_and_one_that_is_stays(tmp_path: Path) -> None:
     cursors = new(tmp_path / "c")
     with cursors.held():

@@ -163,6 +163,12 @@ def decode_slot(stored: bytes) -> CursorSlot | None:
     return CursorSlot(*fields[:-1]) if fields[0] else None
 
 
+def sound(pair: bytes) -> bool:
+    """Whether no slot of the two is damaged. One that is being written looks damaged for a moment."""
+    slots = pair[:SLOT_BYTES], pair[SLOT_BYTES:PAIR_BYTES]
+    return all(decode_slot(slot) is not None or not any(slot) for slot in slots)
+
+
 def newest(pair: bytes) -> CursorSlot | None:
     """The valid slot with the higher counter of the two of a partition; None if there is none."""
     first, second = pair[:SLOT_BYTES], pair[SLOT_BYTES:PAIR_BYTES]

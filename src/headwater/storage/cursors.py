@@ -26,6 +26,8 @@ from headwater.storage.disk import Clock, Disk, wait_for_lock
 Redo = Callable[["Cursors"], None]
 """Finish the transactions that name this file: `restore` the slots that they say. Called with the lock held."""
 
+LOOKS_MAX = 20  # at slots that look damaged: a write takes microseconds, damage stays
+
 
 def redo_nothing(cursors: Cursors) -> None:
     """What finishes transactions where there are none."""
@@ -337,14 +339,27 @@ def read_header(path: Path, disk: Disk) -> CursorsHeader | None:
 
 
 def read_slots(path: Path, disk: Disk) -> tuple[CursorsHeader, Words, list[CursorSlot | None]] | None:
-    """All that is stored, by a look without the lock; a slot is None where it cannot be read. None without a file."""
+    """All that is stored, by a look without the lock; a slot is None where it cannot be read. None without a file.
+
+    A slot that is just being written is looked at again: else an older one would be taken for the newest.
+    """
     try:
         stored = disk.read_file(path)
+        header = _decode_header(path, stored)
+        looks = 1
+        while looks < LOOKS_MAX and not all(map(format.sound, _pairs(header, stored))):
+            stored = disk.read_file(path)
+            looks += 1
     except (FileNotFoundError, NotADirectoryError):
         return None
-    header = _decode_header(path, stored)
-    pairs = (stored[at : at + format.PAIR_BYTES] for at in range(format.SLOTS_AT, header.file_bytes, format.PAIR_BYTES))
-    return header, format.decode_words(stored[format.BUSY_AT : format.MEMBERS_AT]), [format.newest(p) for p in pairs]
+    words = format.decode_words(stored[format.BUSY_AT : format.MEMBERS_AT])
+    return header, words, [format.newest(pair) for pair in _pairs(header, stored)]
+
+
+def _pairs(header: CursorsHeader, stored: bytes) -> list[bytes]:
+    """The two slots of each partition."""
+    places = range(format.SLOTS_AT, header.file_bytes, format.PAIR_BYTES)
+    return [stored[at : at + format.PAIR_BYTES] for at in places]
 
 
 def _decode_header(path: Path, stored: bytes) -> CursorsHeader:
