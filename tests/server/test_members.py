@@ -179,12 +179,6 @@ def test_a_window_counts_each_event_once() -> None:
 # Bound to a connection
 
 
-async def look_on(member: RemoteMember) -> None:
-    """Look as long as it answers: what was under way is answered yet."""
-    while True:
-        await member.look()
-
-
 @pytest.mark.parametrize("bound", [False, True])
 async def test_only_one_that_is_bound_to_its_connection_need_not_be_heard_of(
     members: Members, bound: bool, monkeypatch: pytest.MonkeyPatch
@@ -197,7 +191,7 @@ async def test_only_one_that_is_bound_to_its_connection_need_not_be_heard_of(
         assert (await member.look()).held
     else:
         with pytest.raises(Fenced):
-            await look_on(member)
+            await look_for_ever(member)
 
 
 @pytest.mark.parametrize("bound", [False, True])
