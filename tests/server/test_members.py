@@ -216,6 +216,27 @@ async def test_one_that_is_bound_ends_when_it_is_moved(hw: Engine, members: Memb
     assert b"was taken over, or moved" in taker.chunks[-1]
 
 
+async def test_one_that_is_bound_sends_nothing_from_the_place_it_was_moved_to(
+    hw: Engine, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, taker = join(members, bound=Bound(10, lambda: None)), Taker()
+    take = member.consumer.take
+
+    def take_when_moved(events_max: int, bytes_max: int, wait_s: float) -> list[Event]:
+        if taker.chunks:
+            hw.seek("c", "t", 0)
+            while not (events := take(events_max, bytes_max, 0.01)):  # until it has the partition anew
+                pass
+            return events
+        return take(events_max, bytes_max, wait_s)
+
+    monkeypatch.setattr(member.consumer, "take", take_when_moved)
+    member.begin(taker)
+    await until(lambda: taker.ended)
+    assert len(taker.chunks) == 2
+    assert b"was taken over, or moved" in taker.chunks[1]
+
+
 async def test_one_that_is_bound_sends_as_many_as_it_is_told(hw: Engine, members: Members) -> None:
     member, taker = join(members, bound=Bound(2, lambda: None)), Taker()
     member.begin(taker)

@@ -6,6 +6,9 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headwater.server import tls
+from headwater.server.http.message import Client
+
 if TYPE_CHECKING:
     from headwater.server.http.app import App
 
@@ -57,6 +60,29 @@ class Connections:
     def full(self) -> bool:
         """Whether there can be no more."""
         return self.stopping or len(self.open) >= self.limits.connections_max
+
+    def accept(self, connection: AnyConnection, transport: asyncio.BaseTransport) -> Client | None:
+        """Count a new connection, and tell who is at its other end; None if there can be no more."""
+        metrics = self.store.metrics
+        if self.full:
+            metrics.connections_refused += 1
+            return None
+        self.open.add(connection)
+        metrics.connections += 1
+        metrics.connections_accepted += 1
+        peer = transport.get_extra_info("peername")
+        secure = transport.get_extra_info("ssl_object")
+        return Client(
+            str(peer[0]) if isinstance(peer, tuple) else "",
+            secure=secure is not None,
+            certificate=tls.subject(secure) if secure is not None else None,
+        )
+
+    def forget(self, connection: AnyConnection) -> None:
+        """It has ended."""
+        if connection in self.open:
+            self.open.remove(connection)
+            self.store.metrics.connections -= 1
 
     def stop(self) -> None:
         """Answer what was asked, end streams properly, and take no more requests."""

@@ -297,7 +297,9 @@ class RemoteMember:
             events = self._taken(turn)
             now = monotonic()
             if events:
-                self._send(self.formats.events(events), events)
+                chunk = self.formats.events(events)
+                self._check_held(events)
+                self._send(chunk, events)
                 self._spoke_s = self._came_s = now
             elif self.consumer.over or (
                 turn.open and self._timeout is not None and now >= self._came_s + self._timeout
@@ -339,6 +341,18 @@ class RemoteMember:
         self.consumer.tend()
         # What failed is in the window, and others of its partition wait for it.
         return self.consumer.retries() if self._room else []
+
+    def _check_held(self, events: Sequence[Event]) -> None:
+        """Raise Fenced if one that is bound has lost a partition while it took these: they are not to be sent.
+
+        They would be from another place, and an ack of what was sent before could be taken for one of theirs.
+        """
+        if self._bound is not None:
+            with self._changed:
+                lost = self._window.hold(self.consumer.fences)
+            last = {event.partition: event for event in events}
+            if lost or not all(map(self.consumer.holds, last.values())):
+                raise taken_over(self.consumer.name)
 
     def _end_by_server(self) -> None:
         """Nothing has failed, unless it was the client's end that stopped the consumer."""

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,6 @@ from tests.server.tcp.wire import Closed, Wire, frame, wire
 MIB = 1024 * 1024
 WAIT_S = 10.0
 _MORE: dict[str, Any] = {"more": True}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("tcp") / "data") as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Wire]:
-    with wire(server.tcp_url) as made:
-        yield made
 
 
 def call(method: str, target: str, **fields: Any) -> bytes:

@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,18 +29,12 @@ from tests.waiting import wait_for
 
 LEASE_MS = 1000
 SHORT: dict[str, Any] = {"limits": {"lease_ms_max": LEASE_MS}}
-_numbers = count()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("durable") / "data", **SHORT) as running:
         yield running
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"orders-{next(_numbers)}"
 
 
 def fill(path: Path, topic: str, numbers: range, **options: Any) -> None:

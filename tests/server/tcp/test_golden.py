@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import bson
@@ -11,7 +10,7 @@ import pytest
 from bson import json_util
 
 from headwater.format import protocol
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 from tests.server.tcp.wire import Wire, wire
 from tests.vectors import make
 from tests.vectors.tcp import CANONICAL
@@ -42,12 +41,6 @@ def same(told: Any, wanted: Any) -> bool:
     if isinstance(wanted, list) and isinstance(told, list):
         return len(told) == len(wanted) and all(map(same, told, wanted))
     return bool(told == wanted)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("golden") / "data") as running:
-        yield running
 
 
 def test_there_is_one_of_every_frame() -> None:

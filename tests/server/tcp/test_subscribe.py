@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ from tests.server.serving import Server, serving
 from tests.server.tcp.wire import Wire, frame, framed, wire
 
 MIB = 1024 * 1024
-_numbers = count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("subscribe") / "data") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +26,6 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     limits = {"subscription_unacked_max": 4, "subscriptions_max": 2, "frame_bytes_max": 100_000}
     with serving(tmp_path_factory.mktemp("narrow") / "data", limits=limits) as running:
         yield running
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Wire]:
-    with wire(server.tcp_url) as made:
-        yield made
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"orders-{next(_numbers)}"
 
 
 def fill(server: Server, topic: str, numbers: range, **options: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,6 @@ from tests.waiting import wait_for
 KIB = 1024
 HELD_BYTES_MAX = 256 * KIB
 OK = frame("RESPONSE", {"ok": True})
-_numbers = count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("transactions") / "data") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +28,6 @@ def log(server: Server) -> Iterator[Engine]:
     with headwater.open(server.path) as opened:
         assert isinstance(opened, Engine)
         yield opened
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Wire]:
-    with wire(server.tcp_url) as made:
-        yield made
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic-{next(_numbers)}"
 
 
 def emit(topic: str, n: int, session: int, **fields: Any) -> bytes:

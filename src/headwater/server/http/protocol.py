@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
-from headwater.server import tls
 from headwater.server.http.body import Body
 from headwater.server.http.errors import of_status, response_of
 from headwater.server.http.head import SAFE, head
@@ -102,31 +101,20 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        if self.connections.full:
-            self._metrics.connections_refused += 1
+        client = self.connections.accept(self, transport)
+        if client is None:
             self._over = True
             refused = of_status(503, "there are too many connections", "overloaded", "try again soon")
             self._transport.write(head(refused, length=len(whole(refused)), close=True) + whole(refused))
             self._transport.close()
             return
-        self.connections.open.add(self)
-        self._metrics.connections += 1
-        self._metrics.connections_accepted += 1
-        peer = transport.get_extra_info("peername")
-        secure = transport.get_extra_info("ssl_object")
-        self.client = Client(
-            str(peer[0]) if isinstance(peer, tuple) else "",
-            secure=secure is not None,
-            certificate=tls.subject(secure) if secure is not None else None,
-        )
+        self.client = client
         self._transport.set_write_buffer_limits(high=self.limits.write_buffer_bytes)
         self._parser = httptools.HttpRequestParser(self)
         self.deadline = self.loop.time() + self.limits.idle_s
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self in self.connections.open:
-            self.connections.open.remove(self)
-            self._metrics.connections -= 1
+        self.connections.forget(self)
         self._over = True
         self._way = None
         self.deadline = NEVER

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.format import protocol
-from headwater.server import tls
 from headwater.server.access import require
 from headwater.server.connections import keep_alive
 from headwater.server.http.message import Client
@@ -93,31 +92,20 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self.out.transport = transport
-        if self.connections.full:
-            self._metrics.connections_refused += 1
+        client = self.connections.accept(self, transport)
+        if client is None:
             self._over = self.out.ended = True
             self._transport.write(failure(_stopping() if self.connections.stopping else _too_many()))
             self._transport.close()
             return
-        self.connections.open.add(self)
-        self._metrics.connections += 1
-        self._metrics.connections_accepted += 1
-        peer = transport.get_extra_info("peername")
-        secure = transport.get_extra_info("ssl_object")
-        self.client = Client(
-            str(peer[0]) if isinstance(peer, tuple) else "",
-            secure=secure is not None,
-            certificate=tls.subject(secure) if secure is not None else None,
-        )
+        self.client = client
         keep_alive(transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(high=self.limits.write_buffer_bytes)
         self.deadline = self.loop.time() + self.limits.header_s
 
     def connection_lost(self, error: Exception | None) -> None:
         del error
-        if self in self.connections.open:
-            self.connections.open.remove(self)
-            self._metrics.connections -= 1
+        self.connections.forget(self)
         self._over = True
         self._drop()
         self.out.lose()
