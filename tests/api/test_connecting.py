@@ -437,3 +437,16 @@ def test_closing_ends_a_request_under_way(scheme: str) -> None:
             hw.close()
             asking.join(20)
         assert [type(error) for error in failures] == [Closed]
+
+
+def test_the_port_of_the_other_protocol_is_told_at_once(server: Server) -> None:
+    mistaken = {
+        server.tcp_url.replace("headwater://", "http://"): "begins with headwater://",
+        server.url.replace("http://", "headwater://"): "begins with http://",
+    }
+    for url, told in mistaken.items():
+        with headwater.open(url, retry=3600.0) as hw:  # what is not told at once is tried until this test is given up
+            for ask in (hw.topics, lambda hw=hw: hw.append("t", b"x")):
+                with pytest.raises(Unavailable, match=told) as failed:
+                    ask()
+                assert failed.value.code == "unreachable"

@@ -40,6 +40,13 @@ class Refused(Broken):
         super().__init__(reason, sent=False)
 
 
+class Mistaken(Broken):
+    """The other side speaks another protocol of ours: nothing was done, and the address is wrong."""
+
+    def __init__(self, scheme: str) -> None:
+        super().__init__(f"another protocol is spoken there: its address begins with {scheme}://", sent=False)
+
+
 class Connection(ABC):
     """A connection, open from the start. `cut` may be called from any thread, the rest belongs to one at a time.
 

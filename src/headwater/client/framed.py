@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headwater.client.address import Address, Credentials
-from headwater.client.connection import JOIN_BYTES_MAX, Broken, Connection
+from headwater.client.connection import JOIN_BYTES_MAX, Broken, Connection, Mistaken
 from headwater.errors import HeadwaterError
 from headwater.format import bodies, protocol
 from headwater.format.codec import codec
@@ -92,6 +92,8 @@ class FramedConnection(Connection):
         self._needed = 4
         while size - at >= 4:
             (length,) = protocol.PREFIX.unpack_from(data, at)
+            if data[at : at + 4] == b"HTTP" and self._connecting:
+                raise Mistaken("http")
             if not 5 <= length <= FRAME_BYTES_MAX:
                 raise self._not_ours("a frame cannot be so large")
             if at + 4 + length > size:

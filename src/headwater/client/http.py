@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headwater.client.address import Address, Credentials
-from headwater.client.connection import JOIN_BYTES_MAX, RECEIVE_BYTES, Broken, Connection
+from headwater.client.connection import JOIN_BYTES_MAX, RECEIVE_BYTES, Broken, Connection, Mistaken
 from headwater.errors import Unsupported
 
 HEAD_BYTES_MAX = 64 * 1024  # of an answer: a server that sends more is none of ours
@@ -76,6 +76,8 @@ class HttpConnection(Connection):
         try:
             self._parser.feed_data(piece)
         except Exception as error:
+            if not self.headed and piece[:2] == b"\0\0":  # the length of a frame
+                raise Mistaken("headwater") from error
             raise Broken(f"the answer is not HTTP: {error}", sent=True) from error
 
     def _cut_off(self) -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from headwater.client import failures
 from headwater.client.address import Address, Credentials
-from headwater.client.connection import Broken, Connection, Refused
+from headwater.client.connection import Broken, Connection, Mistaken, Refused
 from headwater.client.framed import FramedConnection
 from headwater.client.http import HttpConnection
 from headwater.errors import Closed, HeadwaterError
@@ -300,7 +300,7 @@ class Transport:
             except Broken as error:
                 doubt.sent = doubt.sent or error.sent
                 # A server that never answered is not one that begins anew: the address may be wrong.
-                known = self._met or not isinstance(error, Refused)
+                known = self._met or not isinstance(error, Refused | Mistaken)
                 again = known and (_may(repeat) or (not error.sent and sending.whole))
                 if not again or not doubt.pause(self):
                     raise self._given_up(error, doubt) from error
