@@ -71,6 +71,7 @@ def strange(views):
 def missing(views):
     return views.binder("nowhere").get("x").id
 """
+SERVE = [sys.executable, "-m", "headwater.cli", "serve", "--http", "127.0.0.1:0", "--tcp", "none"]
 WAIT_S = 30.0
 
 
@@ -194,17 +195,7 @@ def test_who_waits_for_an_answer_when_the_application_dies_is_told(tmp_path: Pat
 
 
 def test_an_interrupt_from_the_terminal_ends_both_properly(tmp_path: Path, shop: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "headwater.cli",
-        "serve",
-        str(tmp_path / "data"),
-        "--http",
-        "127.0.0.1:0",
-        "--tcp",
-        "none",
-    ]
+    command = [*SERVE, str(tmp_path / "data")]
     command += ["--app", str(shop)]
     pipe, asked = subprocess.PIPE, tmp_path / "asked"
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
@@ -239,17 +230,7 @@ def test_the_application_ends_when_the_server_is_killed(tmp_path: Path, shop: Pa
 def test_an_application_that_cannot_be_imported_keeps_the_server_from_starting(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("from nowhere import nothing\n")
-    command = [
-        sys.executable,
-        "-m",
-        "headwater.cli",
-        "serve",
-        str(tmp_path / "data"),
-        "--http",
-        "127.0.0.1:0",
-        "--tcp",
-        "none",
-    ]
+    command = [*SERVE, str(tmp_path / "data")]
     done = subprocess.run([*command, "--app", str(broken)], check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
     *traceback, last = done.stderr.splitlines()

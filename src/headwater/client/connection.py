@@ -15,6 +15,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from headwater.client.address import Address
 
@@ -180,14 +181,19 @@ class Connection(ABC):
         raise Broken("the connection was closed before the answer was whole", sent=True)
 
 
+def keep_alive(made: Any) -> None:
+    """Have the system notice a peer that vanished, within a minute, also by who only waits. Servers call it too."""
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        for option, seconds in KEEP_ALIVE.items():
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+
+
 def _connect(address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
     made = socket.create_connection((address.host, address.port), timeout_s)
     try:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if sys.platform == "linux":
-            for option, seconds in KEEP_ALIVE.items():
-                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+        keep_alive(made)
         return made if tls is None else tls.wrap_socket(made, server_hostname=address.host)
     except BaseException:
         made.close()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headwater.server import tls
 from headwater.server.http.message import Client
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
 SWEEP_S = 1.0
 DECODING_MAX = 2  # large frames that are decoded at once: each wants the interpreter, as the loop does
-KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 class AnyConnection(Protocol):
@@ -33,14 +31,6 @@ class AnyConnection(Protocol):
     def abort(self) -> None:
         """End now."""
         ...
-
-
-def keep_alive(made: Any) -> None:
-    """Have the system notice a peer that vanished, within a minute, also on a connection that only waits."""
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, seconds in KEEP_ALIVE.items():
-        if hasattr(socket, option):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
 
 
 class Connections:

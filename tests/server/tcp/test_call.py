@@ -7,7 +7,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.server import people
 from tests.server.process import served
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import Closed, Wire, frame, wire
+from tests.waiting import wait_for
 
 MIB = 1024 * 1024
 WAIT_S = 10.0
@@ -47,14 +47,6 @@ def ask(client: Wire, method: str, target: str, **fields: Any) -> tuple[int, Any
     client.send(call(method, target, **fields))
     head, body = answer(client)
     return head["status"], json.loads(body)
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    until = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def open_connections(server: Server) -> int:
@@ -163,7 +155,7 @@ def test_a_user_who_is_removed_is_told_so_and_the_connection_ends(tmp_path: Path
     with served(tmp_path / "data", "--auth", str(users)) as server, wire(server.tcp_url, token=token) as client:
         assert ask(client, "GET", "/topics")[0] == 200
         people.revoke(users, "reader")
-        eventually(lambda: ask(client, "GET", "/topics")[0] == 401)
+        wait_for(lambda: ask(client, "GET", "/topics")[0] == 401)
         assert client.closed()
 
 
@@ -268,7 +260,7 @@ def test_a_client_that_leaves_while_an_answer_waits_is_noticed(
 ) -> None:
     with wire(server.tcp_url) as client:
         ask(client, "PUT", "/topic/waited")
-    eventually(lambda: open_connections(server) == 1)
+    wait_for(lambda: open_connections(server) == 1)
     with wire(server.tcp_url) as client:
         client.send(call("GET", target, headers={"Accept": accept}))
         _, head = client.receive()
@@ -278,7 +270,7 @@ def test_a_client_that_leaves_while_an_answer_waits_is_noticed(
             client.socket.shutdown(socket.SHUT_WR)
         else:
             client.close()
-        eventually(lambda: open_connections(server) == 1)
+        wait_for(lambda: open_connections(server) == 1)
 
 
 def test_an_answer_that_waits_brings_what_comes(server: Server, client: Wire) -> None:
@@ -350,7 +342,7 @@ def test_a_server_that_stops_ends_answers_properly(tmp_path: Path) -> None:
             waiting.append(client)
         uploading = opened.enter_context(wire(server.tcp_url))
         uploading.send(call("POST", "/topic/stopped/items", body=b"x", more=True))
-        eventually(lambda: open_connections(server) == 5)
+        wait_for(lambda: open_connections(server) == 5)
         server.process.terminate()
         for client in waiting:
             kind, last = client.receive()

@@ -19,6 +19,7 @@ from tests.server.people import SECRET, add, revoke
 from tests.server.process import Server, http, served
 from tests.server.tcp.wire import Closed, Wire, frame, wire
 from tests.server.test_tls import PAGE, shell
+from tests.waiting import wait_for
 
 WAIT_S = 20.0
 
@@ -131,19 +132,17 @@ def test_frames_are_counted_and_written_to_the_access_log(server: Server, users:
     assert 'headwater_http_requests_total{method="TCP",route="PING",status="400"} 1.0' in metrics
     assert re.search(r'headwater_errors_total\{code="bad_field"\} [1-9]', metrics)
     log = Path(server.options[server.options.index("--access-log") + 1])
-    until = time.monotonic() + WAIT_S
-    while True:
+
+    def noted(path: str, status: int) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in log.read_text().splitlines()]
-        pings = [line for line in lines if line["path"] == "PING" and line["status"] == 400]
-        if pings:
-            break
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    (ping,) = pings
+        return [line for line in lines if line["path"] == path and line["status"] == status]
+
+    wait_for(lambda: noted("PING", 400))
+    (ping,) = noted("PING", 400)
     assert (ping["client"], ping["user"], ping["method"], ping["route"]) == ("127.0.0.1", "ada", "TCP", "PING")
     assert ping["bytes_in"] > 30
     assert ping["bytes_out"] > 30
-    emits = [line for line in lines if line["path"] == "EMIT" and line["user"] == "ada" and line["status"] == 200]
+    emits = [line for line in noted("EMIT", 200) if line["user"] == "ada"]
     assert len(emits) >= 51
     assert all(line["bytes_out"] > 60 for line in emits)
     assert users.admin not in log.read_text()

@@ -14,6 +14,7 @@ import pytest
 import headwater
 from tests.server.process import Server
 from tests.server.tcp.wire import Closed, Wire, frame
+from tests.waiting import wait_for
 
 TOPICS = ("orders", "stock", "money")
 COMMITTERS = 6
@@ -67,8 +68,7 @@ def kill_and_check(path: Path, seed: int, kills: int) -> int:
             living = [Committer(server, f"{seed}-{number}-{each}") for each in range(COMMITTERS)]
             for committer in living:
                 committer.start()
-            while sum(len(each.acknowledged) for each in living) < 30:
-                time.sleep(0.001)
+            wait_for(lambda: sum(len(each.acknowledged) for each in living) >= 30)  # noqa: B023  # it is called at once
             time.sleep(random.random() * 0.1)  # else it would always be just after an acknowledgement
         finally:
             server.kill()
