@@ -1,7 +1,8 @@
 """What a partition's `meta` record says: up to where its log is trimmed and compacted, and its segments.
 
 `Knowledge` is what this process knows of it. It is never believed for longer than `knowledge_s`, from the look to the
-answer of what is built on it; so nobody takes an object that was put in a freed place for the one that was there
+answer of what is built on it, by the clock that counts on and by the one on the wall: the first may stand still while
+a machine is suspended, as functions in a cloud are. So nobody takes an object that was put in a freed place for the one that was there
 (docs/BUCKET.md, "The rules").
 """
 
@@ -18,6 +19,8 @@ from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.bucket.records import Records
 from headwater.storage.failures import deleted
 
+TICKS_PER_S = 10_000_000
+
 
 class Point(msgspec.Struct, frozen=True):
     """A place between two objects, and what whoever goes on from there must know of the one before."""
@@ -29,7 +32,10 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A segment: `nonce` is a part of its key, `ticks` are of its last event, `bytes` those of the whole object."""
+    """A segment: `nonce` is a part of its key, `ticks` are of its last event, `bytes` those of the whole object.
+
+    `blobs` are the bytes of the huge events that it names.
+    """
 
     base: int
     end: int
@@ -37,6 +43,19 @@ class Segment(msgspec.Struct, frozen=True):
     bytes: int
     previous_ticks: int
     ticks: int
+    blobs: int = 0
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """What was found to be superfluous, and will be for ever: it is deleted when this has stood for `collect_s`.
+
+    Those are the objects of events below `offset`, and the keys `doomed` (without the topic's prefix) of segments and
+    huge events that nothing names. `at` is the time of the store, in ms, read after all that was found.
+    """
+
+    offset: int = 0
+    at: int = 0
+    doomed: list[str] = []
 
 
 class Meta(msgspec.Struct, frozen=True):
@@ -46,6 +65,7 @@ class Meta(msgspec.Struct, frozen=True):
     trim: Point = Point()
     compacted: Point = Point()
     segments: list[Segment] = []
+    mark: Mark = Mark()
 
     @property
     def reached(self) -> Point:
@@ -66,7 +86,7 @@ class Knowledge:
         self._records = Records(place.store, place.clock, Meta)
         self._mutex = threading.Lock()  # protects the two below
         self._meta: Meta | None = None
-        self._looked_s = 0.0
+        self._looked = 0.0, 0
 
     def create(self) -> None:
         """Make the record of a new log. One that is there already is right, too: whoever made it was first."""
@@ -79,15 +99,18 @@ class Knowledge:
 
     def fresh(self) -> bool:
         """Whether what is known may still be believed: asked again when an answer has come."""
-        return self._place.clock.monotonic() - self._looked_s < self._place.limits.knowledge_s
+        looked_s, looked_ticks = self._looked
+        clock, knowledge_s = self._place.clock, self._place.limits.knowledge_s
+        slept = clock.ticks() - looked_ticks
+        return clock.monotonic() - looked_s < knowledge_s and -TICKS_PER_S < slept < knowledge_s * TICKS_PER_S
 
     def look(self) -> Meta:
         """The record as it is now."""
-        looked_s = self._place.clock.monotonic()
+        now = self._now()
         found = self._records.read(self._place.meta)
         if found is None:
             raise deleted(self._place)
-        self._note(found.record, looked_s)
+        self._note(found.record, now)
         return found.record
 
     def change(self, change: Callable[[Meta], Meta | None]) -> Meta:
@@ -96,19 +119,22 @@ class Knowledge:
         `change` may be called several times: others may have been first.
         """
         while True:
-            looked_s = self._place.clock.monotonic()
+            now = self._now()
             found = self._records.read(self._place.meta)
             if found is None:
                 raise deleted(self._place)
             changed = change(found.record)
             if changed is None:
-                self._note(found.record, looked_s)
+                self._note(found.record, now)
                 return found.record
             if self._records.swap(self._place.meta, changed, found.version) is not None:
-                self._note(changed, looked_s)
+                self._note(changed, now)
                 return changed
 
-    def _note(self, meta: Meta, looked_s: float) -> None:
+    def _now(self) -> tuple[float, int]:
+        return self._place.clock.monotonic(), self._place.clock.ticks()
+
+    def _note(self, meta: Meta, now: tuple[float, int]) -> None:
         with self._mutex:
-            if looked_s > self._looked_s or self._meta is None:
-                self._meta, self._looked_s = meta, looked_s
+            if now[0] >= self._looked[0] or self._meta is None:
+                self._meta, self._looked = meta, now
