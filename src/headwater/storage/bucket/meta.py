@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -78,15 +79,22 @@ class Meta(msgspec.Struct, frozen=True):
         return self.segments[at] if at >= 0 and offset < self.segments[at].end else None
 
 
+class _Known(NamedTuple):
+    """A look: what was seen, and when it began, by both clocks."""
+
+    meta: Meta
+    looked_s: float
+    looked_ticks: int
+
+
 class Knowledge:
     """What this process knows of one partition's meta. Safe from any thread."""
 
     def __init__(self, place: ObjectPlace) -> None:
         self._place = place
         self._records = Records(place.store, place.clock, Meta)
-        self._mutex = threading.Lock()  # protects the two below
-        self._meta: Meta | None = None
-        self._looked = 0.0, 0
+        self._mutex = threading.Lock()  # protects what is below; read as a whole, so that no look is taken for another
+        self._known: _Known | None = None
 
     def create(self) -> None:
         """Make the record of a new log. One that is there already is right, too: whoever made it was first."""
@@ -94,15 +102,17 @@ class Knowledge:
 
     def meta(self) -> Meta:
         """The record, as it was at most `knowledge_s` ago. Raises NotFound if the topic was deleted and collected."""
-        meta = self._meta
-        return meta if meta is not None and self.fresh() else self.look()
+        known = self._known
+        return known.meta if known is not None and self._fresh(known) else self.look()
 
-    def fresh(self) -> bool:
-        """Whether what is known may still be believed: asked again when an answer has come."""
-        looked_s, looked_ticks = self._looked
-        clock, knowledge_s = self._place.clock, self._place.limits.knowledge_s
-        slept = clock.ticks() - looked_ticks
-        return clock.monotonic() - looked_s < knowledge_s and -TICKS_PER_S < slept < knowledge_s * TICKS_PER_S
+    def stands(self, base: int) -> bool:
+        """Whether what was found or put as the object of events at `base`, or missed there, can be believed.
+
+        Asked when the answer has come. If so, nobody has freed that place before: else a sleeper may have put an object
+        there that is in no log, or the one that was there is in a segment now, or trimmed. It is not enough that what
+        is known is new: another thread may have looked since this one chose the place.
+        """
+        return base >= self.meta().reached.offset
 
     def look(self) -> Meta:
         """The record as it is now."""
@@ -116,7 +126,8 @@ class Knowledge:
     def change(self, change: Callable[[Meta], Meta | None]) -> Meta:
         """Swap the record for what `change` makes of it, durably; None leaves it. Returns what it is then.
 
-        `change` may be called several times: others may have been first.
+        `change` may be called several times: others may have been first, or the answer to a swap was lost, and then
+        it sees what it has made itself.
         """
         while True:
             now = self._now()
@@ -131,10 +142,17 @@ class Knowledge:
                 self._note(changed, now)
                 return changed
 
+    def _fresh(self, known: _Known) -> bool:
+        """Whether a look may still be believed."""
+        now_s, now_ticks = self._now()
+        knowledge_s = self._place.limits.knowledge_s
+        slept = now_ticks - known.looked_ticks
+        return now_s - known.looked_s < knowledge_s and -TICKS_PER_S < slept < knowledge_s * TICKS_PER_S
+
     def _now(self) -> tuple[float, int]:
         return self._place.clock.monotonic(), self._place.clock.ticks()
 
     def _note(self, meta: Meta, now: tuple[float, int]) -> None:
         with self._mutex:
-            if now[0] >= self._looked[0] or self._meta is None:
-                self._meta, self._looked = meta, now
+            if self._known is None or now[0] >= self._known.looked_s:
+                self._known = _Known(meta, *now)
