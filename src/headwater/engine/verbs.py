@@ -16,11 +16,11 @@ import msgspec
 
 from headwater.engine import dead, reading, waiting
 from headwater.engine.appends import Appends
-from headwater.engine.catalogue import with_retention
 from headwater.engine.consumer import Consumer, Kept, place
 from headwater.engine.consumers import Consumers
 from headwater.engine.follow import Follow
 from headwater.engine.log import L, Upload
+from headwater.engine.rules import with_retention
 from headwater.engine.serving import Serving, wants_sync
 from headwater.engine.topics import Catalogue, OpenTopic
 from headwater.engine.transfer.exporting import Progress as TransferProgress
