@@ -18,7 +18,7 @@ from headwater.engine import checking, dead, reading, waiting
 from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer, Kept, place
-from headwater.engine.consumers import Consumers
+from headwater.engine.file_consumers import FileConsumers
 from headwater.engine.follow import Follow
 from headwater.engine.info import partition_info
 from headwater.engine.retaining import Keeper
@@ -75,7 +75,7 @@ class Engine(Serving):
             catalogue.init()
         self._store = catalogue.open()
         super().__init__(catalogue, limits, disk, clock, self._new_log, sync=sync)
-        self._consumers = Consumers(path, self._disk, self._clock, limits, partial(restore, path / "journal"))
+        self._consumers = FileConsumers(path, self._disk, self._clock, limits, partial(restore, path / "journal"))
         self._keeper = Keeper(self._catalogue, self._consumers.slowest)
         self._sealer = Sealer(self._keeper.rolled)
         self._members: WeakSet[Consumer] = WeakSet()  # which end with this object
@@ -409,13 +409,13 @@ class Engine(Serving):
             raise Invalid(f"a lease has at least {LEASE_MS_MIN} ms, and an event may fail at least once")
         selection = self._selection(type, key, match)
         reading.check_id(opened.logs, start)
-        cursors = self._consumers.find_or_make(
-            name, opened.topic, lambda: [place(log, start, len(opened.logs)) for log in opened.logs]
+        leases = self._consumers.join(
+            name, opened.topic, limits.lease_ms, lambda: [place(log, start, len(opened.logs)) for log in opened.logs]
         )
         aside = partial(dead.set_aside, self) if kept is None else kept.set_aside
         place_of = None if kept is None else kept.cursor
         own = self._disk, self._clock
-        member = Consumer(name, opened.logs, cursors, selection, limits, *own, aside, timeout, place_of)
+        member = Consumer(name, opened.logs, leases, selection, limits, *own, aside, timeout, place_of)
         self._members.add(member)
         return member
 
@@ -432,7 +432,7 @@ class Engine(Serving):
         opened = self._topics.live(topic)
         logs = opened.chosen(partition)
         reading.check_id(logs, at)
-        self._consumers.find(consumer, opened.topic)
+        self._consumers.check(consumer, opened.topic)
         cursors = {log.place.partition: place(log, at, len(logs)) for log in logs}
         self._consumers.seek(consumer, opened.topic, cursors)
         for log in logs:
