@@ -9,18 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headwater.engine.leases import Leases
+from headwater.engine.log import Log
 from headwater.errors import Invalid, NotFound, TooLarge
 from headwater.format import names
 from headwater.format.settings import Topic
 from headwater.info import ConsumerInfo
 from headwater.limits import CONSUMER_NAME_BYTES_MAX
-
-
-class Ended(Protocol):
-    """A log, as far as its end tells a consumer's lag."""
-
-    def end(self) -> int:
-        """The offset that the next event will get."""
 
 
 class Consumers(Protocol):
@@ -35,7 +29,7 @@ class Consumers(Protocol):
     def names(self, topic: Topic) -> list[str]:
         """The names of all consumers of a topic, sorted."""
 
-    def infos(self, topic: Topic, logs: Sequence[Ended]) -> list[ConsumerInfo]:
+    def infos(self, topic: Topic, logs: Sequence[Log]) -> list[ConsumerInfo]:
         """All consumers of a topic, partition by partition."""
 
     def slowest(self, topic: Topic, partition: int) -> int | None:

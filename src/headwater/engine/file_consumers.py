@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import unquote
 from uuid import UUID
 
-from headwater.engine.consumers import Ended, check_name, consumer_not_found
+from headwater.engine.consumers import check_name, consumer_not_found
 from headwater.engine.file_leases import FileLeases
+from headwater.engine.log import Log
 from headwater.errors import NotFound, Unavailable
 from headwater.format import names
 from headwater.format.cursors import NOBODY
@@ -76,7 +77,7 @@ class FileConsumers:
                     found.append(unquote(directory))
         return sorted(found)
 
-    def infos(self, topic: Topic, logs: Sequence[Ended]) -> list[ConsumerInfo]:
+    def infos(self, topic: Topic, logs: Sequence[Log]) -> list[ConsumerInfo]:
         """All consumers of a topic, partition by partition; takes no lock."""
         found = []
         now_ns = int(self._clock.monotonic() * 1e9)

@@ -13,11 +13,11 @@ from operator import attrgetter
 
 from headwater.engine.follow import sweep
 from headwater.engine.leases import Standing
+from headwater.engine.log import Log
 from headwater.engine.selection import Selection
 from headwater.errors import NotFound
 from headwater.event import Event
 from headwater.limits import MIB
-from headwater.storage.log import LocalLog
 
 CHUNK_EVENTS = 4096  # what is read ahead, and the least that is handed out between two looks at the stored cursor
 CHUNK_BYTES = 8 * MIB
@@ -53,7 +53,7 @@ class Holding:
         "waiting",
     )
 
-    def __init__(self, log: LocalLog, at: Standing, expires_s: float, careful_until: int = 0) -> None:
+    def __init__(self, log: Log, at: Standing, expires_s: float, careful_until: int = 0) -> None:
         self.log = log
         self.partition = log.place.partition
         self.fence = at.fence

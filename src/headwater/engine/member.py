@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import structs
 
 from headwater.engine.holding import Holding
 from headwater.engine.leases import Claim, Leases, Progress, Round, Standing
+from headwater.engine.log import Log
 from headwater.errors import Fenced, HeadwaterError, NotFound
 from headwater.limits import Limits
 from headwater.storage.disk import Clock
-from headwater.storage.log import LocalLog
 
 TEND_S = 1.0  # how often, at least, a member that waits looks for partitions that have become free
 
@@ -30,7 +30,7 @@ class Member:
     def __init__(
         self,
         name: str,
-        logs: list[LocalLog],
+        logs: Sequence[Log],
         leases: Leases,
         limits: Limits,
         clock: Clock,
