@@ -176,6 +176,18 @@ class Disk:
                     found[entry.name] = entry.stat().st_size
         return found
 
+    def entries(self, path: Path) -> list[tuple[str, bool]]:
+        """What a directory holds, and whether each is a directory; nothing if there is no such directory."""
+        try:
+            with os.scandir(path) as entries:
+                return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def status(self, where: int | Path) -> os.stat_result:
+        """The size and the times of a file, by its descriptor or its path."""
+        return os.stat(where)
+
     def remove_tree(self, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
