@@ -7,8 +7,7 @@ was told; then it raises Unavailable. `directory.py` and `s3.py` are the two sto
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -69,7 +68,7 @@ class Store(Protocol):
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         """All objects whose keys begin so, behind the key `after`, in the order of their keys."""
 
-    def folders(self, prefix: str) -> builtins.list[str]:
+    def folders(self, prefix: str) -> Sequence[str]:
         """The next parts of the keys that begin with `prefix` (which is empty or ends with "/"), sorted, each once.
 
         Only of keys that go on behind them: `folders("a/")` of the keys `a/b/c` and `a/d` is `["b"]`.
