@@ -20,8 +20,18 @@ from headwater.limits import CONSUMER_NAME_BYTES_MAX
 class Consumers(Protocol):
     """All consumers of one place. Safe from any thread and process."""
 
-    def join(self, name: str, topic: Topic, lease_ms: int, starts: Callable[[], list[int]]) -> Leases:
-        """The part of a new member; a consumer that is new is made durably, with these starts."""
+    def join(
+        self,
+        name: str,
+        topic: Topic,
+        lease_ms: int,
+        starts: Callable[[], list[int]],
+        guest: Sequence[int] | None = None,
+    ) -> Leases:
+        """The part of a new member; a consumer that is new is made durably, with these starts.
+
+        A guest is no member with a share of its own: it takes what is free of the partitions in `guest`.
+        """
 
     def check(self, name: str, topic: Topic) -> None:
         """Raise NotFound if the topic has no such consumer."""

@@ -39,9 +39,16 @@ class FileConsumers:
         self._limits = limits
         self._redo = redo
 
-    def join(self, name: str, topic: Topic, lease_ms: int, starts: Callable[[], list[int]]) -> FileLeases:
+    def join(
+        self,
+        name: str,
+        topic: Topic,
+        lease_ms: int,
+        starts: Callable[[], list[int]],
+        guest: Sequence[int] | None = None,
+    ) -> FileLeases:
         """The part of a new member. A consumer is made durably, with these starts, if it is new or its topic is."""
-        return FileLeases(self._find_or_make(name, topic, starts), self._clock, lease_ms, self._limits.ack_ms)
+        return FileLeases(self._find_or_make(name, topic, starts), self._clock, lease_ms, self._limits.ack_ms, guest)
 
     def check(self, name: str, topic: Topic) -> None:
         """Raise NotFound if the topic has no such consumer."""

@@ -14,17 +14,21 @@ from headwater.storage.disk import Clock
 
 
 class FileLeases:
-    """One member's part in the file of a consumer."""
+    """One member's part in the file of a consumer. A guest is no member, and takes of `guest` what is free."""
 
     reach_s = 0.0
     transactional = True
 
-    def __init__(self, cursors: Cursors, clock: Clock, lease_ms: int, ack_ms: int) -> None:
+    def __init__(
+        self, cursors: Cursors, clock: Clock, lease_ms: int, ack_ms: int, guest: Sequence[int] | None = None
+    ) -> None:
         self.cursors = cursors
         self.id = clock.random_bytes(16)
         self.ack_s = ack_ms / 1000
         self._clock = clock
         self._lease_ns = lease_ms * 1_000_000
+        self._guest = guest
+        self._first: dict[int, int] = {}  # the counter of each slot when it was seen first
 
     def tend(self, held: dict[int, int], *, claim: bool) -> Round:
         """Refresh the member and the leases of what it holds, by their fences; with `claim`, take up to its share.
@@ -35,7 +39,7 @@ class FileLeases:
         with cursors.held():
             now = self._now_ns()
             expiry = now + self._lease_ns
-            members = cursors.put_member(Member(self.id, expiry), now)
+            members = [] if self._guest is not None else cursors.put_member(Member(self.id, expiry), now)
             slots = cursors.slots()
             lost = [number for number, fence in held.items() if not self._owns(slots[number], fence)]
             ours = held.keys() - set(lost)
@@ -44,13 +48,13 @@ class FileLeases:
                     cursors.put(number, cursors.next(number, expiry_ns=expiry))
                 else:
                     expiry = min(expiry, slots[number].expiry_ns)
-            share = share_of(members, self.id, len(slots))
+            share = share_of(members, self.id, len(slots)) if members else len(slots)
             room = max(0, share - len(ours))
-            free = [
-                number
-                for number, slot in enumerate(slots)
-                if number not in ours and not slot.leased(cursors.boot_id, now)
-            ][:room]
+            wanted = range(len(slots)) if self._guest is None else self._guest
+            others = [number for number in wanted if number not in ours]
+            for number in others:
+                self._first.setdefault(number, slots[number].counter)
+            free = [number for number in others if not slots[number].leased(cursors.boot_id, now)][:room]
             claimed = [self._take(number, slots[number], now) for number in free] if claim else []
             if claimed:
                 cursors.sync()
@@ -113,6 +117,11 @@ class FileLeases:
     def peek(self, partitions: Iterable[int]) -> dict[int, Standing]:
         """Where the consumer is in some partitions, by a look without the lock; none for those unreadable just now."""
         return {number: _standing(slot) for number, slot in self.cursors.peek(partitions).items()}
+
+    def busy(self, partitions: Iterable[int]) -> set[int]:
+        """Those of which a change was seen since this member began."""
+        slots = self.cursors.peek(partitions)
+        return {number for number, slot in slots.items() if slot.counter != self._first.get(number, slot.counter)}
 
     def move(self, partition: int, fence: int, cursor: int) -> Move:
         """What a transaction stores to move a cursor."""

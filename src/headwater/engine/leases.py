@@ -67,7 +67,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Leases(Protocol):
-    """One member's part in a consumer. Safe from any thread.
+    """One member's part in a consumer, or that of a guest, which takes what is free and is not counted. Thread-safe.
 
     Every method compares owner and fence of each partition, and changes only what is still this member's. No method
     locks a log: the caller has made durable what it stores. NotFound means that the consumer was deleted.
@@ -112,6 +112,12 @@ class Leases(Protocol):
 
     def peek(self, partitions: Iterable[int]) -> dict[int, Standing]:
         """Where the consumer is in some partitions, whoever holds them; none for those unreadable just now."""
+
+    def busy(self, partitions: Iterable[int]) -> set[int]:
+        """Those of some partitions of which a change was seen since this member began: somebody lives who reads there.
+
+        For a guest, which looks at all that it wants and does not hold with each `tend`.
+        """
 
     def move(self, partition: int, fence: int, cursor: int) -> Move:
         """What a transaction stores to move a cursor; raises Unsupported unless it is `transactional`."""
