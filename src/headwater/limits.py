@@ -80,6 +80,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     lease_ms: int = 10_000  # how long a dead reader keeps its partitions; long enough for a stall of a busy machine
     ack_ms: int = 100  # acks are stored this often: what a crash may deliver again, against a write for each
+    bucket_ack_ms: int = 1000  # the same for cursors in a bucket or a table, where each write is paid for
     failures_max: int = 5  # an event that failed so often is set aside, so that the others behind it are handled
     retry_ms: int = 100  # before the first retry; doubled for each further one
     retry_ms_max: int = 10_000  # so that an event that may fail often is still tried now and then

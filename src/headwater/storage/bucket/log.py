@@ -1,7 +1,7 @@
 """The log in a bucket: one partition that any number of processes, on any machines, append to and read.
 
-Ties together the chain of its objects, the appender and the reader. Safe from any thread. Everything that is appended is
-durable when it is acknowledged, whatever durability was asked for.
+Ties together the chain of its objects, the appender and the reader. Safe from any thread. Everything that is appended
+is durable when it is acknowledged, whatever durability was asked for.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class ObjectState(NamedTuple):
 class ObjectLog:
     """An open log."""
 
-    def __init__(
-        self, place: ObjectPlace, cache: Cache, pool: Callable[[], Executor], *, patient: bool = False
-    ) -> None:
+    def __init__(self, place: ObjectPlace, cache: Cache, pool: Callable[[], Executor], *, patient: bool) -> None:
         """`pool` gives the threads that fetch; `patient` as in `Appender`."""
         self.place = place
         self.topic = place.topic

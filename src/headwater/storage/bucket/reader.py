@@ -130,9 +130,8 @@ class Reader:
 
     def lost(self, offset: int) -> Corrupt:
         """That nothing explains why an offset is not there."""
-        return corrupt(
-            "an object is missing", self._place.path(self._place.events_at(offset)), 0, 0, (offset, offset + 1)
-        )
+        path = self._place.path(self._place.events_at(offset))
+        return corrupt("an object is missing", path, 0, 0, (offset, offset + 1))
 
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""
