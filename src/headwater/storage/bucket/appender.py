@@ -308,7 +308,7 @@ class Appender:
     def _created(self, head: Head, data: bytes) -> bool:
         """Put an object; False if another one is there."""
         store, key = self._place.store, self._place.events_at(head.base)
-        backoff = Backoff(self._place.clock)
+        backoff = Backoff(self._place.clock, FIRST_PAUSE_S, PAUSE_S_MAX, REFUSED_S_MAX)
         while store.create(key, data) is None:
             stored = store.get(key)
             if stored is not None:

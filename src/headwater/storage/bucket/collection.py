@@ -2,8 +2,9 @@
 
 In two steps, by whoever comes along: what is superfluous is noted in `meta`, with the time of the store; when that has
 stood for `collect_s`, it is deleted. Nobody believes in it any more then (docs/BUCKET.md, "The rules"). What was noted
-never comes back: offsets below the mark are below it for ever, and no compactor names a segment that is doomed. So a
-collector may die or sleep anywhere, and two may run at once. The clocks of those who collect do not count.
+never comes back: offsets below the mark are below it for ever, and a compactor that finds another mark than before it
+put its segment does not have that named. So a collector may die or sleep anywhere, and two may run at once. The clocks
+of those who collect do not count.
 """
 
 from __future__ import annotations

@@ -77,13 +77,14 @@ def _compact_once(place: ObjectPlace, knowledge: Knowledge, pool: Pool, *, all: 
     if len(sources) == len(merged):
         return False  # what is behind the segments is only the mark that the topic is deleted
     segment = _put(place, sources)
-    _name(place, knowledge, meta.reached, merged, segment, sources[-1].head)
+    _name(place, knowledge, meta, merged, segment, sources[-1].head)
     return True
 
 
 def _objects(place: ObjectPlace, meta: Meta) -> list[Listed]:
     """The objects behind what is compacted, as many as one segment takes."""
-    limits, found, size = place.limits, [], 0
+    limits, size = place.limits, 0
+    found: list[Listed] = []
     start = meta.reached.offset
     for each in place.store.list(place.events, place.events_at(start - 1) if start else ""):
         if found and (
@@ -124,9 +125,7 @@ def _merged(place: ObjectPlace, meta: Meta, size: int) -> list[Segment]:
     return found
 
 
-def _read(
-    place: ObjectPlace, meta: Meta, merged: list[Segment], keys: list[str], pool: Pool
-) -> Iterator[_Source]:
+def _read(place: ObjectPlace, meta: Meta, merged: list[Segment], keys: list[str], pool: Pool) -> Iterator[_Source]:
     """The objects, each verified to follow the one before. Ends at the mark that the topic is deleted."""
     expected, nonce = (merged[0].base, None) if merged else (meta.reached.offset, meta.reached.nonce)
     for key, stored in zip(keys, pool().map(place.store.get, keys), strict=True):
@@ -191,16 +190,20 @@ def _table(place: ObjectPlace, source: _Source) -> bytes:
 
 
 def _name(
-    place: ObjectPlace, knowledge: Knowledge, start: Point, merged: list[Segment], segment: Segment, last: Head
+    place: ObjectPlace, knowledge: Knowledge, seen: Meta, merged: list[Segment], segment: Segment, last: Head
 ) -> None:
-    """Have `meta` name a segment instead of those that were merged, durably."""
+    """Have `meta` name a segment instead of those that were merged, durably; raises _Raced.
+
+    Not if a collector was there since `meta` was seen: it may have doomed the segment, which nobody named, and deleted
+    it.
+    """
     key = place.segment(segment.base, segment.end, segment.nonce)
     tries = 0
 
     def change(meta: Meta) -> Meta | None:
         nonlocal tries
         kept = meta.segments[: len(meta.segments) - len(merged)]
-        if meta.reached != start or meta.segments[len(kept) :] != merged or place.short(key) in meta.mark.doomed:
+        if (meta.reached, meta.mark) != (seen.reached, seen.mark) or meta.segments[len(kept) :] != merged:
             return None
         tries += 1
         point = Point(last.end, last.nonce, last.ticks, last.producers)

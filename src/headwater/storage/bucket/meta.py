@@ -2,8 +2,8 @@
 
 `Knowledge` is what this process knows of it. It is never believed for longer than `knowledge_s`, from the look to the
 answer of what is built on it, by the clock that counts on and by the one on the wall: the first may stand still while
-a machine is suspended, as functions in a cloud are. So nobody takes an object that was put in a freed place for the one that was there
-(docs/BUCKET.md, "The rules").
+a machine is suspended, as functions in a cloud are. So nobody takes an object that was put in a freed place for the one
+that was there (docs/BUCKET.md, "The rules").
 """
 
 from __future__ import annotations
