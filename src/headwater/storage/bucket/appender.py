@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain as chained
 
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable, Unsupported
@@ -66,11 +66,17 @@ class Unit:
 class Appender:
     """The writing side of one partition in one process."""
 
-    def __init__(self, place: ObjectPlace, chain: Chain, *, patient: bool) -> None:
-        """`patient`: those who wait for their append linger, too, as `append_later` does."""
+    def __init__(
+        self, place: ObjectPlace, chain: Chain, *, patient: bool, was_put: Callable[[], None] = lambda: None
+    ) -> None:
+        """`patient`: those who wait for their append linger, too, as `append_later` does.
+
+        `was_put` is called for each object that is in the log; it must not wait.
+        """
         self._place = place
         self._chain = chain
         self._patient = patient
+        self._was_put = was_put
         self._writer = place.clock.random_bytes(8).hex()
         self._changed = threading.Condition()  # protects all below
         self._queue: deque[Unit] = deque()
@@ -219,6 +225,7 @@ class Appender:
             if self._put(head, format.encode(head, batches)):
                 self._chain.take(head)
                 self._chain.hint()
+                self._was_put()
                 return units
             losses += 1
             if losses >= LOSSES_IN_A_ROW:

@@ -43,15 +43,9 @@ def collect(place: ObjectPlace, knowledge: Knowledge) -> int:
     return gone
 
 
-def collect_prefix(store: Store, prefix: str, now: datetime, older_s: float) -> int:
-    """Delete all below a prefix that nothing names any more, if all of it is so old; returns how many went.
-
-    One young object keeps the rest: whoever put it may be about to name it.
-    """
-    found = list(store.list(prefix))
-    if any((now - each.modified).total_seconds() < older_s for each in found):
-        return 0
-    return delete_all(store, [each.key for each in found])
+def all_older(store: Store, prefix: str, now: datetime, age_s: float) -> bool:
+    """Whether everything below a prefix is so old: nobody is just about to name it."""
+    return all(_older(each, now, age_s) for each in store.list(prefix))
 
 
 def time_of(store: Store, key: str) -> datetime:

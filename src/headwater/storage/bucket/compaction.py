@@ -25,7 +25,7 @@ from headwater.format.object import Head
 from headwater.storage.bucket.meta import Knowledge, Meta, Point, Segment
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.bucket.store import Listed
-from headwater.storage.packing import packed, runs
+from headwater.storage.packing import Pause, packed, runs
 from headwater.storage.segment import Window
 
 NONCE_BYTES = 16
@@ -47,15 +47,18 @@ class _Raced(Exception):
     """Somebody else compacted, trimmed or collected what was being read."""
 
 
-def compact(place: ObjectPlace, knowledge: Knowledge, pool: Pool, upto: int | None = None) -> int:
+def compact(
+    place: ObjectPlace, knowledge: Knowledge, pool: Pool, upto: int | None = None, pause: Pause = lambda: None
+) -> int:
     """Make segments of what is worth it, durably; returns how many. With `upto`, of everything below that offset.
 
-    Raises Corrupt where the objects do not follow one another: damage is never packed over.
+    `pause` is called between pieces of work, and may raise to stop: nothing is half done then. Raises Corrupt where the
+    objects do not follow one another: damage is never packed over.
     """
     made = 0
     while upto is None or knowledge.look().reached.offset < upto:
         try:
-            if not _compact_once(place, knowledge, pool, all=upto is not None):
+            if not _compact_once(place, knowledge, pool, pause, all=upto is not None):
                 break
         except _Raced:
             if upto is None:
@@ -65,7 +68,7 @@ def compact(place: ObjectPlace, knowledge: Knowledge, pool: Pool, upto: int | No
     return made
 
 
-def _compact_once(place: ObjectPlace, knowledge: Knowledge, pool: Pool, *, all: bool) -> bool:
+def _compact_once(place: ObjectPlace, knowledge: Knowledge, pool: Pool, pause: Pause, *, all: bool) -> bool:
     """Make one segment; False if nothing is worth it."""
     meta = knowledge.look()
     objects = _objects(place, meta)
@@ -73,10 +76,14 @@ def _compact_once(place: ObjectPlace, knowledge: Knowledge, pool: Pool, *, all: 
         return False
     merged = _merged(place, meta, sum(each.size for each in objects))
     keys = [place.segment(each.base, each.end, each.nonce) for each in merged] + [each.key for each in objects]
-    sources = list(_read(place, meta, merged, keys, pool))
+    sources = []
+    for source in _read(place, meta, merged, keys, pool):
+        sources.append(source)
+        pause()
     if len(sources) == len(merged):
         return False  # what is behind the segments is only the mark that the topic is deleted
-    segment = _put(place, sources)
+    segment = _put(place, sources, pause)
+    pause()
     _name(place, knowledge, meta, merged, segment, sources[-1].head)
     return True
 
@@ -117,7 +124,7 @@ def _merged(place: ObjectPlace, meta: Meta, size: int) -> list[Segment]:
     if meta.compacted.offset != meta.reached.offset:
         return found
     for each in reversed(meta.segments):
-        old = meta.compacted.ticks - each.previous_ticks > limits.segment_age_ms * TICKS_PER_MS
+        old = meta.compacted.ticks - (each.previous_ticks or each.ticks) > limits.segment_age_ms * TICKS_PER_MS
         if each.bytes > size or size + each.bytes > limits.segment_bytes or old:
             break
         found.insert(0, each)
@@ -143,11 +150,13 @@ def _read(place: ObjectPlace, meta: Meta, merged: list[Segment], keys: list[str]
         expected, nonce = head.end, head.nonce
 
 
-def _put(place: ObjectPlace, sources: list[_Source]) -> Segment:
+def _put(place: ObjectPlace, sources: list[_Source], pause: Pause) -> Segment:
     """Put a segment that holds all batches of some objects, durably; nobody knows of it yet."""
     first, last = sources[0].head, sources[-1].head
     blobs: list[int] = []
-    batches = list(chained.from_iterable(packed(run, place) for run in runs(_batches(place, sources, blobs), place)))
+    batches = list(
+        chained.from_iterable(packed(run, place) for run in runs(_batches(place, sources, blobs), place, pause))
+    )
     head = Head(
         log=first.log,
         base=first.base,

@@ -227,10 +227,10 @@ class Reader:
         else:
             stored = store.get(piece.key)
             data = None if stored is None else stored.data
-            if data is not None:
-                self._chain.decode(piece.key, data)
         if data is None or not self._believed(piece.key):
             raise Missed
+        if not piece.size:
+            self._chain.decode(piece.key, data)
         cache.put(piece.key, data, piece.position)
         return data
 
