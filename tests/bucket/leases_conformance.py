@@ -333,13 +333,13 @@ class LeasesConformance:
 
     def test_no_fence_has_two_owners_and_no_cursor_goes_back(self, tmp_path: Any) -> None:
         with self.place(tmp_path) as consumers:
-            history = History(consumers(Clock()), *self.pace)
-            for number in range(4):
-                consumers_of = consumers(Clock())
-                history.begin(consumers_of, random.Random(number))
+            all_of_them = [consumers(Clock()) for _ in range(4)]
+            history = History(all_of_them[0], self.lease_ms, self.seconds)
+            for number, each in enumerate(all_of_them):
+                history.begin(each, random.Random(number))
             history.check()
 
-    pace = (120, 1.5)  # the milliseconds of a lease, and for how many seconds
+    lease_ms, seconds = 120, 1.5  # of that history
 
 
 class History:

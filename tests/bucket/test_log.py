@@ -29,10 +29,20 @@ class Objects:
         pass
 
 
-class TestObjectLog(LogConformance):
+def objects_at(url: str) -> Iterator[Objects]:
+    objects = Objects(url)
+    yield objects
+    for bucket in objects.opened:
+        bucket.close()
+
+
+class TestDirectory(LogConformance):
     @pytest.fixture
     def place(self, tmp_path: Path) -> Iterator[Objects]:
-        objects = Objects(f"objects://{tmp_path}/bucket")
-        yield objects
-        for bucket in objects.opened:
-            bucket.close()
+        yield from objects_at(f"objects://{tmp_path}/bucket")
+
+
+class TestS3(LogConformance):
+    @pytest.fixture
+    def place(self, s3_url: str) -> Iterator[Objects]:
+        yield from objects_at(s3_url)

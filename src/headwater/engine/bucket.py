@@ -17,7 +17,7 @@ from headwater.engine.appends import Appends
 from headwater.engine.bucket_catalogue import BucketCatalogue
 from headwater.engine.bucket_keeper import BucketKeeper
 from headwater.engine.consumer import Consumer
-from headwater.engine.consumers import Consumers
+from headwater.engine.coordinated_consumers import CoordinatedConsumers
 from headwater.engine.serving import wants_sync
 from headwater.engine.verbs import Verbs
 from headwater.errors import Closed, Denied, Invalid, NotFound, Unavailable, Unsupported
@@ -30,10 +30,12 @@ from headwater.info import Deleted, Maintained, PartitionInfo, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.bucket.appender import Unit
 from headwater.storage.bucket.cache import Cache
+from headwater.storage.bucket.coordinator import BucketCoordinator
 from headwater.storage.bucket.log import ObjectLog
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.bucket.probe import probe
 from headwater.storage.bucket.store import Store
+from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
 
@@ -93,11 +95,12 @@ class Bucket(Verbs[ObjectLog]):
     """An open bucket. Close it, or use it in a `with` statement: what waits to be appended is then."""
 
     _catalogue: BucketCatalogue
+    _consumers: CoordinatedConsumers
 
     def __init__(
         self,
         store: Store,
-        consumers: Consumers,
+        coordinator: Coordinator,
         *,
         create: bool = True,
         durability: Durability = "fsync",
@@ -110,7 +113,7 @@ class Bucket(Verbs[ObjectLog]):
         self._store = store
         self._patient = patient
         self._catalogue = BucketCatalogue(store, disk, clock, limits)
-        self._consumers = consumers
+        self._consumers = CoordinatedConsumers(coordinator, clock, limits, self._catalogue.find)
         self._cache = Cache(limits.cache_bytes)
         self._pool: ThreadPoolExecutor | None = None
         self._closing = threading.Lock()  # protects `_closed` and the making of `_pool`
@@ -293,6 +296,7 @@ class Bucket(Verbs[ObjectLog]):
         self._topics.close()
         if pool is not None:
             pool.shutdown(cancel_futures=True)
+        self._consumers.close()
         self._store.close()
 
     def _new_log(self, topic: Topic, partition: int) -> ObjectLog:
@@ -328,9 +332,21 @@ def open_bucket(
     if linger_ms is not None:
         limits = msgspec.structs.replace(limits, linger_ms=linger_ms)
     store = open_store(url, clock=clock, disk=disk, limits=limits)
-    consumers: Any = coordinator  # whoever builds the consumers of buckets opens them here
     options: dict[str, Any] = {"limits": limits, "disk": disk, "clock": clock, "patient": linger_ms is not None}
-    return Bucket(store, consumers, create=create, durability=durability, **options)
+    return Bucket(store, open_coordinator(coordinator, store, clock), create=create, durability=durability, **options)
+
+
+def open_coordinator(address: str | None, store: Store, clock: Clock) -> Coordinator:
+    """Where the consumers of a bucket keep their cursors: in the bucket, or at an address of their own."""
+    if address is None:
+        return BucketCoordinator(store, clock)
+    from headwater.storage.dynamodb import DynamoCoordinator, is_dynamodb
+
+    if not is_dynamodb(address):
+        raise Unsupported(
+            f"{address!r} is no coordinator", hint="it is dynamodb://table?region=…, or the bucket itself"
+        )
+    return DynamoCoordinator(address, clock)
 
 
 def _cannot(what: str, hint: str) -> Unsupported:

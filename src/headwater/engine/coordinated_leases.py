@@ -24,7 +24,6 @@ from headwater.limits import CONSUMER_MEMBERS_MAX
 from headwater.storage.coordinator import CursorRecord, Kept, SharedCursors, Sign
 from headwater.storage.disk import Clock
 
-SIGN_STEP_S = 1.0  # stores tell times of change in whole seconds
 SWEPT_LEASES = 10  # a member that was silent for so many leases is taken out of the list
 
 S = TypeVar("S")
@@ -277,7 +276,7 @@ class CoordinatedLeases:
             self._signed_s = now_s
         live, now_s = self._live(), self._clock.monotonic()
         late = [self._signs[member] for member in live if member != self._owner]
-        return live, any(now_s >= seen.since_s + lease_s / 2 + SIGN_STEP_S for seen, lease_s in late)
+        return live, any(now_s >= seen.since_s + lease_s / 2 for seen, lease_s in late)
 
     def _see(self, signs: dict[str, Sign]) -> None:
         now_s = self._clock.monotonic()
@@ -287,7 +286,7 @@ class CoordinatedLeases:
             seen = before[member][0] if member in before else None
             if seen is None or seen.mark != sign.mark:
                 seen = Seen(sign.mark, now_s)
-            elif now_s >= seen.since_s + SWEPT_LEASES * (sign.lease_ms / 1000 + SIGN_STEP_S):
+            elif now_s >= seen.since_s + SWEPT_LEASES * sign.lease_ms / 1000:
                 silent.append(member)
                 continue
             self._signs[member] = seen, sign.lease_ms / 1000
@@ -296,7 +295,7 @@ class CoordinatedLeases:
 
     def _live(self) -> list[str]:
         now_s = self._clock.monotonic()
-        live = (m for m, (seen, lease_s) in self._signs.items() if now_s < seen.since_s + lease_s + SIGN_STEP_S)
+        live = (m for m, (seen, lease_s) in self._signs.items() if now_s < seen.since_s + lease_s)
         return sorted({*live, self._owner})
 
     def _each(self, work: Callable[[S], T], items: Sequence[S]) -> list[T]:
