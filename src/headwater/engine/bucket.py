@@ -126,7 +126,7 @@ class Bucket(Verbs[ObjectLog]):
         if create:
             self._catalogue.init()
         self._settings = self._catalogue.open()
-        self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._slowest)
+        self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._consumers.slowest)
         super().__init__(store.url, limits, disk, clock, sync=wants_sync(durability))
 
     @property
@@ -302,9 +302,6 @@ class Bucket(Verbs[ObjectLog]):
     def _new_log(self, topic: Topic, partition: int) -> ObjectLog:
         place = self._catalogue.place(topic, partition)
         return ObjectLog(place, self._cache, self._threads, patient=self._patient, was_put=self._keeper.was_put)
-
-    def _slowest(self, topic: Topic, partition: int) -> int | None:
-        return self._consumers.slowest(topic, partition)
 
     def _threads(self) -> Executor:
         """The threads that fetch."""

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from headwater.engine.rules import check_topic, checked_name, limits_of, not_found, same, with_retention
-from headwater.errors import Conflict, Invalid, NotFound
+from headwater.errors import Conflict, Invalid, NotFound, Unsupported
 from headwater.format import names
 from headwater.format.settings import Retention, Store, Topic, TopicSettings
 from headwater.limits import Limits
@@ -71,6 +71,7 @@ class BucketCatalogue:
     def create(self, name: str, partitions: int, chosen: TopicSettings) -> bool:
         """Make a topic; False if it is there, with the same number of partitions. Durable when it returns."""
         check_topic(name, partitions, chosen, self._limits)
+        _check_bounds(chosen)
         while True:
             found = self._records.read(topic_key(name))
             if found is not None and found.record.topic is not None:
@@ -96,6 +97,7 @@ class BucketCatalogue:
             topic, found = self._find(name)
             topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
             check_topic(name, topic.partitions, topic.settings, self._limits)
+            _check_bounds(topic.settings)
             if self._put(name, Named(topic), found):
                 return topic
 
@@ -161,3 +163,13 @@ class BucketCatalogue:
 
     def _random_uuid(self) -> UUID:
         return UUID(bytes=self._clock.random_bytes(16), version=4)
+
+
+def _check_bounds(chosen: TopicSettings) -> None:
+    """Raise Unsupported for a bound that a bucket does not have."""
+    if chosen.retention_bytes_hard:
+        raise Unsupported(
+            "a bucket has no hard bound: nobody counts all bytes before each append",
+            hint="use retention_bytes, which is kept to at each compaction",
+            code="bucket_cannot",
+        )
