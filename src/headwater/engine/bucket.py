@@ -312,9 +312,8 @@ def open_coordinator(address: str | None, store: Store, clock: Clock) -> Coordin
     from headwater.storage.dynamodb import DynamoCoordinator, is_dynamodb
 
     if not is_dynamodb(address):
-        raise Unsupported(
-            f"{address!r} is no coordinator", hint="it is dynamodb://table?region=…, or the bucket itself"
-        )
+        hint = "it is dynamodb://table?region=…, or, left out, the bucket itself"
+        raise Unsupported(f"{address!r} is no coordinator", hint=hint)
     return DynamoCoordinator(address, clock)
 
 
