@@ -16,6 +16,7 @@ from headwater.format.settings import Retention, Store, Topic, TopicSettings
 from headwater.limits import Limits
 from headwater.storage.bucket.meta import Knowledge
 from headwater.storage.bucket.place import TOPICS, ObjectPlace, topic_key
+from headwater.storage.bucket.probe import PREFIX
 from headwater.storage.bucket.records import Found, Records
 from headwater.storage.bucket.store import Store as ObjectStore
 from headwater.storage.disk import Clock, Disk
@@ -45,10 +46,11 @@ class BucketCatalogue:
         """Make the place a log, unless it is one. One with other things in it is refused."""
         if self._settings.read(SETTINGS) is not None:
             return
-        stranger = next(iter(self._store.list("")), None)
-        if stranger is not None and stranger.key != SETTINGS:
+        strangers = (each.key for each in self._store.list("") if not each.key.startswith(PREFIX))
+        stranger = next(strangers, SETTINGS)
+        if stranger != SETTINGS:
             raise Invalid(
-                f"{self._store.url} is not a log, and holds {stranger.key!r}",
+                f"{self._store.url} is not a log, and holds {stranger!r}",
                 hint="name a prefix that nothing else uses",
                 code="not_a_log",
             )
