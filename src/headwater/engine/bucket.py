@@ -117,15 +117,13 @@ class Bucket(Verbs[ObjectLog]):
         self._cache = Cache(limits.cache_bytes)
         self._pool: ThreadPoolExecutor | None = None
         self._closing = threading.Lock()  # protects `_closed` and the making of `_pool`
-        try:
-            probe(store, clock)
-        except Denied:
-            if create:
-                raise
-            # Whoever may only read loses nothing.
         if create:
+            probe(store, clock)
             self._catalogue.init()
         self._settings = self._catalogue.open()
+        if not create:  # only now, so that nothing is made where nothing is
+            with contextlib.suppress(Denied):  # whoever may only read loses nothing
+                probe(store, clock)
         self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._slowest)
         super().__init__(store.url, limits, disk, clock, sync=wants_sync(durability))
 
