@@ -132,3 +132,11 @@ class ViewInfo(msgspec.Struct, frozen=True):
     aside: int
     error: ViewError | None
     partitions: list[ViewPartition]
+
+
+class Maintained(msgspec.Struct):
+    """What was done to the logs of a bucket: segments made, what was trimmed, and objects that were deleted."""
+
+    segments: int = 0
+    trimmed: list[Deleted] = []
+    collected: int = 0

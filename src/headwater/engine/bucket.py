@@ -5,6 +5,7 @@ There is no server and no lock: any number of programs on any machines open the 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime
@@ -14,17 +15,18 @@ import msgspec
 
 from headwater.engine.appends import Appends
 from headwater.engine.bucket_catalogue import BucketCatalogue
+from headwater.engine.bucket_keeper import BucketKeeper
 from headwater.engine.consumer import Consumer
 from headwater.engine.coordinated_consumers import CoordinatedConsumers
 from headwater.engine.serving import wants_sync
 from headwater.engine.verbs import Verbs
-from headwater.errors import Closed, Denied, Invalid, Unavailable, Unsupported
+from headwater.errors import Closed, Denied, Invalid, NotFound, Unavailable, Unsupported
 from headwater.event import Content, Durability, Event, Ref, time_of
 from headwater.format import given
 from headwater.format.given import Data, Meta
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, Topic
-from headwater.info import Deleted, PartitionInfo, TopicInfo
+from headwater.info import Deleted, Maintained, PartitionInfo, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.bucket.appender import Unit
 from headwater.storage.bucket.cache import Cache
@@ -124,6 +126,7 @@ class Bucket(Verbs[ObjectLog]):
         if create:
             self._catalogue.init()
         self._settings = self._catalogue.open()
+        self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._slowest)
         super().__init__(store.url, limits, disk, clock, sync=wants_sync(durability))
 
     @property
@@ -214,8 +217,8 @@ class Bucket(Verbs[ObjectLog]):
     # Keeping
 
     def seal(self, topic: str) -> int:
-        """Make segments of all that was appended; returns how many."""
-        raise _cannot("seal", f"topic {topic!r} is not compacted yet")
+        """Make segments of all that was appended, whether it is worth it or not; returns how many."""
+        return self._keeper.seal(self._topics.live(topic).logs)
 
     def retain(
         self,
@@ -226,8 +229,31 @@ class Bucket(Verbs[ObjectLog]):
         dry_run: bool = False,
         **changes: Unpack[Retention],
     ) -> list[Deleted]:
-        """Delete the oldest objects that need not be kept; returns them. `dry_run` only tells which."""
-        raise _cannot("retain", f"{topic!r} {before} {partition} {dry_run} {changes}")
+        """Trim the oldest segments that need not be kept; returns them. `dry_run` only tells which.
+
+        As in a directory; what is not compacted yet is the active segment. What is returned is gone durably: a read of
+        it raises NotFound with the code `offset_gone` and the `oldest` offset, for others within `knowledge_s`. Its
+        objects are deleted after `collect_s`. Raises Unsupported for a hard bound.
+        """
+        logs = self._topics.live(topic).chosen(partition)
+        return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
+
+    def maintain(self, topic: str | None = None) -> Maintained:
+        """Compact, trim and collect a topic, or all of them, once; returns what was done.
+
+        Programs that append do this by themselves, now and then; for a bucket that nobody appends to any more, or
+        whose writers have `compact_objects=0`. May run at any time, and several times at once.
+        """
+        done = Maintained()
+        for name in self.topics() if topic is None else [topic]:
+            with contextlib.suppress(*((NotFound,) if topic is None else ())):  # deleted meanwhile
+                opened = self._topics.live(name)
+                one = self._keeper.maintain(self._catalogue.find(name), opened.logs)
+                done.segments += one.segments
+                done.trimmed += one.trimmed
+                done.collected += one.collected
+        done.collected += self._keeper.sweep(topic)
+        return done
 
     def check(self, topic: str | None = None, progress: object = None) -> Any:
         """Verify every checksum and invariant of a topic, or of all; changes nothing."""
@@ -266,6 +292,7 @@ class Bucket(Verbs[ObjectLog]):
                 return
             self._closed = True
             pool, self._pool = self._pool, None
+        self._keeper.close()
         self._topics.close()
         if pool is not None:
             pool.shutdown(cancel_futures=True)
@@ -273,7 +300,11 @@ class Bucket(Verbs[ObjectLog]):
         self._store.close()
 
     def _new_log(self, topic: Topic, partition: int) -> ObjectLog:
-        return ObjectLog(self._catalogue.place(topic, partition), self._cache, self._threads, patient=self._patient)
+        place = self._catalogue.place(topic, partition)
+        return ObjectLog(place, self._cache, self._threads, patient=self._patient, was_put=self._keeper.was_put)
+
+    def _slowest(self, topic: Topic, partition: int) -> int | None:
+        return self._consumers.slowest(topic, partition)
 
     def _threads(self) -> Executor:
         """The threads that fetch."""
@@ -312,9 +343,8 @@ def open_coordinator(address: str | None, store: Store, clock: Clock) -> Coordin
     from headwater.storage.dynamodb import DynamoCoordinator, is_dynamodb
 
     if not is_dynamodb(address):
-        raise Unsupported(
-            f"{address!r} is no coordinator", hint="it is dynamodb://table?region=…, or the bucket itself"
-        )
+        hint = "it is dynamodb://table?region=…, or, left out, the bucket itself"
+        raise Unsupported(f"{address!r} is no coordinator", hint=hint)
     return DynamoCoordinator(address, clock)
 
 

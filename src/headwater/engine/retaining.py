@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 
 from headwater.engine.catalogue import Catalogue
+from headwater.engine.log import Log
 from headwater.engine.reading import resolve
 from headwater.engine.rules import with_retention
 from headwater.errors import HeadwaterError, Invalid
@@ -79,7 +80,7 @@ class Keeper:
     ) -> list[Deleted]:
         """Change what the topic of these logs keeps, if there are changes, and delete what it need not keep now."""
         name = logs[0].place.topic
-        bounds = [_before(log, before, len(logs)) for log in logs]
+        bounds = [bound_of(log, before, len(logs)) for log in logs]
         topic = self._catalogue.find(name)
         if changes and dry_run:
             topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
@@ -121,7 +122,7 @@ def _deleted(place: Place, segment: Segment) -> Deleted:
     return Deleted(place.topic, place.partition, segment.base, segment.end, segment.bytes)
 
 
-def _before(log: LocalLog, before: int | datetime | None, logs: int) -> tuple[int, int]:
+def bound_of(log: Log, before: int | datetime | None, logs: int) -> tuple[int, int]:
     """What ends before this may go: an offset, and ticks."""
     if before is None:
         return 0, 0

@@ -176,11 +176,12 @@ class Reader:
     def _ranges(self, segment: Segment, start: int, stop: int) -> list[Piece]:
         """The parts of a segment that hold some offsets, each about as large as one request should be."""
         key = self._place.segment(segment.base, segment.end, segment.nonce)
-        table = self.head(key).batches
+        head = self.head(key)
+        table = head.batches
         lo = max(0, bisect_right(table, start, key=lambda entry: entry[0]) - 1)
         hi = bisect_right(table, stop - 1, key=lambda entry: entry[0])
         ends = [*(entry[0] for entry in table[1:]), segment.end]
-        positions = [*(entry[1] for entry in table), segment.bytes]
+        positions = [*(entry[1] for entry in table), table[0][1] + head.size]
         found: list[Piece] = []
         first = lo
         for number in range(lo, hi):
@@ -200,7 +201,7 @@ class Reader:
             data = self._place.store.get_range(key, 0, HEAD_BYTES)
             if data is not None and (size := format.head_bytes(data)) > HEAD_BYTES:
                 data = self._place.store.get_range(key, 0, size)
-        if data is None or not self._chain.knowledge.fresh():
+        if data is None or not self._believed(key):
             raise Missed
         head = format.decode(data, self._place.path(key))[0]
         self._note(key, head)
@@ -226,12 +227,18 @@ class Reader:
         else:
             stored = store.get(piece.key)
             data = None if stored is None else stored.data
-            if data is not None:
-                self._chain.decode(piece.key, data)
-        if data is None or not self._chain.knowledge.fresh():
+        if data is None or not self._believed(piece.key):
             raise Missed
+        if not piece.size:
+            self._chain.decode(piece.key, data)
         cache.put(piece.key, data, piece.position)
         return data
+
+    def _believed(self, key: str) -> bool:
+        """Whether what was found at a key is what the log has there. Nobody else ever puts a segment in its place."""
+        if not key.startswith(self._place.events):
+            return True
+        return self._chain.knowledge.stands(int(key.removeprefix(self._place.events)))
 
     def _backwards(self, start: int, stop: int) -> Iterator[Batch]:
         doubts = 0
