@@ -10,24 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from headwater.engine.consumer import Consumer
 from headwater.engine.leases import Leases
 from headwater.engine.log import Log
 from headwater.errors import Fenced
 from headwater.event import Event
+from headwater.info import Drained
 from headwater.storage.disk import Clock
-
-
-class Drained(msgspec.Struct, frozen=True):
-    """How many events were handled, and whether more is waiting: then it is true."""
-
-    handled: int
-    more: bool
-
-    def __bool__(self) -> bool:
-        return self.more
 
 
 def drain(

@@ -18,7 +18,6 @@ from headwater.engine import dead, draining, reading, waiting
 from headwater.engine.appends import Appends
 from headwater.engine.consumer import Consumer, Kept, place
 from headwater.engine.consumers import Consumers
-from headwater.engine.draining import Drained
 from headwater.engine.follow import Follow
 from headwater.engine.leases import Leases
 from headwater.engine.log import L, Log, Upload
@@ -36,7 +35,7 @@ from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, Topic, TopicSettings
-from headwater.info import ConsumerInfo, TopicInfo
+from headwater.info import ConsumerInfo, Drained, TopicInfo
 from headwater.limits import Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
