@@ -34,16 +34,18 @@ def drain(
     until_s = math.inf if seconds is None else clock.monotonic() + seconds
     handled = 0
     behind = _behind(leases, logs)
-    if behind:
-        with join(leases) as consumer:
-            while behind:
-                some = _handle(consumer, behind, handler, until_s, clock)
-                handled += some
-                if seconds is None or not some or clock.monotonic() >= until_s:
-                    break
-                places = consumer.places
-                ends = _ends([log for log in logs if log.partition in places])
-                behind = {number: end for number, end in ends.items() if end > places[number]}
+    if not behind:
+        return Drained(0, False)
+    with join(leases) as consumer:
+        while behind:
+            some = _handle(consumer, behind, handler, until_s, clock)
+            handled += some
+            if seconds is None or not some or clock.monotonic() >= until_s:
+                break
+            places = consumer.places
+            ends = _ends([log for log in logs if log.partition in places])
+            behind = {number: end for number, end in ends.items() if end > places[number]}
+    # After everything was given back: what came before that, this look finds; what comes later finds it free.
     return Drained(handled, bool(_behind(leases, logs)))
 
 
