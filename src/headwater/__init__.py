@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headwater.event import Event, Ref, Refs
     from headwater.format.events import EventBatch
     from headwater.format.producers import Producer
+    from headwater.info import Drained
     from headwater.limits import Limits
     from headwater.server.http.asgi import asgi
     from headwater.views.aggregate import Aggregate, Repository
@@ -51,6 +52,7 @@ __all__ = [
     "Corrupt",
     "Denied",
     "Document",
+    "Drained",
     "Engine",
     "Event",
     "EventBatch",
@@ -80,6 +82,7 @@ _HOMES = {
     "Change": "headwater.document",
     "Consumer": "headwater.engine.consumer",
     "Document": "headwater.document",
+    "Drained": "headwater.info",
     "Engine": "headwater.engine.engine",
     "Event": "headwater.event",
     "EventBatch": "headwater.format.events",

@@ -66,6 +66,16 @@ class ConsumerInfo(msgspec.Struct, frozen=True):
     failures: int
 
 
+class Drained(msgspec.Struct, frozen=True):
+    """How many events were handled, and whether more is waiting: then it is true."""
+
+    handled: int
+    more: bool
+
+    def __bool__(self) -> bool:
+        return self.more
+
+
 class Deleted(msgspec.Struct, frozen=True):
     """A segment that was deleted, or would be: the offsets from `first` to before `end`, and the bytes of its files."""
 

@@ -119,6 +119,10 @@ class LocalLog:
         """What is visible, durable and last."""
         return self._reader.slot()
 
+    def secured(self) -> int:
+        """Up to where it is durable."""
+        return self.state().secured_offset
+
     def batches(
         self,
         start: int,
