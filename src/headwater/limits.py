@@ -85,6 +85,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retry_ms_max: int = 10_000  # so that an event that may fail often is still tried now and then
     unacked_max: int = 200_000  # events that were handed out and not acked: each is remembered
 
+    archive_cache_bytes: int = GIB  # fetched segments that a log directory keeps: a read back and forth stays local
+    archive_transfers: int = 4  # files that go to or come from an archive at once: a few fill most networks
+    archive_look_s: float = 1.0  # how often an archiver looks for finished segments: a look costs little
+
     lock_wait_s: float = 30.0  # a writer that waits longer than this for the lock gives up: Unavailable
 
 

@@ -15,6 +15,7 @@ from weakref import WeakSet
 import msgspec
 
 from headwater.engine import checking, dead, reading, waiting
+from headwater.engine.archiving import Archiver
 from headwater.engine.catalogue import Catalogue, with_retention
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer, Kept, place
@@ -36,8 +37,9 @@ from headwater.format.given import Data, Meta, Version
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, TopicSettings
-from headwater.info import ConsumerInfo, Deleted, TopicInfo
+from headwater.info import Archived, ConsumerInfo, Deleted, TopicInfo
 from headwater.limits import DEFAULTS, Limits
+from headwater.storage.archive.archive import Archive
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.journal import Journal, restore
 from headwater.storage.log import LocalLog
@@ -76,7 +78,8 @@ class Engine(Serving):
         self._store = catalogue.open()
         super().__init__(catalogue, limits, disk, clock, self._new_log, sync=sync)
         self._consumers = Consumers(path, self._disk, self._clock, limits, partial(restore, path / "journal"))
-        self._keeper = Keeper(self._catalogue, self._consumers.slowest)
+        self._archive = Archive(path, self._disk, self._clock, limits)
+        self._keeper = Keeper(self._catalogue, self._consumers.slowest, self._archive)
         self._sealer = Sealer(self._keeper.rolled)
         self._members: WeakSet[Consumer] = WeakSet()  # which end with this object
         self._closing = threading.Lock()  # protects `_closed`
@@ -151,6 +154,7 @@ class Engine(Serving):
         self._topics.forget(opened)
         for log in opened.logs:
             log.close()
+            self._archive.cache.forget(log.place.uuid)
 
     # Appending
 
@@ -534,6 +538,35 @@ class Engine(Serving):
         logs = self._topics.live(topic).chosen(partition)
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
 
+    def archive(
+        self,
+        url: str | None = None,
+        *,
+        topic: str | None = None,
+        seal: bool = False,
+        progress: Progress | None = None,
+    ) -> list[Archived]:
+        """Copy all finished segments that are not there to an object store, byte by byte; returns them.
+
+        The directory remembers the `url` (`s3://…`, `objects:///…`), which may be left out then: from the first call
+        on, retention deletes only what is archived, and reads go on there in every process. `seal` finishes the active
+        segments first. Raises Conflict for an archive of another directory, Unavailable; see docs/ARCHIVE.md.
+        """
+        return self.archiver(url, topic=topic).once(seal=seal, progress=progress)
+
+    def archiver(
+        self, url: str | None = None, *, topic: str | None = None, stopping: threading.Event | None = None
+    ) -> Archiver:
+        """What keeps the archive up to date for as long as it is wanted: `run` ends after `stopping` is set."""
+        self.check_open()
+        opened = self._archive.begin(url, self.uuid)
+        return Archiver(opened, self._catalogue, self._topics, self._limits, topic, stopping)
+
+    @property
+    def archive_url(self) -> str | None:
+        """Where the archive of this directory is; None if it has none."""
+        return self._archive.url()
+
     def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
         """Make the indexes of a topic, or of all, again from the segments; returns how many. They are never truth.
 
@@ -589,6 +622,7 @@ class Engine(Serving):
         """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""
         self._closing = threading.Lock()
         self._journal.after_fork()
+        self._archive.after_fork()
         self._sealer = Sealer(self._keeper.rolled)
         for member in list(self._members):
             member.after_fork()
@@ -605,6 +639,7 @@ class Engine(Serving):
         self._sealer.close()
         self._journal.close()
         self._topics.close()
+        self._archive.close()
 
     def __enter__(self) -> Self:
         return self
@@ -613,7 +648,7 @@ class Engine(Serving):
         self.close()
 
     def _new_log(self, place: Place) -> LocalLog:
-        return LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged)
+        return LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged, self._archive)
 
     def _rolled(self, place: Place) -> None:
         self._sealer.rolled(place)
