@@ -91,6 +91,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     lock_wait_s: float = 30.0  # a writer that waits longer than this for the lock gives up: Unavailable
 
+    store_retry_s: float = 60.0  # an object store that fails for longer than this is Unavailable
+    store_request_s: float = 30.0  # of one request: 64 MiB need 2 MiB/s; some servers let contenders wait for seconds
+    store_connect_s: float = 5.0
+
 
 DEFAULTS = Limits()
 

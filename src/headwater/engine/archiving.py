@@ -40,7 +40,7 @@ class Archiver:
         self,
         archive: ArchiveStore,
         catalogue: Catalogue,
-        topics: Topics,
+        topics: Topics[LocalLog],
         limits: Limits,
         topic: str | None = None,
         stopping: threading.Event | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import length_hint
 from typing import Protocol, Self, overload
@@ -19,6 +19,7 @@ import msgspec
 from headwater.engine.follow import wait_for_more
 from headwater.engine.holding import CHUNK_BYTES, Holding
 from headwater.engine.leases import Progress
+from headwater.engine.log import Log
 from headwater.engine.member import Member, not_held
 from headwater.engine.reading import check_id, resolve
 from headwater.engine.selection import Selection
@@ -27,7 +28,6 @@ from headwater.event import At, Event
 from headwater.limits import Limits
 from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Clock, Disk
-from headwater.storage.log import LocalLog
 
 NEVER = 1 << 62  # an offset that no log reaches
 
@@ -64,7 +64,7 @@ class Consumer(Iterator[Event]):
     def __init__(
         self,
         name: str,
-        logs: list[LocalLog],
+        logs: Sequence[Log],
         cursors: Cursors,
         selection: Selection,
         limits: Limits,
@@ -632,7 +632,7 @@ class Consumer(Iterator[Event]):
             raise Closed(f"consumer {self.name!r} was closed")
 
 
-def place(log: LocalLog, at: At, logs: int) -> int:
+def place(log: Log, at: At, logs: int) -> int:
     """The offset of a place for a cursor, which is durable; the oldest one if it is gone. Invalid behind the end."""
     offset, state = resolve(log, at, logs), log.state()
     if offset > state.visible_offset:

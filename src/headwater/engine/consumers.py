@@ -6,12 +6,13 @@ Consumers are made and deleted under the lock `consumers/.lock`; their cursors c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import unquote
 from uuid import UUID
 
+from headwater.engine.log import Log
 from headwater.errors import Invalid, NotFound, TooLarge, Unavailable
 from headwater.format import names
 from headwater.format.cursors import NOBODY
@@ -21,7 +22,6 @@ from headwater.limits import CONSUMER_NAME_BYTES_MAX, Limits
 from headwater.storage.cursors import Cursors, Redo, read_header, read_slots, redo_nothing
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.lockfile import locked
-from headwater.storage.log import LocalLog
 
 LOCK_FILE = ".lock"
 
@@ -107,7 +107,7 @@ class Consumers:
                     found.append(unquote(directory))
         return sorted(found)
 
-    def infos(self, topic: Topic, logs: list[LocalLog]) -> list[ConsumerInfo]:
+    def infos(self, topic: Topic, logs: Sequence[Log]) -> list[ConsumerInfo]:
         """All consumers of a topic, partition by partition; takes no lock."""
         found = []
         now_ns = int(self._clock.monotonic() * 1e9)

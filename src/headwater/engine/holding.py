@@ -12,12 +12,12 @@ from collections.abc import Container
 from operator import attrgetter
 
 from headwater.engine.follow import sweep
+from headwater.engine.log import Log
 from headwater.engine.selection import Selection
 from headwater.errors import NotFound
 from headwater.event import Event
 from headwater.format.cursors import CursorSlot
 from headwater.limits import MIB
-from headwater.storage.log import LocalLog
 
 CHUNK_EVENTS = 4096  # what is read ahead, and the least that is handed out between two looks at the stored cursor
 CHUNK_BYTES = 8 * MIB
@@ -52,7 +52,7 @@ class Holding:
         "waiting",
     )
 
-    def __init__(self, log: LocalLog, slot: CursorSlot, expires_s: float, careful_until: int = 0) -> None:
+    def __init__(self, log: Log, slot: CursorSlot, expires_s: float, careful_until: int = 0) -> None:
         self.log = log
         self.partition = log.place.partition
         self.fence = slot.fence

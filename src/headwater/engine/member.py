@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import structs
 
 from headwater.engine.holding import Holding
 from headwater.engine.leases import Claim, Leases, Progress, Round
+from headwater.engine.log import Log
 from headwater.errors import Fenced, HeadwaterError, NotFound
 from headwater.format.cursors import CursorSlot
 from headwater.limits import Limits
 from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Clock
-from headwater.storage.log import LocalLog
 
 TEND_S = 1.0  # how often, at least, a member that waits looks for partitions that have become free
 
@@ -32,7 +32,7 @@ class Member:
     def __init__(
         self,
         name: str,
-        logs: list[LocalLog],
+        logs: Sequence[Log],
         cursors: Cursors,
         limits: Limits,
         clock: Clock,

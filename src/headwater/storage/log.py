@@ -120,6 +120,11 @@ class LocalLog:
         """The offset that the next event will get."""
         return self._reader.slot().visible_offset
 
+    seen = end  # a look costs nothing
+
+    def pause_s(self) -> None:
+        """Whoever appends wakes all who sleep on the tail."""
+
     def state(self) -> Slot:
         """What is visible, durable and last."""
         return self._reader.slot()

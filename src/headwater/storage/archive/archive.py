@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from headwater.errors import Conflict, Corrupt, HeadwaterError, NotFound, Unavailable
@@ -19,13 +20,15 @@ from headwater.format.archive import Manifest, Root
 from headwater.format.settings import Topic
 from headwater.limits import Limits
 from headwater.storage.archive.cache import Cache
+from headwater.storage.bucket.opening import open_store
+from headwater.storage.bucket.probe import probe
 from headwater.storage.bucket.records import Found, Records
 from headwater.storage.bucket.store import Store
 from headwater.storage.disk import Clock, Disk
 
 SETTINGS_FILE = "archive.json"
 
-Open = Callable[[str, Disk, Clock], Store]
+Open = Callable[[str], Store]
 
 
 class ArchiveStore:
@@ -54,7 +57,7 @@ class Archive:
         self._path = path / SETTINGS_FILE
         self._disk = disk
         self._clock = clock
-        self._open = open or _open_store
+        self._open = open or partial(open_store, clock=clock, disk=disk, limits=limits)
         self._opened: tuple[str, ArchiveStore] | None = None
         self._opening = threading.Lock()  # protects `_opened`
         self.cache = Cache(path / "archived", disk, clock, limits)
@@ -91,29 +94,31 @@ class Archive:
             known = self.url()
         if url is None:
             return self.open()
+        there = self._at(known).store.url if known is not None and known != url else None
         opened = self._at(url)
-        named = opened.store.url
-        if known is not None and known != named:
+        if there is not None and there != opened.store.url:
             raise Conflict(
-                f"the archive of {self._path.parent} is {known}, not {named}",
+                f"the archive of {self._path.parent} is {known}, not {url}",
                 hint="what it dropped is only there; leave out the URL to go on with it",
                 code="other_archive",
                 url=known,
             )
-        with reaching(named):
+        with reaching(url):
+            probe(opened.store, self._clock)
             found = opened.roots.read(format.ROOT)
             if found is None and opened.roots.create(format.ROOT, Root(uuid)) is None:
                 found = opened.roots.read(format.ROOT)
         if found is not None and found.record.uuid != uuid:
             raise Conflict(
-                f"{named} is the archive of another log directory, with the uuid {found.record.uuid}",
+                f"{url} is the archive of another log directory, with the uuid {found.record.uuid}",
                 hint="give each log directory a place of its own, as in s3://bucket/archive-of-this",
                 code="archive_of_another",
                 uuid=found.record.uuid,
             )
-        if known is None:
-            # From here on retention keeps what is not archived, in every process.
-            self._disk.replace(self._path, settings.encode(format.Archive(url=named)))
+        if known != url:
+            # From here on retention keeps what is not archived, in every process. An address holds no credentials: the
+            # stores refuse one that does.
+            self._disk.replace(self._path, settings.encode(format.Archive(url=url)))
         return opened
 
     def close(self) -> None:
@@ -133,7 +138,7 @@ class Archive:
         with self._opening:
             if self._opened is None or self._opened[0] != url:
                 with reaching(url):
-                    self._opened = url, ArchiveStore(self._open(url, self._disk, self._clock), self._clock)
+                    self._opened = url, ArchiveStore(self._open(url), self._clock)
             return self._opened[1]
 
 
@@ -155,9 +160,3 @@ def _out_of_reach(url: str, error: HeadwaterError) -> Unavailable:
         code="archive_unavailable",
         url=url,
     )
-
-
-def _open_store(url: str, disk: Disk, clock: Clock) -> Store:
-    from headwater.storage.bucket.directory import DirectoryStore
-
-    return DirectoryStore(Path(url.removeprefix("objects://")), disk, clock)

@@ -1,10 +1,10 @@
 """An object store in a directory, for tests, for one machine, and for file systems that several machines share.
 
 A key is a path below the directory. An object is whole from its first moment: it is written and synced under a
-temporary name, then linked (`create`, which fails if the name is taken) or renamed to its own. Whatever replaces or deletes an
-object holds the lock of its key meanwhile, so that `swap` compares and replaces in one step; `create` needs none, as
-link(2) is one step, and nobody frees a name during a swap. The file system must have link(2), atomic rename(2) and
-flock(2) that reach all who share it: local ones and NFS do.
+temporary name, then linked (`create`, which fails if the name is taken) or renamed to its own. Whatever replaces or
+deletes an object holds the lock of its key meanwhile, so that `swap` compares and replaces in one step; `create` needs
+none, as link(2) is one step, and nobody frees a name during a swap. The file system must have link(2), atomic rename(2)
+and flock(2) that reach all who share it: local ones and NFS do.
 
 Directories are made as needed and stay, also when they are empty. If they were removed, one could be made again by
 somebody else, not durable yet, while this process remembers that it is.
@@ -15,6 +15,7 @@ done: a caller would act on what a power loss takes away.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import hashlib
@@ -129,7 +130,7 @@ class DirectoryStore:
                 found = self._disk.status(self.path / key)
                 yield Listed(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
-    def folders(self, prefix: str) -> Sequence[str]:
+    def folders(self, prefix: str) -> builtins.list[str]:
         """The next parts of the keys that begin with `prefix`, if they go on behind them; sorted, each once."""
         checked_prefix(prefix)
         directories = [name for name, is_directory in self._entries(prefix.rstrip("/")) if is_directory]
