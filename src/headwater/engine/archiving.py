@@ -13,15 +13,16 @@ from typing import NamedTuple
 
 from headwater.engine.catalogue import Catalogue
 from headwater.engine.topics import Topics
-from headwater.errors import HeadwaterError, NotFound
-from headwater.format.archive import topic_key
+from headwater.errors import HeadwaterError, NotFound, Unavailable
+from headwater.format.archive import ArchivedSegment, topic_key
 from headwater.format.settings import Topic
 from headwater.info import Archived
 from headwater.limits import Limits
 from headwater.storage.archive.archive import ArchiveStore, reaching
 from headwater.storage.archive.upload import LogArchive
 from headwater.storage.log import LocalLog
-from headwater.storage.sealer import reindex, seal_all
+from headwater.storage.retention import BUSY_POLL_S
+from headwater.storage.sealer import reindex
 
 Progress = Callable[[int, int], None]
 
@@ -57,18 +58,19 @@ class Archiver:
         self._logs: dict[bytes, LogArchive] = {}
         self._done: dict[bytes, int] = {}  # of each log, the active segment before which all was archived
 
-    def once(self, *, seal: bool = False, progress: Progress | None = None) -> list[Archived]:
+    def once(self, *, seal: bool = False, wait: bool = True, progress: Progress | None = None) -> list[Archived]:
         """Archive all that is finished now; returns what was archived by this call, durable in the store.
 
-        `seal` finishes the active segments first, so that the archive is complete up to now. If something cannot be
+        `seal` finishes the active segments first, so that the archive is complete up to now. A segment that another
+        process is sealing is waited for; without `wait`, it is left for the next time. If something cannot be
         archived, the rest is all the same, and then the first error is raised; it tells how much was `archived`.
         """
         failures: list[HeadwaterError] = []
         pending = list(self._find(seal, failures))
-        advance = _advancing(sum(size for _, segments in pending for _, _, size in segments), progress)
+        advance = advancing(sum(size for _, segments in pending for _, _, size in segments), progress)
         done: list[Archived] = []
         with ThreadPoolExecutor(self._limits.archive_transfers, "headwater-archive") as pool:
-            work = [pool.submit(self._archive_log, log, segments, done, advance) for log, segments in pending]
+            work = [pool.submit(self._archive_log, log, segments, wait, done, advance) for log, segments in pending]
             for each in work:
                 try:
                     each.result()
@@ -76,6 +78,9 @@ class Archiver:
                     pass
                 except HeadwaterError as error:
                     failures.append(error)
+                except BaseException:
+                    self._stopping.set()  # the pool waits for all of them
+                    raise
         if failures:
             failures[0].facts["archived"] = len(done)
             raise failures[0]
@@ -90,7 +95,7 @@ class Archiver:
         """
         while not self._stopping.is_set():
             try:
-                told(self.once(seal=seal))
+                told(self.once(seal=seal, wait=False))
                 seal = False
             except HeadwaterError as error:
                 failed(error)
@@ -117,7 +122,6 @@ class Archiver:
                 active = log.state().segment
                 if self._done.get(log.place.uuid) == active:
                     continue
-                seal_all(log.place, self._pause)
                 found = self._log(topic, log, active)
                 segments = found.pending(active) if found is not None else []
                 if segments and found is not None:
@@ -164,10 +168,7 @@ class Archiver:
                 found = records.read(key)
                 if found is not None and found.record == topic:
                     break
-                if found is None:
-                    done = records.create(key, topic)
-                else:
-                    done = records.swap(key, topic, found.version)
+                done = records.create(key, topic) if found is None else records.swap(key, topic, found.version)
                 if done is not None:
                     break
         self._told[topic.name] = topic
@@ -176,29 +177,48 @@ class Archiver:
         self,
         log: LogArchive,
         segments: list[tuple[int, int, int]],
+        wait: bool,
         done: list[Archived],
         advance: Callable[[int], None],
     ) -> None:
         place = log.place
         for base, end, size in segments:
-            archived = log.archive(base, end)
-            if archived is None and reindex(place, base, self._pause):  # its index is damaged: it is made again
-                archived = log.archive(base, end)
+            archived = self._archive_sealed(log, base, end, wait)
             if archived is None:
-                return  # another process is packing it; the next look finds it
+                return  # the next look finds it, if it is still there
             done.append(Archived(place.topic, place.partition, base, end, archived.bytes))
             advance(size)
+
+    def _archive_sealed(self, log: LogArchive, base: int, end: int, wait: bool) -> ArchivedSegment | None:
+        """Archive a segment, sealed here if nobody has; None if it is gone, or, without `wait`, in work elsewhere."""
+        place = log.place
+        deadline = place.clock.monotonic() + place.limits.lock_wait_s
+        while (archived := log.archive(base, end)) is None and place.disk.inode(place.segment(base)) is not None:
+            if reindex(place, base, self._pause):
+                continue
+            if not wait:
+                break
+            if place.clock.monotonic() > deadline:
+                raise Unavailable(
+                    f"{place}: segment {base} is being sealed by another process for more than"
+                    f" {place.limits.lock_wait_s:g} s",
+                    hint=f"is one stopped or stuck? 'fuser {place.segment(base)}' names it",
+                    code="locked",
+                )
+            self._pause()
+            place.clock.sleep(BUSY_POLL_S)
+        return archived
 
     def _pause(self) -> None:
         if self._stopping.is_set():
             raise Stopped
 
 
-class Stopped(Exception):  # noqa: N818  # it is a signal, not an error
+class Stopped(Exception):  # it is a signal, not an error
     """Ends the work between two pieces of it."""
 
 
-def _advancing(total: int, progress: Progress | None) -> Callable[[int], None]:
+def advancing(total: int, progress: Progress | None) -> Callable[[int], None]:
     """Adds up what is done, from any thread, and tells of it."""
     mutex = threading.Lock()
     done = 0

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from headwater.engine import checking
+from headwater.engine import archive_checking, checking
 from headwater.engine.archiving import Archiver
 from headwater.engine.catalogue import Catalogue
 from headwater.engine.checking import CheckReport, Progress
@@ -203,6 +203,15 @@ class Engine(Verbs[LocalLog]):
         """
         self.check_open()
         return checking.check(self._catalogue, self._journal, topic, progress)
+
+    def check_archive(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
+        """Verify what the archive of this directory holds, by fetching all of it; and that nothing is missing there.
+
+        Raises NotFound if the directory has no archive, Unavailable if it is out of reach.
+        """
+        self.check_open()
+        opened = self._archive.open()
+        return archive_checking.check_archive(opened, self._catalogue, topic, self._limits, self._disk, progress)
 
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
         """What would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""

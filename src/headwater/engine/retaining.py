@@ -124,7 +124,7 @@ class Keeper:
     def _archived(self, place: Place, due: list[Segment]) -> list[Segment]:
         """Those of the segments, up to the first that is not in the archive, which the store itself must say.
 
-        All of them if the directory has no archive. Raises Unavailable if the archive is out of reach: then none may go.
+        All of them if the directory has no archive. Raises Unavailable if it is out of reach: then none may go.
         """
         if not due or self._archive is None or self._archive.url() is None:
             return due

@@ -21,7 +21,6 @@ from headwater.limits import BLOB_CHUNK_BYTES
 from headwater.storage.failures import deleted, offset_gone, unavailable
 from headwater.storage.place import Place
 
-
 FromArchive = Callable[[int, int, tuple[int, int, int]], Iterator[bytes] | None]
 """The chunks of a huge event, by its segment, offset and reference; None if the archive does not have it."""
 

@@ -94,7 +94,7 @@ class Reader:
         bases = self._known_bases(slot)
         if bases and (
             bases[0] == slot.segment
-            or bases[0] < self._local  # what is archived stays
+            or (bases[0] < self._local and self._archived is not None and self._archived.has(bases[0]))
             or self._place.disk.inode(self._place.segment(bases[0])) is not None
         ):
             return bases[0]
@@ -363,10 +363,10 @@ class Reader:
         return self._still
 
     def _known_bases(self, slot: Slot) -> list[int]:
-        """The segments up to the active one, those that are only in the archive among them: a later one, which a roll is
-        just making, is not in use.
+        """The segments up to the active one, those in the archive alone among them.
 
-        Those at the beginning may have been deleted since. None at all if the slot is that old.
+        A later one, which a roll is just making, is not in use. Those at the beginning may have been deleted since.
+        None at all if the slot is that old.
         """
         bases = self._bases
         if not bases or bases[-1] != slot.segment:

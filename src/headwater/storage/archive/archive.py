@@ -1,8 +1,8 @@
 """The archive of a log directory: where it is, and the way to it.
 
-`archive.json` in the directory names the archive, so that every process that opens it can read on there, and none deletes
-what is not there yet. The store is opened when it is first needed, and shared by all logs of the directory. Safe from
-any thread.
+`archive.json` in the directory names the archive, so that every process that opens it can read on there, and none
+deletes what is not there yet. The store is opened when it is first needed, and shared by all logs of the directory.
+Safe from any thread.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headwater.errors import Conflict, Corrupt, HeadwaterError, NotFound, Unavai
 from headwater.format import archive as format
 from headwater.format import settings
 from headwater.format.archive import Manifest, Root
+from headwater.format.names import directory_of
 from headwater.format.settings import Topic
 from headwater.limits import Limits
 from headwater.storage.archive.cache import Cache
-from headwater.storage.bucket.opening import open_store
 from headwater.storage.bucket.probe import probe
 from headwater.storage.bucket.records import Found, Records
 from headwater.storage.bucket.store import Store
@@ -36,9 +36,32 @@ class ArchiveStore:
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
+        self.clock = clock
         self.roots = Records(store, clock, Root)
         self.topics = Records(store, clock, Topic)
         self.manifests = Records(store, clock, Manifest)
+
+    def owner(self) -> str:
+        """The uuid of the log directory whose archive it is; raises NotFound if it is none."""
+        found = self.roots.read(format.ROOT)
+        if found is None:
+            raise NotFound(f"{self.store.url} is not an archive", hint="is the address right?", code="not_an_archive")
+        return found.record.uuid
+
+    def directories(self, topic: str | None = None) -> list[str]:
+        """The names by which `topic_in` finds the topics, or the named one."""
+        return [directory_of(topic)] if topic is not None else list(self.store.folders(f"{format.FOLDER}/"))
+
+    def topic_in(self, directory: str) -> Topic:
+        """A topic as it was when it was archived last; raises NotFound, and Corrupt."""
+        key = f"{format.FOLDER}/{directory}/topic"
+        found = self.topics.read(key)
+        if found is None:
+            raise NotFound(f"the archive {self.store.url} has no topic {directory!r}", code="topic_not_found")
+        if directory_of(found.record.name) != directory:
+            where = f"{self.store.url}/{key}"
+            raise Corrupt(f"{where} is of topic {found.record.name!r}", path=where, position=0, size=0)
+        return found.record
 
     def manifest(self, topic: Topic, partition: int, log: bytes) -> Found[Manifest] | None:
         """What is archived of a log (its uuid); None if nothing is. Raises Corrupt if that cannot be."""
@@ -57,7 +80,7 @@ class Archive:
         self._path = path / SETTINGS_FILE
         self._disk = disk
         self._clock = clock
-        self._open = open or partial(open_store, clock=clock, disk=disk, limits=limits)
+        self._open = open or partial(_open_store, disk, clock, limits)
         self._opened: tuple[str, ArchiveStore] | None = None
         self._opening = threading.Lock()  # protects `_opened`
         self.cache = Cache(path / "archived", disk, clock, limits)
@@ -78,7 +101,7 @@ class Archive:
             ) from None
 
     def open(self) -> ArchiveStore:
-        """The archive's records, for who needs them; raises NotFound if there is none, Unavailable if it is out of reach."""
+        """The archive's records; raises NotFound if the directory has none, Unavailable if it is out of reach."""
         url = self.url()
         if url is None:
             raise NotFound(f"{self._path.parent} has no archive", code="no_archive", hint="headwater archive DATA URL")
@@ -160,3 +183,9 @@ def _out_of_reach(url: str, error: HeadwaterError) -> Unavailable:
         code="archive_unavailable",
         url=url,
     )
+
+
+def _open_store(disk: Disk, clock: Clock, limits: Limits, url: str) -> Store:
+    from headwater.storage.bucket.opening import open_store  # only who has an archive pays for it
+
+    return open_store(url, clock=clock, disk=disk, limits=limits)

@@ -1,4 +1,4 @@
-"""The archived segments of one log, for its reader: told by the note, fetched when they are needed, then ordinary files.
+"""The archived segments of one log, for its reader: told by the note, fetched when needed, then ordinary files.
 
 A segment that is not on the local disk any more is fetched whole into the cache and opened as any other, so that reads
 of every kind go on in it. Its index alone is enough to tell that a key or a type is not in it, and comes first. Safe

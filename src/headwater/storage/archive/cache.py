@@ -103,7 +103,7 @@ class Cache:
         return temporary, fd
 
     def _make_room(self, size: int) -> None:
-        """Remove what was used least lately, until so much fits. One file may have more than all may: then it is alone."""
+        """Remove what was used least lately, until so much fits. A file that is larger than all may be is alone."""
         found: list[tuple[int, int, Path]] = []
         total = 0
         for folder in (name for name in self._disk.names(self.path) if not name.startswith(".")):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -52,12 +53,12 @@ class LogArchive:
             note.remember(self.place, self.manifest)
 
     def check_history(self, active: int) -> None:
-        """Raise Conflict if the archive holds other events than this log. `active` is its last segment, not finished."""
+        """Raise Conflict if the archive holds other events than this log, whose last segment is `active`."""
         place, manifest = self.place, self.manifest
         bases = [base for base in place.segments() if base <= active]
         if manifest.segments and manifest.end > active:
             raise _diverged(place, f"the archive ends at offset {manifest.end}, and the log is not that far")
-        for base, end in zip(bases, bases[1:], strict=False):
+        for base, end in pairwise(bases):
             there = manifest.at(base)
             if base < manifest.end and (there is None or not _is_of(place, there, base, end)):
                 raise _diverged(place, f"the archive has other events at offset {base}")
@@ -69,19 +70,12 @@ class LogArchive:
             )
 
     def pending(self, active: int) -> list[tuple[int, int, int]]:
-        """First offset, end and bytes of the sealed segments that are not archived, up to one that is not sealed."""
-        place = self.place
-        bases = [base for base in place.segments() if base <= active and base >= self.manifest.end]
-        names = set(place.disk.names(place.path))
-        found: list[tuple[int, int, int]] = []
-        for base, end in zip(bases, bases[1:], strict=False):
-            if place.index(base).name not in names:
-                break
-            found.append((base, end, self._bytes(base)))
-        return found
+        """First offset, end and bytes of the finished segments that are not archived."""
+        bases = [base for base in self.place.segments() if base <= active and base >= self.manifest.end]
+        return [(base, end, self._bytes(base)) for base, end in pairwise(bases)]
 
     def archive(self, base: int, end: int) -> ArchivedSegment | None:
-        """Archive one sealed segment, the next one; None if it is just being packed, or somebody deleted it.
+        """Archive one finished segment, the next one; None if it is not sealed, or somebody deleted it.
 
         When it returns, all of it is durable in the store, and the directory knows. Raises Corrupt for a damaged one,
         which is not archived, Conflict if the archive has other events, and Unavailable.
