@@ -14,11 +14,9 @@ from itertools import islice
 from operator import length_hint
 from typing import Protocol, Self, overload
 
-import msgspec
-
 from headwater.engine.follow import wait_for_more
 from headwater.engine.holding import CHUNK_BYTES, Holding
-from headwater.engine.leases import Progress
+from headwater.engine.leases import Leases, Move, Progress
 from headwater.engine.log import Log
 from headwater.engine.member import Member, not_held
 from headwater.engine.reading import check_id, resolve
@@ -26,22 +24,11 @@ from headwater.engine.selection import Selection
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable
 from headwater.event import At, Event
 from headwater.limits import Limits
-from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Clock, Disk
 
 NEVER = 1 << 62  # an offset that no log reaches
 
 _log = logging.getLogger("headwater")
-
-
-class Move(msgspec.Struct, frozen=True):
-    """A cursor that a transaction moves: it checks owner and fence under the file's lock, then puts the new cursor."""
-
-    cursors: Cursors
-    partition: int
-    fence: int
-    owner: bytes
-    cursor: int
 
 
 class Kept(Protocol):
@@ -65,7 +52,7 @@ class Consumer(Iterator[Event]):
         self,
         name: str,
         logs: Sequence[Log],
-        cursors: Cursors,
+        leases: Leases,
         selection: Selection,
         limits: Limits,
         disk: Disk,
@@ -79,7 +66,7 @@ class Consumer(Iterator[Event]):
         self.skipped = 0  # offsets that retention took before they were handed out
         self.on_aside: Callable[[Event, object], None] | None = None  # is told what was set aside, and why
         self._logs = logs
-        self._cursors = cursors
+        self._leases = leases
         self._selection = selection
         self._limits = limits
         self._disk = disk
@@ -87,7 +74,7 @@ class Consumer(Iterator[Event]):
         self._monotonic = clock.monotonic
         self._append_aside = set_aside
         self._timeout = timeout
-        self._member = Member(name, logs, cursors, limits, clock, cursor_of)
+        self._member = Member(name, logs, leases, limits, clock, cursor_of)
         self._held = self._member.held
         self._mutex = self._member.mutex
         self._stopped = False
@@ -102,7 +89,7 @@ class Consumer(Iterator[Event]):
     @property
     def id(self) -> str:
         """What tells this member from all others: the owner of its leases."""
-        return self._member.leases.id.hex()
+        return self._leases.id.hex()
 
     @property
     def partitions(self) -> list[int]:
@@ -344,6 +331,11 @@ class Consumer(Iterator[Event]):
 
     # For transactions
 
+    @property
+    def transactional(self) -> bool:
+        """Whether transactions can ack for it."""
+        return self._leases.transactional
+
     def secure(self, partition: int, offset: int) -> None:
         """Make the log durable up to an offset: nothing outside of it may tell of more."""
         log = self._logs[partition]
@@ -360,7 +352,7 @@ class Consumer(Iterator[Event]):
         """What a transaction has to store to ack these events; changes nothing. Their logs are durable that far.
 
         They must be the next ones of their partitions: a transaction moves cursors, and these leave no gaps. Raises
-        Invalid if they are not, Fenced if they are not held.
+        Invalid if they are not, Fenced if they are not held, Unsupported where transactions cannot move cursors.
         """
         wanted: dict[int, set[int]] = {}
         for event in events:
@@ -381,7 +373,7 @@ class Consumer(Iterator[Event]):
                 )
             if cursor > holding.log.state().secured_offset:
                 holding.log.sync()
-            moves.append(Move(self._cursors, partition, holding.fence, self._member.leases.id, cursor))
+            moves.append(self._leases.move(partition, holding.fence, cursor))
         return moves
 
     def moved(self, moves: Iterable[Move]) -> None:
@@ -411,16 +403,17 @@ class Consumer(Iterator[Event]):
                 raise not_held(self.name, number, 0)
             cursor = place(holding.log, at, len(self._logs) if partition is None else 1)
             progress.append(Progress(number, holding.fence, cursor, cursor, 0, 0))
-        for slot, each in zip(self._member.leases.seek(progress), progress, strict=True):
-            self._member.replace(Holding(self._logs[each.partition], slot, slot.expiry_ns / 1e9))
+        expires_s, moved = self._leases.seek(progress)
+        for standing, each in zip(moved, progress, strict=True):
+            self._member.replace(Holding(self._logs[each.partition], standing, expires_s))
         return {each.partition: each.cursor for each in progress}
 
     def lag(self) -> dict[int, int]:
         """How many offsets each partition of the topic is ahead of the consumer, whoever holds it."""
         with self._mutex:
             cursors = {number: holding.cursor for number, holding in self._held.items()}
-        stored = self._cursors.peek(number for number in range(len(self._logs)) if number not in cursors)
-        cursors |= {number: slot.cursor for number, slot in stored.items()}
+        stored = self._leases.peek(number for number in range(len(self._logs)) if number not in cursors)
+        cursors |= {number: standing.cursor for number, standing in stored.items()}
         return {number: max(0, self._logs[number].end() - cursor) for number, cursor in sorted(cursors.items())}
 
     # Ending
@@ -532,7 +525,7 @@ class Consumer(Iterator[Event]):
         return not drained or bool(holding.again or holding.rest)
 
     def _chunk(self, holding: Holding) -> list[Event]:
-        """The next events of a partition; the file says that they may be handed out before they are."""
+        """The next events of a partition; it is stored that they may be handed out before they are."""
         with self._mutex:
             events = holding.returned()
         if not events:
@@ -547,9 +540,19 @@ class Consumer(Iterator[Event]):
             events = events[: holding.group]
         if events:
             holding.handed = max(holding.handed, events[-1].offset + 1)
-            if careful or holding.handed > holding.reached:
+            if careful or self._untold(holding):
                 self._member.store([holding], exact=careful)
         return events
+
+    def _untold(self, holding: Holding) -> bool:
+        """Whether it must be stored how far events are handed out: then a death with them in hand counts as failure.
+
+        Where storing costs much, only the first chunk and then now and then: an event that ends its process is in the
+        first chunk of whoever takes over.
+        """
+        if holding.handed <= holding.reached:
+            return False
+        return holding.reached == holding.start or self._monotonic() >= holding.told_s + self._leases.reach_s
 
     def _read(self, holding: Holding) -> list[Event]:
         if len(holding.waiting) >= self._limits.unacked_max:
@@ -585,7 +588,7 @@ class Consumer(Iterator[Event]):
                 others.append(number)
             elif holding.end < end or holding.again or holding.rest:
                 return False
-        stored = self._cursors.peek(others)
+        stored = self._leases.peek(others)
         return all(number in stored and stored[number].cursor >= ends[number] for number in others)
 
     def _set_aside(self, event: Event, error: object) -> None:
@@ -609,8 +612,8 @@ class Consumer(Iterator[Event]):
         wait_for_more(places, sleep_s, self._disk, self._clock, self._disturbed)
         if self._woken:
             return False
-        stored = self._cursors.peek(each.partition for each in holdings)
-        if any(slot.fence != holding.fence for holding in holdings if (slot := stored.get(holding.partition))):
+        stored = self._leases.peek(each.partition for each in holdings)
+        if any(there.fence != holding.fence for holding in holdings if (there := stored.get(holding.partition))):
             with self._mutex:
                 self._member.look_up()  # somebody sought another place for it
         return True

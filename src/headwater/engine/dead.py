@@ -24,8 +24,8 @@ ERROR_CHARACTERS_MAX = 1000
 def set_aside(engine: Verbs[Any], consumer: Consumer, event: Event, error: object) -> None:
     """Append an event to the dead ones and move the cursor past it, in one transaction.
 
-    One that is huge, or has older ones before it that are not acked, is appended first: who dies before its ack is
-    stored sets it aside again.
+    One that is huge, or has older ones before it that are not acked, and all where transactions cannot ack, is appended
+    first: who dies before its ack is stored sets it aside again.
     """
     topic = event.topic + SUFFIX
     told = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
@@ -78,7 +78,7 @@ def _append_and_ack(
     """Append an event to another topic, and ack it here: in one transaction if that can be."""
     kept: dict[str, Any] = {"type": event.type, "key": event.key, "meta": meta, "content": event.content}
     try:
-        if event.data is not None and len(event.data) <= engine.limits.blob_bytes_min:
+        if consumer.transactional and event.data is not None and len(event.data) <= engine.limits.blob_bytes_min:
             with engine.transaction() as tx:
                 tx.append(topic, event.data, **kept, partition=partition)
                 tx.ack(event, consumer=consumer)

@@ -17,7 +17,7 @@ from headwater.engine import archive_checking, checking
 from headwater.engine.archiving import Archiver
 from headwater.engine.catalogue import Catalogue
 from headwater.engine.checking import CheckReport, Progress
-from headwater.engine.consumers import Consumers
+from headwater.engine.file_consumers import FileConsumers
 from headwater.engine.info import partition_info
 from headwater.engine.retaining import Keeper
 from headwater.engine.serving import wants_sync
@@ -46,6 +46,7 @@ class Engine(Verbs[LocalLog]):
     """An open log directory. Close it, or use it in a `with` statement."""
 
     _catalogue: Catalogue
+    _consumers: FileConsumers
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Engine(Verbs[LocalLog]):
         if create:
             self._catalogue.init()
         self._store = self._catalogue.open()
-        self._consumers = Consumers(path, disk, clock, limits, partial(restore, path / "journal"))
+        self._consumers = FileConsumers(path, disk, clock, limits, partial(restore, path / "journal"))
         super().__init__(str(path), limits, disk, clock, sync=sync)
         self._archive = Archive(path, disk, clock, limits)
         self._keeper = Keeper(self._catalogue, self._consumers.slowest, self._archive)

@@ -14,8 +14,9 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.engine.catalogue import Catalogue, with_retention
+from headwater.engine.catalogue import Catalogue
 from headwater.engine.reading import resolve
+from headwater.engine.rules import with_retention
 from headwater.errors import HeadwaterError, Invalid
 from headwater.event import ticks_of
 from headwater.format.names import log_uuid

@@ -25,8 +25,8 @@ from headwater.storage.writer import Prepared, Writer
 
 if TYPE_CHECKING:
     from headwater.engine.consumer import Consumer
-    from headwater.engine.consumer import Move as CursorMove
     from headwater.engine.engine import Engine
+    from headwater.engine.leases import Move as CursorMove
 
 
 class Transaction(Appends[LocalLog]):

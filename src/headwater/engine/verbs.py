@@ -16,11 +16,11 @@ import msgspec
 
 from headwater.engine import dead, reading, waiting
 from headwater.engine.appends import Appends
-from headwater.engine.catalogue import with_retention
 from headwater.engine.consumer import Consumer, Kept, place
 from headwater.engine.consumers import Consumers
 from headwater.engine.follow import Follow
 from headwater.engine.log import L, Upload
+from headwater.engine.rules import with_retention
 from headwater.engine.serving import Serving, wants_sync
 from headwater.engine.topics import Catalogue, OpenTopic
 from headwater.engine.transfer.exporting import Progress as TransferProgress
@@ -355,13 +355,13 @@ class Verbs(Serving[L]):
             raise Invalid(f"a lease has at least {LEASE_MS_MIN} ms, and an event may fail at least once")
         selection = self._selection(type, key, match)
         reading.check_id(opened.logs, start)
-        cursors = self._consumers.find_or_make(
-            name, opened.topic, lambda: [place(log, start, len(opened.logs)) for log in opened.logs]
+        leases = self._consumers.join(
+            name, opened.topic, limits.lease_ms, lambda: [place(log, start, len(opened.logs)) for log in opened.logs]
         )
         aside = partial(dead.set_aside, self) if kept is None else kept.set_aside
         place_of = None if kept is None else kept.cursor
         own = self._disk, self._clock
-        member = Consumer(name, opened.logs, cursors, selection, limits, *own, aside, timeout, place_of)
+        member = Consumer(name, opened.logs, leases, selection, limits, *own, aside, timeout, place_of)
         self._members.add(member)
         return member
 
@@ -378,7 +378,7 @@ class Verbs(Serving[L]):
         opened = self._topics.live(topic)
         logs = opened.chosen(partition)
         reading.check_id(logs, at)
-        self._consumers.find(consumer, opened.topic)
+        self._consumers.check(consumer, opened.topic)
         cursors = {log.place.partition: place(log, at, len(logs)) for log in logs}
         self._consumers.seek(consumer, opened.topic, cursors)
         for log in logs:
