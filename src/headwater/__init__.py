@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
+    from headwater.engine.restoring import restore
     from headwater.engine.transaction import Transaction
     from headwater.event import Event, Ref, Refs
     from headwater.format.events import EventBatch
@@ -74,6 +75,7 @@ __all__ = [
     "Unsupported",
     "asgi",
     "open",
+    "restore",
 ]
 
 _HOMES = {
@@ -97,6 +99,7 @@ _HOMES = {
     "Transaction": "headwater.engine.transaction",
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",
+    "restore": "headwater.engine.restoring",
 }
 
 
