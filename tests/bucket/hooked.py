@@ -1,10 +1,11 @@
-"""A store that counts what it is asked, and stops or loses what a test wants it to: faults that a real one has rarely."""
+"""A store that counts what it is asked, and stops or loses what a test wants it to, as a real one does rarely."""
 
 from __future__ import annotations
 
+import builtins
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from headwater.storage.bucket.store import Listed, Store, Stored
@@ -59,7 +60,7 @@ class HookedStore:
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         return self._pass("list", prefix, lambda: iter(sorted(self.within.list(prefix, after))))
 
-    def folders(self, prefix: str) -> Sequence[str]:
+    def folders(self, prefix: str) -> builtins.list[str]:
         return self._pass("folders", prefix, lambda: self.within.folders(prefix))
 
     def close(self) -> None:

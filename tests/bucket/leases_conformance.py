@@ -311,6 +311,15 @@ class LeasesConformance:
             self.settle()
         assert len(a.held) == 4
 
+    def test_what_a_dead_member_held_is_taken_within_two_leases(self, join: Callable[..., Contender]) -> None:
+        a, b = join(), join()
+        assert self.settle() == [2, 2]
+        self.contenders.remove(b)
+        for _ in range(20):
+            self.wait(LEASE_S / 10)
+            a.tend()
+        assert len(a.held) == 4
+
     def test_a_guest_takes_what_it_wants_and_is_not_counted(self, join: Callable[..., Contender]) -> None:
         guest = join(guest=[1, 3])
         assert guest.tend() == [1, 3]

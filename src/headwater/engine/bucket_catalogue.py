@@ -6,12 +6,13 @@ that says so; what is left of it is collected later (docs/BUCKET.md).
 
 from __future__ import annotations
 
+import builtins
 from uuid import UUID
 
 import msgspec
 
 from headwater.engine.rules import check_topic, checked_name, limits_of, not_found, same, with_retention
-from headwater.errors import Conflict, Invalid, NotFound, Unsupported
+from headwater.errors import Conflict, Corrupt, HeadwaterError, Invalid, NotFound, Unsupported
 from headwater.format import names
 from headwater.format.settings import Retention, Store, Topic, TopicSettings
 from headwater.limits import Limits
@@ -90,6 +91,27 @@ class BucketCatalogue:
         """The names of all topics, sorted."""
         found = (self._records.read(f"{TOPICS}{folder}/topic") for folder in self._store.folders(TOPICS))
         return sorted(each.record.topic.name for each in found if each is not None and each.record.topic is not None)
+
+    @property
+    def url(self) -> str:
+        """Where it is, for messages."""
+        return self._store.url
+
+    def survey(self, name: str | None = None) -> tuple[builtins.list[Topic], builtins.list[HeadwaterError]]:
+        """One topic or all, in the order of their names, and what is wrong with the records of others."""
+        if name is not None:
+            return [self.find(name)], []
+        topics: builtins.list[Topic] = []
+        broken: builtins.list[HeadwaterError] = []
+        for folder in self._store.folders(TOPICS):
+            try:
+                found = self._records.read(f"{TOPICS}{folder}/topic")
+            except (Corrupt, Unsupported) as error:
+                broken.append(error)
+                continue
+            if found is not None and found.record.topic is not None:
+                topics.append(found.record.topic)
+        return sorted(topics, key=lambda topic: topic.name), broken
 
     def change(self, name: str, changes: Retention) -> Topic:
         """Change the retention of a topic, durably; returns what it is then. Raises NotFound, and Invalid."""
