@@ -21,6 +21,8 @@ from headwater.engine.consumer import Consumer, Kept, place
 from headwater.engine.consumers import Consumers
 from headwater.engine.follow import Follow
 from headwater.engine.info import partition_info
+from headwater.engine.replica.marker import Marker
+from headwater.engine.replica.source import LocalSource
 from headwater.engine.retaining import Keeper
 from headwater.engine.serving import Serving, wants_sync
 from headwater.engine.topics import OpenTopic
@@ -35,7 +37,7 @@ from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
-from headwater.format.settings import Retention, TopicSettings
+from headwater.format.settings import Replica, Retention, TopicSettings
 from headwater.info import ConsumerInfo, Deleted, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.disk import Clock, Disk
@@ -74,9 +76,13 @@ class Engine(Serving):
         if create:
             catalogue.init()
         self._store = catalogue.open()
+        self._marker = Marker(path, disk, clock)
+        self._guard = self._marker.refuse if self._marker.follows() else None  # only a replica needs to look again
+        catalogue.guard = self._guard
         super().__init__(catalogue, limits, disk, clock, self._new_log, sync=sync)
         self._consumers = Consumers(path, self._disk, self._clock, limits, partial(restore, path / "journal"))
-        self._keeper = Keeper(self._catalogue, self._consumers.slowest)
+        follows = (lambda: False) if self._guard is None else self._marker.follows
+        self._keeper = Keeper(self._catalogue, self._consumers.slowest, follows)
         self._sealer = Sealer(self._keeper.rolled)
         self._members: WeakSet[Consumer] = WeakSet()  # which end with this object
         self._closing = threading.Lock()  # protects `_closed`
@@ -94,6 +100,15 @@ class Engine(Serving):
     def uuid(self) -> str:
         """What identifies this log directory, wherever it is moved."""
         return self._store.uuid
+
+    def replication(self) -> LocalSource:
+        """What a replica asks this directory."""
+        return LocalSource(self)
+
+    @property
+    def replica(self) -> Replica | None:
+        """What it is a replica of, also once it was promoted; None if it never was one."""
+        return self._marker.read()
 
     # Topics
 
@@ -138,16 +153,25 @@ class Engine(Serving):
             partitions=partitions,
         )
 
+    def settings_of(self, topic: str) -> TopicSettings:
+        """What a topic was made with, and keeps, as any process may have changed it; raises NotFound."""
+        return self._catalogue.find(topic).settings
+
     def delete(self, topic: str) -> None:
         """Delete a topic and all its events, for every process; raises NotFound. Made again, it starts afresh."""
         opened = self._topics.live(topic)
+        if self._guard is not None:
+            self._guard()
+        self._delete(opened)
+
+    def _delete(self, opened: OpenTopic) -> None:
         with ExitStack() as stack:
             for log in opened.logs:  # in the order of partitions, as everybody who locks several
                 stack.enter_context(log.deleting())
             try:
                 self._catalogue.remove(opened.topic)
             except OSError as error:
-                raise Unavailable(f"topic {topic!r} cannot be deleted: {error.strerror}") from error
+                raise Unavailable(f"topic {opened.topic.name!r} cannot be deleted: {error.strerror}") from error
         self._topics.forget(opened)
         for log in opened.logs:
             log.close()
@@ -532,6 +556,8 @@ class Engine(Serving):
         gone durably: a read of it raises NotFound with the code `offset_gone` and the `oldest` offset.
         """
         logs = self._topics.live(topic).chosen(partition)
+        if self._guard is not None and not dry_run:
+            self._guard()
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
 
     def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
@@ -613,7 +639,7 @@ class Engine(Serving):
         self.close()
 
     def _new_log(self, place: Place) -> LocalLog:
-        return LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged)
+        return LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged, self._guard)
 
     def _rolled(self, place: Place) -> None:
         self._sealer.rolled(place)

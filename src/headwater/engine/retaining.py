@@ -18,7 +18,7 @@ from headwater.engine.reading import resolve
 from headwater.errors import HeadwaterError, Invalid
 from headwater.event import ticks_of
 from headwater.format.names import log_uuid
-from headwater.format.settings import Retention, Topic
+from headwater.format.settings import Retention, Topic, TopicSettings
 from headwater.format.tail import OPEN, Slot
 from headwater.info import Deleted
 from headwater.storage import retention
@@ -39,8 +39,12 @@ def no_consumers(_topic: Topic, _partition: int) -> int | None:
 class Keeper:
     """Keeps the logs of one directory within the bounds of their topics."""
 
-    def __init__(self, catalogue: Catalogue, slowest: Slowest = no_consumers) -> None:
+    def __init__(
+        self, catalogue: Catalogue, slowest: Slowest = no_consumers, follows: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`follows` tells that it is a replica, which keeps what its source keeps, whatever is said of its topics."""
         self.slowest = slowest
+        self._follows = follows
         self._catalogue = catalogue
 
     def rolled(self, place: Place) -> None:
@@ -95,6 +99,8 @@ class Keeper:
         topic = topic or self._catalogue.find(place.topic)
         if log_uuid(UUID(topic.uuid), place.partition) != place.uuid:
             raise deleted(place)
+        if self._follows():
+            return Rules(TopicSettings())
         passed = self.slowest(topic, place.partition) if topic.settings.retention_consumers else None
         return Rules(topic.settings, passed)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from headwater.format import segment as segment_format
 from headwater.format.batch import BLOB, DATA, KEY, LOST, META, TYPE, Batch, encode
-from headwater.format.column import Column, concat, concat_repeated
+from headwater.format.column import I64, Column, concat, concat_repeated
 from headwater.format.index import Index
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES
@@ -189,13 +189,17 @@ def split(batch: Batch, parts: int, *, zstd: bool) -> Iterator[bytes]:
     ticks = batch.ticks()
     step = -(-batch.count // parts)
     for lo in range(0, batch.count, step):
-        hi = min(lo + step, batch.count)
-        columns = {
-            kind: None if (column := batch.column(kind)) is None else column.slice(lo, hi)
-            for kind in (TYPE, KEY, DATA, META)
-        }
-        base = batch.base_offset + lo, int(ticks[lo])
-        yield encode(*base, hi - lo, batch.content, columns, ticks=ticks[lo:hi], zstd=zstd)
+        yield part(batch, lo, min(lo + step, batch.count), ticks, zstd=zstd)
+
+
+def part(batch: Batch, lo: int, hi: int, ticks: I64, *, zstd: bool) -> bytes:
+    """The bytes of a batch that holds some events of another, whose ticks are given, with their offsets and ticks."""
+    columns = {
+        kind: None if (column := batch.column(kind)) is None else column.slice(lo, hi)
+        for kind in (TYPE, KEY, DATA, META)
+    }
+    base = batch.base_offset + lo, int(ticks[lo])
+    return encode(*base, hi - lo, batch.content, columns, ticks=ticks[lo:hi], zstd=zstd)
 
 
 def merge(run: list[Batch], *, zstd: bool) -> bytes:
