@@ -23,7 +23,7 @@ from headwater.errors import (
 )
 
 if TYPE_CHECKING:
-    from headwater.api import open  # the verb users expect, as in gzip.open
+    from headwater.api import open, promote, replica, replicate  # `open` is the verb users expect, as in gzip.open
     from headwater.client.remote import Remote
     from headwater.document import Change, Document
     from headwater.engine.consumer import Consumer
@@ -72,6 +72,9 @@ __all__ = [
     "Unsupported",
     "asgi",
     "open",
+    "promote",
+    "replica",
+    "replicate",
 ]
 
 _HOMES = {
@@ -94,6 +97,9 @@ _HOMES = {
     "Transaction": "headwater.engine.transaction",
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",
+    "promote": "headwater.api",
+    "replica": "headwater.api",
+    "replicate": "headwater.api",
 }
 
 

@@ -107,8 +107,8 @@ class Replicator:
             marker = self._marker.begin(self._address, self._uuid())
             with Destination(self._path, self._limits, self._disk, self._clock) as here:
                 self._here = here
-                with (
-                    ThreadPoolExecutor(1, "headwater-asking") as asking,
+                with (  # two ask: when new topics come, the question that is under way is left to its end
+                    ThreadPoolExecutor(2, "headwater-asking") as asking,
                     ThreadPoolExecutor(WRITERS, "headwater-copying") as writing,
                 ):
                     self._asking, self._writing = asking, writing
@@ -132,8 +132,12 @@ class Replicator:
         while True:
             try:
                 return self._source.uuid
-            except Unavailable:
-                if known is None or not self._pause(tries):
+            except Unavailable as error:
+                if known is None or known.promoted is not None:
+                    raise
+                self._error = str(error)
+                self._tell(known, "unreachable")
+                if not self._pause(tries):
                     raise
                 tries += 1
 
