@@ -64,6 +64,7 @@ class Programs(RuleBasedStateMachine):
         self.programs = [self.stage.open() for _ in range(PROGRAMS)]
         self.truth = self.stage.open()
         self.events: list[bytes] = []
+        self.nonces: dict[int, str] = {}  # of the object that ends at an offset
         self.reading: list[tuple[int, int, Iterator[Batch]]] = []  # program, next offset, what comes
 
     def teardown(self) -> None:
@@ -84,7 +85,9 @@ class Programs(RuleBasedStateMachine):
     def append(self, program: int) -> None:
         data = b"%d" % len(self.events) if len(self.events) % 3 else b"%d " % len(self.events) * 40
         self.events.append(data)  # it counts from when it is begun, if nobody else appends meanwhile
-        assert self.programs[program].append(data) == [len(self.events) - 1]
+        one = self.programs[program]
+        assert one.append(data) == [len(self.events) - 1]
+        self.nonces[len(self.events)] = one.log.chain.tip.nonce
 
     def do(self, act: str, program: int) -> None:
         one = self.programs[program]
@@ -97,7 +100,9 @@ class Programs(RuleBasedStateMachine):
         elif act.startswith("overtake"):
             self.append(program)
             one.compact()
-            one.collect_all()
+            for _ in range(3):
+                one.collect()
+                self.stage.clock.now_s += 601 if act != "overtake at once" else 0
             if act != "overtake":
                 self.ghost(one)
         elif act == "look":
@@ -115,7 +120,7 @@ class Programs(RuleBasedStateMachine):
         reached = self.truth.knowledge.look().reached.offset
         free = sorted(set(range(reached)) - set(self.truth.objects()))
         for base in free[-3:]:
-            one.ghost(base, b"ghost")
+            one.ghost(base, b"ghost", self.nonces.get(base, ""))
 
     def stopped(self, program: int, stop: tuple[str, str, bool], meanwhile: list[tuple[str, int]]) -> None:
         """Have a program stop at its next such call, if it comes to one, while others act."""
@@ -232,5 +237,5 @@ class _Later(list[bytes]):
         super().append(data)
 
 
-Programs.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+Programs.TestCase.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
 TestPrograms = Programs.TestCase
