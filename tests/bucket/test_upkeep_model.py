@@ -144,7 +144,6 @@ class Programs(RuleBasedStateMachine):
         """Others may append first: what counts is the offset that it is told."""
         one = self.programs[program]
         data = b"slow %d %d" % (program, len(self.events))
-        before = len(self.events)
         self.stopped(program, stop, meanwhile)
         told: list[int] = []
         order = self.events
@@ -153,12 +152,19 @@ class Programs(RuleBasedStateMachine):
             self.go(program, lambda: told.extend(one.append(data)))
         finally:
             self.events = list(self.events)
-        self.events = self.events[:before] + [each for each in self.events[before:] if each != data]
-        self.events.insert(told[0], data)
+        (offset,) = told
+        if data in self.events:
+            first = self.events.index(data)
+        else:
+            first = offset if self.truth.log.end() == len(self.events) + 1 else offset - 1
+            self.events.insert(first, data)
+        if first != offset:  # it landed, was trimmed and deleted while its program slept: nobody could say what it was
+            assert first < self.truth.knowledge.look().trim.offset
+            self.events.insert(offset, data)
 
     @rule(
         program=programs,
-        act=st.sampled_from(["compact", "collect", "overtake", "trim"]),
+        act=st.sampled_from(["compact", "collect", "trim"]),
         stop=stops,
         meanwhile=meanwhile,
     )
