@@ -243,5 +243,5 @@ class _Later(list[bytes]):
         super().append(data)
 
 
-Programs.TestCase.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+Programs.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 TestPrograms = Programs.TestCase
