@@ -86,6 +86,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retry_ms_max: int = 10_000  # so that an event that may fail often is still tried now and then
     unacked_max: int = 200_000  # events that were handed out and not acked: each is remembered
 
+    # The archive of a directory.
+    archive_cache_bytes: int = GIB  # fetched segments that a log directory keeps: a read back and forth stays local
+    archive_transfers: int = 4  # files that go to or come from an archive at once: a few fill most networks
+    archive_look_s: float = 1.0  # how often an archiver looks for finished segments: a look costs little
+
     # In a bucket.
     linger_ms: int = 100  # how long `append_later` gathers before an object is put: requests are what a bucket costs
     linger_bytes: int = 4 * MIB  # or until there is so much

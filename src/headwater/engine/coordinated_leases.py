@@ -82,7 +82,7 @@ class CoordinatedLeases:
         self._lease_s = lease_ms / 1000
         self._memory = memory
         self._threads = threads
-        self._guest = guest
+        self.guest = guest
         self._mutex = threading.Lock()  # protects all below; held during requests, which are in order for that
         self._mine: dict[int, _Mine] = {}  # what this member wrote last
         self._first: dict[int, str] = {}  # the version of each record of others when it was seen first
@@ -94,12 +94,12 @@ class CoordinatedLeases:
         with self._mutex:
             lost = self._renew(held)
             ours = held.keys() - set(lost)
-            if self._guest is None:
+            if self.guest is None:
                 live, doubtful = self._look_at_members()
                 share = share_of([bytes.fromhex(member) for member in live], self.id, self._partitions)
                 wanted: Sequence[int] = range(self._partitions)
             else:
-                share, doubtful, wanted = self._partitions, False, self._guest
+                share, doubtful, wanted = self._partitions, False, self.guest
             room = max(0, share - len(ours))
             others = [number for number in wanted if number not in ours]
             free = self._watch(others)[:room] if others and (room or doubtful) else []
@@ -125,7 +125,7 @@ class CoordinatedLeases:
             released = self._each(
                 lambda each: self._update(each.partition, each.fence, _further(each, **freed), last=True), progress
             )
-            if leave and self._guest is None:
+            if leave and self.guest is None:
                 self._cursors.leave([self._owner])
         return [each.partition for each, there in zip(progress, released, strict=True) if not there]
 

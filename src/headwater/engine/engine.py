@@ -13,7 +13,8 @@ from weakref import WeakSet
 
 import msgspec
 
-from headwater.engine import checking
+from headwater.engine import archive_checking, checking
+from headwater.engine.archiving import Archiver
 from headwater.engine.catalogue import Catalogue
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.file_consumers import FileConsumers
@@ -28,8 +29,9 @@ from headwater.format import given
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, Topic
-from headwater.info import Deleted, TopicInfo
+from headwater.info import Archived, Deleted, TopicInfo
 from headwater.limits import DEFAULTS, Limits
+from headwater.storage.archive.archive import Archive
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.journal import Journal, restore
 from headwater.storage.log import LocalLog
@@ -64,7 +66,8 @@ class Engine(Verbs[LocalLog]):
         self._store = self._catalogue.open()
         self._consumers = FileConsumers(path, disk, clock, limits, partial(restore, path / "journal"))
         super().__init__(str(path), limits, disk, clock, sync=sync)
-        self._keeper = Keeper(self._catalogue, self._consumers.slowest)
+        self._archive = Archive(path, disk, clock, limits)
+        self._keeper = Keeper(self._catalogue, self._consumers.slowest, self._archive)
         self._sealer = Sealer(self._keeper.rolled)
         self._closing = threading.Lock()  # protects `_closed`
         self._journal = Journal(path / "journal", self._disk, self._checkpoint)
@@ -113,6 +116,7 @@ class Engine(Verbs[LocalLog]):
         self._topics.forget(opened)
         for log in opened.logs:
             log.close()
+            self._archive.cache.forget(log.place.uuid)
 
     def transaction(
         self, *, durability: Durability | None = None, producer: Producer | tuple[str, int, int] | None = None
@@ -156,6 +160,35 @@ class Engine(Verbs[LocalLog]):
         logs = self._topics.live(topic).chosen(partition)
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
 
+    def archive(
+        self,
+        url: str | None = None,
+        *,
+        topic: str | None = None,
+        seal: bool = False,
+        progress: Progress | None = None,
+    ) -> list[Archived]:
+        """Copy all finished segments that are not there to an object store, byte by byte; returns them.
+
+        The directory remembers the `url` (`s3://…`, `objects:///…`), which may be left out then: from the first call
+        on, retention deletes only what is archived, and reads go on there in every process. `seal` finishes the active
+        segments first. Raises Conflict for an archive of another directory, Unavailable; see docs/ARCHIVE.md.
+        """
+        return self.archiver(url, topic=topic).once(seal=seal, progress=progress)
+
+    def archiver(
+        self, url: str | None = None, *, topic: str | None = None, stopping: threading.Event | None = None
+    ) -> Archiver:
+        """What keeps the archive up to date for as long as it is wanted: `run` ends after `stopping` is set."""
+        self.check_open()
+        opened = self._archive.begin(url, self.uuid)
+        return Archiver(opened, self._catalogue, self._topics, self._limits, topic, stopping)
+
+    @property
+    def archive_url(self) -> str | None:
+        """Where the archive of this directory is; None if it has none."""
+        return self._archive.url()
+
     def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
         """Make the indexes of a topic, or of all, again from the segments; returns how many. They are never truth.
 
@@ -172,6 +205,15 @@ class Engine(Verbs[LocalLog]):
         self.check_open()
         return checking.check(self._catalogue, self._journal, topic, progress)
 
+    def check_archive(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
+        """Verify what the archive of this directory holds, by fetching all of it; and that nothing is missing there.
+
+        Raises NotFound if the directory has no archive, Unavailable if it is out of reach.
+        """
+        self.check_open()
+        opened = self._archive.open()
+        return archive_checking.check_archive(opened, self._catalogue, topic, self._limits, self._disk, progress)
+
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
         """What would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""
         self.check_open()
@@ -184,6 +226,7 @@ class Engine(Verbs[LocalLog]):
         """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""
         self._closing = threading.Lock()
         self._journal.after_fork()
+        self._archive.after_fork()
         self._sealer = Sealer(self._keeper.rolled)
         for member in list(self._members):
             member.after_fork()
@@ -200,9 +243,11 @@ class Engine(Verbs[LocalLog]):
         self._sealer.close()
         self._journal.close()
         self._topics.close()
+        self._archive.close()
 
     def _new_log(self, topic: Topic, partition: int) -> LocalLog:
-        return LocalLog(self._catalogue.place(topic, partition), self._rolled, self._keeper.may_roll, self._damaged)
+        place = self._catalogue.place(topic, partition)
+        return LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged, self._archive)
 
     def _rolled(self, place: Place) -> None:
         self._sealer.rolled(place)

@@ -8,6 +8,7 @@ import msgspec
 from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
+from headwater.format.archive import Archive, Note
 
 FORMAT = 1
 
@@ -58,17 +59,19 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     settings: TopicSettings = TopicSettings()
 
 
-T = TypeVar("T", Store, Topic)
+T = TypeVar("T", Store, Topic, Archive, Note)
 
 # Made while the module is imported, which one thread does: msgspec learns a type at its first use, and two threads that
 # come first at the same time crash the interpreter.
-_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in (Store, Topic)}
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (Store, Topic, Archive, Note)
+}
 
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(TopicSettings)}
 
 
-def encode(settings: Store | Topic) -> bytes:
+def encode(settings: Store | Topic | Archive | Note) -> bytes:
     plain = msgspec.to_builtins(settings)
     if isinstance(
         settings, Topic

@@ -115,6 +115,10 @@ class ObjectLog:
         tip = self.chain.advance()
         return ObjectState(tip.end, tip.end, tip.ticks)
 
+    def secured(self) -> int:
+        """All that is known is durable."""
+        return self.chain.tip.end
+
     def batches(
         self,
         start: int,
