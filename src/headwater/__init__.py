@@ -23,7 +23,7 @@ from headwater.errors import (
 )
 
 if TYPE_CHECKING:
-    from headwater.api import open  # the verb users expect, as in gzip.open
+    from headwater.api import open, promote, replica, replicate  # `open` is the verb users expect, as in gzip.open
     from headwater.client.remote import Remote
     from headwater.document import Change, Document
     from headwater.engine.consumer import Consumer
@@ -75,6 +75,9 @@ __all__ = [
     "Unsupported",
     "asgi",
     "open",
+    "promote",
+    "replica",
+    "replicate",
     "restore",
 ]
 
@@ -100,6 +103,9 @@ _HOMES = {
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",
     "restore": "headwater.engine.restoring",
+    "promote": "headwater.api",
+    "replica": "headwater.api",
+    "replicate": "headwater.api",
 }
 
 

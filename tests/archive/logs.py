@@ -95,7 +95,7 @@ def objects(path: Path) -> DirectoryStore:
 def fill(hw: Engine, events: int = 150, topic: str = "t", seed: int = 0, partitions: int = 1) -> None:
     """Append events of every kind, alone and together, so that there are many segments."""
     hw.create(topic, partitions=partitions, segment_bytes=SEGMENT_BYTES)
-    chance = random.Random(seed)  # noqa: S311  # not for secrets
+    chance = random.Random(seed)  # not for secrets
     left = events
     while left > 0:
         kind = chance.random()

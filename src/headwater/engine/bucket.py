@@ -39,7 +39,7 @@ from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
 
-VIEWS_HINT = "use a directory or a server, or replicate the bucket's topics to one"
+VIEWS_HINT = "use a directory or a server"
 
 
 class Pending:
@@ -278,6 +278,10 @@ class Bucket(Verbs[ObjectLog]):
     def views(self) -> Any:
         """Not to be had: raises Unsupported."""
         raise _cannot("run projections and functions", VIEWS_HINT)
+
+    def replication(self) -> Any:
+        """Not to be had: raises Unsupported."""
+        raise _cannot("be replicated", "it is where all machines can reach it; a directory and a server can be")
 
     # Ending
 

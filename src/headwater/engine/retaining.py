@@ -21,7 +21,7 @@ from headwater.engine.rules import with_retention
 from headwater.errors import HeadwaterError, Invalid
 from headwater.event import ticks_of
 from headwater.format.names import log_uuid
-from headwater.format.settings import Retention, Topic
+from headwater.format.settings import Retention, Topic, TopicSettings
 from headwater.format.tail import OPEN, Slot
 from headwater.info import Deleted
 from headwater.storage import retention
@@ -46,9 +46,19 @@ def no_consumers(_topic: Topic, _partition: int) -> int | None:
 class Keeper:
     """Keeps the logs of one directory within the bounds of their topics."""
 
-    def __init__(self, catalogue: Catalogue, slowest: Slowest = no_consumers, archive: Archive | None = None) -> None:
-        """What is not in the `archive`, if the directory has one, is not deleted."""
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        slowest: Slowest = no_consumers,
+        archive: Archive | None = None,
+        follows: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """What is not in the `archive`, if the directory has one, is not deleted.
+
+        `follows` tells that it is a replica, which keeps what its source keeps, whatever is said of its topics.
+        """
         self.slowest = slowest
+        self._follows = follows
         self._catalogue = catalogue
         self._archive = archive
         self._kept: dict[bytes, int] = {}  # of each log, the segment that had to stay when it was looked at last
@@ -145,6 +155,8 @@ class Keeper:
         topic = topic or self._catalogue.find(place.topic)
         if log_uuid(UUID(topic.uuid), place.partition) != place.uuid:
             raise deleted(place)
+        if self._follows():
+            return Rules(TopicSettings())
         passed = self.slowest(topic, place.partition) if topic.settings.retention_consumers else None
         return Rules(topic.settings, passed)
 
