@@ -23,12 +23,13 @@ from headwater.errors import (
 )
 
 if TYPE_CHECKING:
-    from headwater.api import open  # the verb users expect, as in gzip.open
+    from headwater.api import open, promote, replica, replicate  # `open` is the verb users expect, as in gzip.open
     from headwater.client.remote import Remote
     from headwater.document import Change, Document
     from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
+    from headwater.engine.restoring import restore
     from headwater.engine.transaction import Transaction
     from headwater.event import Event, Ref, Refs
     from headwater.format.events import EventBatch
@@ -74,6 +75,10 @@ __all__ = [
     "Unsupported",
     "asgi",
     "open",
+    "promote",
+    "replica",
+    "replicate",
+    "restore",
 ]
 
 _HOMES = {
@@ -97,6 +102,10 @@ _HOMES = {
     "Transaction": "headwater.engine.transaction",
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",
+    "restore": "headwater.engine.restoring",
+    "promote": "headwater.api",
+    "replica": "headwater.api",
+    "replicate": "headwater.api",
 }
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
+from headwater.engine.replica import progress
+from headwater.engine.replica.marker import Marker
+from headwater.engine.replica.replicator import Replicator
 from headwater.engine.transfer.transfer import Transfer
 from headwater.errors import Invalid, Unsupported
 from headwater.event import Durability
+from headwater.info import ReplicaInfo
 from headwater.limits import DEFAULTS, Limits
+from headwater.storage.disk import Clock, Disk
 from headwater.views.local import Local
 
 if TYPE_CHECKING:
@@ -124,3 +130,58 @@ def _remote(
     tls = tls_context(where, tls_ca, tls_cert, tls_key)
     transport = Transport(where, credentials=Credentials.of(token, user), tls=tls, timeout_s=timeout, retry_s=retry)
     return Remote(transport, lambda remote: Transfer(remote, remote.limits), durability=durability, limits=limits)
+
+
+def replicate(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    once: bool = False,
+    topics: Iterable[str] | None = None,
+    delete: bool = False,
+    restart: Iterable[str] = (),
+    told: Callable[[ReplicaInfo], None] | None = None,
+    limits: Limits = DEFAULTS,
+    **server: Any,
+) -> ReplicaInfo:
+    """Copy a log, a server's or a directory's, to a directory that can only be read until it is promoted.
+
+    Goes on for ever, or `once`, until all is there that the source had at the call; returns how the replica is. See
+    docs/REPLICATION.md; `server` is what `open` takes for a server. Raises as `Replicator.run`.
+    """
+    with replicator(source, path, topics, delete, restart, told, limits, server) as copying:
+        return copying.run(once=once)
+
+
+@contextlib.contextmanager
+def replicator(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    topics: Iterable[str] | None,
+    delete: bool,
+    restart: Iterable[str],
+    told: Callable[[ReplicaInfo], None] | None,
+    limits: Limits,
+    server: dict[str, Any],
+) -> Iterator[Replicator]:
+    """What copies from an address, for whoever wants to stop it; the address is closed afterwards."""
+    if str(source).startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
+        server = {"retry": 1.0, **server}  # it tries again by itself, and tells meanwhile how it is
+    with open(source, mode="existing", limits=limits, **server) as hw:
+        copied = hw.replication()
+        address = str(hw.path.resolve()) if isinstance(hw, Local) else getattr(hw, "address", source)
+        options: dict[str, Any] = {"topics": topics, "delete": delete, "restart": restart, "told": told}
+        yield Replicator(copied, Path(path), address=str(address), limits=limits, **options)
+
+
+def promote(path: str | os.PathLike[str]) -> None:
+    """End being a replica: the directory takes appends from now on, durably, and is never copied to again.
+
+    Raises NotFound if it is no replica, Conflict if it was promoted before, Unavailable while somebody copies to it.
+    """
+    Marker(Path(path), Disk(), Clock()).promote()
+
+
+def replica(path: str | os.PathLike[str]) -> ReplicaInfo:
+    """How a replica is, as the one who copies to it told last; raises NotFound if it is none."""
+    return progress.read(Path(path), Disk(), Clock())

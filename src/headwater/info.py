@@ -32,6 +32,8 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     last_time: str | None
     state: str
     recovered: list[Report]
+    archived: int | None = None  # what is before this offset is in the archive; None if nothing is known to be
+    local: int | None = None  # the oldest offset on the local disk, where that is not `start`: the rest is archived
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
@@ -78,6 +80,26 @@ class Drained(msgspec.Struct, frozen=True):
 
 class Deleted(msgspec.Struct, frozen=True):
     """A segment that was deleted, or would be: the offsets from `first` to before `end`, and the bytes of its files."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    bytes: int
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """A segment that was archived: the offsets from `first` to before `end`, and the bytes of its files."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    bytes: int
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """A partition that was restored: the offsets from `first` to before `end`, and the bytes that were fetched."""
 
     topic: str
     partition: int
@@ -150,3 +172,38 @@ class Maintained(msgspec.Struct):
     segments: int = 0
     trimmed: list[Deleted] = []
     collected: int = 0
+
+
+class ReplicaLog(msgspec.Struct, frozen=True):
+    """One partition of a replica: where it and its source end, and how far behind it is.
+
+    `lag_s` is how old the newest event is that it has, while there are others; 0 when it has all. `trouble` says why it
+    is not copied any further.
+    """
+
+    topic: str
+    partition: int
+    end: int
+    source_end: int
+    lag: int
+    lag_bytes: int
+    lag_s: float
+    trouble: str = ""
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True):
+    """How a replica is. `state` is `copying`, `unreachable` (its source is, since `heard`), `stopped` or `promoted`."""
+
+    source: str
+    source_uuid: str
+    since: str
+    state: str
+    heard: str | None  # when the source last answered
+    promoted: str | None
+    error: str
+    logs: list[ReplicaLog]
+
+    @property
+    def lag(self) -> int:
+        """Events that the source has, as far as it told, and the replica has not."""
+        return sum(log.lag for log in self.logs)

@@ -22,6 +22,11 @@ PURO_TOPIC_BYTES_MAX = KIB
 PURO_KEY_BYTES_MAX = KIB
 PURO_VALUE_BYTES_MAX = 10 * MIB
 
+# Of what a replica asks its source.
+REPLICA_BYTES_MAX = 32 * MIB  # of batches in one answer, beside one that may be larger: both sides hold it in memory
+REPLICA_LOGS_MAX = 16_384  # that one question names: each is looked at until there is something
+REPLICA_WAIT_MS_MAX = 20_000  # for which a question may wait: below what proxies and clients take for silence
+
 # What a filter may ask for. It comes from outside, and is run for every event: these bound its memory and its time.
 PATTERN_BYTES_MAX = KIB  # RE2 bounds the time of a pattern, this its memory
 PATTERN_STEPS_MAX = 2000  # of the compiled pattern: at worst, RE2 takes this many for each byte of a text
@@ -85,6 +90,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retry_ms: int = 100  # before the first retry; doubled for each further one
     retry_ms_max: int = 10_000  # so that an event that may fail often is still tried now and then
     unacked_max: int = 200_000  # events that were handed out and not acked: each is remembered
+
+    # The archive of a directory.
+    archive_cache_bytes: int = GIB  # fetched segments that a log directory keeps: a read back and forth stays local
+    archive_transfers: int = 4  # files that go to or come from an archive at once: a few fill most networks
+    archive_look_s: float = 1.0  # how often an archiver looks for finished segments: a look costs little
 
     # In a bucket.
     linger_ms: int = 100  # how long `append_later` gathers before an object is put: requests are what a bucket costs
@@ -162,6 +172,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     proofs_max: int = 1000  # right passwords that a connection remembers to have seen
     certificate_look_s: float = 60.0  # how often to look for a new certificate: they are renewed days before they end
 
+    replicas_max: int = 8  # that copy at the same time: each has a thread while it waits
     members_max: int = 256  # clients that have joined consumers: two threads each, and what `member_bytes_max` allows
     member_events_max: int = 10_000  # sent to a member and not acked; then it waits. Enough to hide a slow network
     member_bytes_max: int = 16 * MIB  # the same in bytes of data: what a client must be able to hold

@@ -54,7 +54,7 @@ class StageClock(Clock):
     def monotonic(self) -> float:  # type: ignore[override]  # a function of the module in the real one
         return 1000.0 + self.now_s - self.suspended_s
 
-    def sleep(self, seconds: float) -> None:  # type: ignore[override]
+    def sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
     def ticks(self) -> int:

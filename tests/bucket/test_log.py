@@ -26,7 +26,8 @@ class Objects:
         return self.opened[-1]
 
     def settle(self, log: Log, topic: str) -> None:
-        pass
+        assert isinstance(log, Bucket)
+        log.seal(topic)
 
 
 def objects_at(url: str) -> Iterator[Objects]:

@@ -169,12 +169,12 @@ def test_a_forked_child_is_refused_instead_of_waiting_forever() -> None:
         process = multiprocessing.get_context("fork").Process(target=_use, args=(store, str(write)))
         process.start()
         process.join(20)
-        os.close(write)
-        assert os.read(read, 100) == b"forked"
-        os.close(read)
         process.kill()
         process.join()
         process.close()
+        os.close(write)
+        assert os.read(read, 100) == b"forked"
+        os.close(read)
 
 
 class CountedClock(Clock):

@@ -39,7 +39,7 @@ from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
 
-VIEWS_HINT = "use a directory or a server, or replicate the bucket's topics to one"
+VIEWS_HINT = "use a directory or a server"
 
 
 class Pending:
@@ -117,15 +117,13 @@ class Bucket(Verbs[ObjectLog]):
         self._cache = Cache(limits.cache_bytes)
         self._pool: ThreadPoolExecutor | None = None
         self._closing = threading.Lock()  # protects `_closed` and the making of `_pool`
-        try:
-            probe(store, clock)
-        except Denied:
-            if create:
-                raise
-            # Whoever may only read loses nothing.
         if create:
+            probe(store, clock)
             self._catalogue.init()
         self._settings = self._catalogue.open()
+        if not create:  # only now, so that nothing is made where nothing is
+            with contextlib.suppress(Denied):  # whoever may only read loses nothing
+                probe(store, clock)
         self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._slowest)
         super().__init__(store.url, limits, disk, clock, sync=wants_sync(durability))
 
@@ -280,6 +278,10 @@ class Bucket(Verbs[ObjectLog]):
     def views(self) -> Any:
         """Not to be had: raises Unsupported."""
         raise _cannot("run projections and functions", VIEWS_HINT)
+
+    def replication(self) -> Any:
+        """Not to be had: raises Unsupported."""
+        raise _cannot("be replicated", "it is where all machines can reach it; a directory and a server can be")
 
     # Ending
 

@@ -13,13 +13,17 @@ from weakref import WeakSet
 
 import msgspec
 
-from headwater.engine import checking
+from headwater.engine import archive_checking, checking
+from headwater.engine.archiving import Archiver
 from headwater.engine.catalogue import Catalogue
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.file_consumers import FileConsumers
 from headwater.engine.info import partition_info
+from headwater.engine.replica.marker import Marker
+from headwater.engine.replica.source import LocalSource
 from headwater.engine.retaining import Keeper
 from headwater.engine.serving import wants_sync
+from headwater.engine.topics import OpenTopic
 from headwater.engine.transaction import Transaction
 from headwater.engine.verbs import Verbs
 from headwater.errors import HeadwaterError, NotFound, Unavailable
@@ -27,9 +31,10 @@ from headwater.event import Durability
 from headwater.format import given
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
-from headwater.format.settings import Retention, Topic
-from headwater.info import Deleted, TopicInfo
+from headwater.format.settings import Replica, Retention, Topic, TopicSettings
+from headwater.info import Archived, Deleted, TopicInfo
 from headwater.limits import DEFAULTS, Limits
+from headwater.storage.archive.archive import Archive
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.journal import Journal, restore
 from headwater.storage.log import LocalLog
@@ -62,9 +67,14 @@ class Engine(Verbs[LocalLog]):
         if create:
             self._catalogue.init()
         self._store = self._catalogue.open()
+        self._marker = Marker(path, disk, clock)
+        self._guard = self._marker.refuse if self._marker.follows() else None  # only a replica needs to look again
+        self._catalogue.guard = self._guard
         self._consumers = FileConsumers(path, disk, clock, limits, partial(restore, path / "journal"))
         super().__init__(str(path), limits, disk, clock, sync=sync)
-        self._keeper = Keeper(self._catalogue, self._consumers.slowest)
+        self._archive = Archive(path, disk, clock, limits)
+        follows = (lambda: False) if self._guard is None else self._marker.follows
+        self._keeper = Keeper(self._catalogue, self._consumers.slowest, self._archive, follows)
         self._sealer = Sealer(self._keeper.rolled)
         self._closing = threading.Lock()  # protects `_closed`
         self._journal = Journal(path / "journal", self._disk, self._checkpoint)
@@ -86,6 +96,15 @@ class Engine(Verbs[LocalLog]):
         self.check_open()
         self._catalogue.open()
 
+    def replication(self) -> LocalSource:
+        """What a replica asks this directory."""
+        return LocalSource(self)
+
+    @property
+    def replica(self) -> Replica | None:
+        """What it is a replica of, also once it was promoted; None if it never was one."""
+        return self._marker.read()
+
     # Topics
 
     def describe(self, topic: str) -> TopicInfo:
@@ -100,19 +119,29 @@ class Engine(Verbs[LocalLog]):
             partitions=partitions,
         )
 
+    def settings_of(self, topic: str) -> TopicSettings:
+        """What a topic was made with, and keeps, as any process may have changed it; raises NotFound."""
+        return self._catalogue.find(topic).settings
+
     def delete(self, topic: str) -> None:
         """Delete a topic and all its events, for every process; raises NotFound. Made again, it starts afresh."""
         opened = self._topics.live(topic)
+        if self._guard is not None:
+            self._guard()
+        self._delete(opened)
+
+    def _delete(self, opened: OpenTopic[LocalLog]) -> None:
         with ExitStack() as stack:
             for log in opened.logs:  # in the order of partitions, as everybody who locks several
                 stack.enter_context(log.deleting())
             try:
                 self._catalogue.remove(opened.topic)
             except OSError as error:
-                raise Unavailable(f"topic {topic!r} cannot be deleted: {error.strerror}") from error
+                raise Unavailable(f"topic {opened.topic.name!r} cannot be deleted: {error.strerror}") from error
         self._topics.forget(opened)
         for log in opened.logs:
             log.close()
+            self._archive.cache.forget(log.place.uuid)
 
     def transaction(
         self, *, durability: Durability | None = None, producer: Producer | tuple[str, int, int] | None = None
@@ -154,7 +183,38 @@ class Engine(Verbs[LocalLog]):
         gone durably: a read of it raises NotFound with the code `offset_gone` and the `oldest` offset.
         """
         logs = self._topics.live(topic).chosen(partition)
+        if self._guard is not None and not dry_run:
+            self._guard()
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
+
+    def archive(
+        self,
+        url: str | None = None,
+        *,
+        topic: str | None = None,
+        seal: bool = False,
+        progress: Progress | None = None,
+    ) -> list[Archived]:
+        """Copy all finished segments that are not there to an object store, byte by byte; returns them.
+
+        The directory remembers the `url` (`s3://…`, `objects:///…`), which may be left out then: from the first call
+        on, retention deletes only what is archived, and reads go on there in every process. `seal` finishes the active
+        segments first. Raises Conflict for an archive of another directory, Unavailable; see docs/ARCHIVE.md.
+        """
+        return self.archiver(url, topic=topic).once(seal=seal, progress=progress)
+
+    def archiver(
+        self, url: str | None = None, *, topic: str | None = None, stopping: threading.Event | None = None
+    ) -> Archiver:
+        """What keeps the archive up to date for as long as it is wanted: `run` ends after `stopping` is set."""
+        self.check_open()
+        opened = self._archive.begin(url, self.uuid)
+        return Archiver(opened, self._catalogue, self._topics, self._limits, topic, stopping)
+
+    @property
+    def archive_url(self) -> str | None:
+        """Where the archive of this directory is; None if it has none."""
+        return self._archive.url()
 
     def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
         """Make the indexes of a topic, or of all, again from the segments; returns how many. They are never truth.
@@ -172,6 +232,15 @@ class Engine(Verbs[LocalLog]):
         self.check_open()
         return checking.check(self._catalogue, self._journal, topic, progress)
 
+    def check_archive(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
+        """Verify what the archive of this directory holds, by fetching all of it; and that nothing is missing there.
+
+        Raises NotFound if the directory has no archive, Unavailable if it is out of reach.
+        """
+        self.check_open()
+        opened = self._archive.open()
+        return archive_checking.check_archive(opened, self._catalogue, topic, self._limits, self._disk, progress)
+
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
         """What would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""
         self.check_open()
@@ -184,6 +253,7 @@ class Engine(Verbs[LocalLog]):
         """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""
         self._closing = threading.Lock()
         self._journal.after_fork()
+        self._archive.after_fork()
         self._sealer = Sealer(self._keeper.rolled)
         for member in list(self._members):
             member.after_fork()
@@ -200,9 +270,11 @@ class Engine(Verbs[LocalLog]):
         self._sealer.close()
         self._journal.close()
         self._topics.close()
+        self._archive.close()
 
     def _new_log(self, topic: Topic, partition: int) -> LocalLog:
-        return LocalLog(self._catalogue.place(topic, partition), self._rolled, self._keeper.may_roll, self._damaged)
+        place = self._catalogue.place(topic, partition)
+        return LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged, self._archive, self._guard)
 
     def _rolled(self, place: Place) -> None:
         self._sealer.rolled(place)

@@ -188,6 +188,14 @@ class Disk:
         """The size and the times of a file, by its descriptor or its path."""
         return os.stat(where)
 
+    def touch(self, path: Path) -> None:
+        """Note that a file was used just now; it must be there."""
+        os.utime(path)
+
+    def used_ns(self, path: Path) -> int:
+        """When a file was touched or written last, in nanoseconds; it must be there."""
+        return os.stat(path).st_mtime_ns
+
     def remove_tree(self, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 

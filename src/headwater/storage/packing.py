@@ -67,16 +67,20 @@ def packed(run: list[Batch], log: Packing) -> Iterator[bytes]:
 def split(batch: Batch, parts: int, *, zstd: bool) -> Iterator[bytes]:
     """The bytes of batches that hold the events of a large one, verified, with their offsets and ticks."""
     batch.validate()
-    ticks = batch.ticks()
     step = -(-batch.count // parts)
     for lo in range(0, batch.count, step):
-        hi = min(lo + step, batch.count)
-        columns = {
-            kind: None if (column := batch.column(kind)) is None else column.slice(lo, hi)
-            for kind in (TYPE, KEY, DATA, META)
-        }
-        base = batch.base_offset + lo, int(ticks[lo])
-        yield encode(*base, hi - lo, batch.content, columns, ticks=ticks[lo:hi], zstd=zstd)
+        yield part(batch, lo, min(lo + step, batch.count), zstd=zstd)
+
+
+def part(batch: Batch, lo: int, hi: int, *, zstd: bool) -> bytes:
+    """The bytes of a batch that holds the events number `lo` to `hi` of another, with their offsets and ticks."""
+    ticks = batch.ticks()
+    columns = {
+        kind: None if (column := batch.column(kind)) is None else column.slice(lo, hi)
+        for kind in (TYPE, KEY, DATA, META)
+    }
+    base = batch.base_offset + lo, int(ticks[lo])
+    return encode(*base, hi - lo, batch.content, columns, ticks=ticks[lo:hi], zstd=zstd)
 
 
 def merge(run: list[Batch], *, zstd: bool) -> bytes:

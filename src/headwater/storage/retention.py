@@ -62,6 +62,7 @@ class Rules(msgspec.Struct, frozen=True):
     passed: int | None = None  # the slowest consumer's cursor; None if there are no consumers
     before: int = 0  # what ends at or before this offset is not wanted,
     before_ticks: int = 0  # nor is what is older than this
+    archived: int | None = None  # what ends after this is not in the archive, and stays; None if there is no archive
 
     @property
     def bounded(self) -> bool:
@@ -120,6 +121,8 @@ def surplus(
     oldest_ticks = rules.oldest_ticks(now)
     found: list[S] = []
     for segment in finished:
+        if rules.archived is not None and segment.end > rules.archived:
+            break
         wanted = not (
             (kept.retention_bytes and total > kept.retention_bytes)
             or (kept.retention_segments and left > kept.retention_segments)
@@ -152,6 +155,14 @@ def full(place: Place, slot: Slot, rules: Rules) -> Unavailable | None:
     if total <= hard or total - sum(segment.bytes for segment in due(place, slot, segments, rules)) <= hard:
         return None
     behind = rules.settings.retention_consumers and rules.passed is not None
+    if rules.archived is not None and due(place, slot, segments, msgspec.structs.replace(rules, archived=None)):
+        return Unavailable(
+            f"{place} is full: it has {total} bytes, may have {hard}, and what is old is not archived yet",
+            hint="is the archiver running, and the archive in reach? headwater archive",
+            code="log_full",
+            bytes=total,
+            maximum=hard,
+        )
     return Unavailable(
         f"{place} is full: it has {total} bytes, and may have {hard}",
         hint="let the slowest consumer catch up, or change the retention: headwater retain"

@@ -22,6 +22,7 @@ from headwater.storage.bucket.chain import Chain
 from headwater.storage.bucket.meta import Meta, Segment
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.failures import offset_gone
+from headwater.storage.packing import part
 
 HEAD_BYTES = 16 * 1024  # enough for most heads in one request
 HEADS_KEPT = 4096
@@ -115,6 +116,8 @@ class Reader:
             offset = batch.end_offset
             position += batch.size
             yield batch
+        if offset < piece.end and not piece.size:  # the next one is not where it was said to be
+            raise Missed
         if offset != piece.end:
             raise corrupt(f"an object ends at offset {offset} instead of {piece.end}", path, 0, end)
 
@@ -242,6 +245,7 @@ class Reader:
 
     def _backwards(self, start: int, stop: int) -> Iterator[Batch]:
         doubts = 0
+        begun = False  # then what was handed out of a batch is not handed out again as a part of a larger one
         stop = min(stop, self.end())
         while start < stop:
             try:
@@ -252,8 +256,8 @@ class Reader:
                     for batch in reversed(list(self.decoded(piece, self._fetch(piece)))):
                         if batch.base_offset < stop and batch.end_offset > start:
                             if not batch.flags & LOST:
-                                yield batch
-                            stop = batch.base_offset
+                                yield cut(batch, 0, stop) if begun else batch
+                            stop, begun = batch.base_offset, True
                             doubts = 0
             except Missed:
                 doubts += 1
@@ -278,6 +282,7 @@ class ObjectCursor:
         """
         reader = self._reader
         doubts = 0
+        begun = False  # then what was handed out of a batch is not handed out again as a part of a larger one
         stop = min(stop, reader.end())
         while self.offset < stop:
             try:
@@ -287,12 +292,22 @@ class ObjectCursor:
                             continue
                         if batch.base_offset >= stop:
                             break
-                        self.offset = batch.end_offset
+                        lo, self.offset = self.offset, batch.end_offset
                         doubts = 0
                         if not batch.flags & LOST:
-                            yield batch
+                            yield cut(batch, lo, batch.end_offset) if begun else batch
+                        begun = True
             except Missed:
                 doubts += 1
                 if doubts > DOUBTS_MAX:
                     raise reader.lost(self.offset) from None
                 reader.recover(self.offset)
+
+
+def cut(batch: Batch, start: int, stop: int) -> Batch:
+    """The part of a batch from an offset to before another; the batch itself if it has nothing else."""
+    lo, hi = max(0, start - batch.base_offset), min(batch.count, stop - batch.base_offset)
+    if (lo, hi) == (0, batch.count):
+        return batch
+    data = memoryview(part(batch, lo, hi, zstd=False))
+    return decode(data, 0, len(data), batch.path)
