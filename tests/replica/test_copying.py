@@ -19,7 +19,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def fill(path: Path | str) -> None:
-    """Events of all kinds: contents, keys, types, meta, batches, several partitions, zstd, a huge one, a transaction."""
+    """Events of all kinds: contents, keys, types, meta, batches, partitions, zstd, a huge one, a transaction."""
     with headwater.open(path) as hw:
         hw.create("orders", partitions=3, segment_bytes=16_384)
         hw.create("packed", compression="zstd", retention_bytes=1 << 30)
