@@ -1,4 +1,4 @@
-"""A replica that is killed or loses its power at any moment: it goes on, has what it told to have, and stays promoted."""
+"""A replica that is killed or loses its power at any moment goes on, has what it told of, and stays promoted."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ def source(tmp_path: Path) -> Iterator[LocalLog]:
 @pytest.fixture
 def here(tmp_path: Path, source: LocalLog) -> Iterator[LocalLog]:
     """An empty log of the same uuid and settings."""
+    assert source.end()
     from headwater.engine.replica.destination import Destination
     from headwater.limits import DEFAULTS
     from headwater.storage.disk import Clock, Disk

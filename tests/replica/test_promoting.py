@@ -228,6 +228,7 @@ def test_only_a_replica_of_this_source_is_copied_to(source: Path, replica: Path,
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(headwater.Invalid, match="letter"):
         copy_once(source, tmp_path / "mine")
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["letter.txt"]
     with pytest.raises(headwater.NotFound) as missing:
         headwater.promote(source)
     assert missing.value.code == "not_a_replica"
