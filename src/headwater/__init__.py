@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
+    from headwater.engine.restoring import restore
     from headwater.engine.transaction import Transaction
     from headwater.event import Event, Ref, Refs
     from headwater.format.events import EventBatch
     from headwater.format.producers import Producer
+    from headwater.info import Drained
     from headwater.limits import Limits
     from headwater.server.http.asgi import asgi
     from headwater.views.aggregate import Aggregate, Repository
@@ -51,6 +53,7 @@ __all__ = [
     "Corrupt",
     "Denied",
     "Document",
+    "Drained",
     "Engine",
     "Event",
     "EventBatch",
@@ -75,6 +78,7 @@ __all__ = [
     "promote",
     "replica",
     "replicate",
+    "restore",
 ]
 
 _HOMES = {
@@ -83,6 +87,7 @@ _HOMES = {
     "Change": "headwater.document",
     "Consumer": "headwater.engine.consumer",
     "Document": "headwater.document",
+    "Drained": "headwater.info",
     "Engine": "headwater.engine.engine",
     "Event": "headwater.event",
     "EventBatch": "headwater.format.events",
@@ -97,6 +102,7 @@ _HOMES = {
     "Transaction": "headwater.engine.transaction",
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",
+    "restore": "headwater.engine.restoring",
     "promote": "headwater.api",
     "replica": "headwater.api",
     "replicate": "headwater.api",

@@ -32,6 +32,8 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     last_time: str | None
     state: str
     recovered: list[Report]
+    archived: int | None = None  # what is before this offset is in the archive; None if nothing is known to be
+    local: int | None = None  # the oldest offset on the local disk, where that is not `start`: the rest is archived
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
@@ -66,8 +68,38 @@ class ConsumerInfo(msgspec.Struct, frozen=True):
     failures: int
 
 
+class Drained(msgspec.Struct, frozen=True):
+    """How many events were handled, and whether more is waiting: then it is true."""
+
+    handled: int
+    more: bool
+
+    def __bool__(self) -> bool:
+        return self.more
+
+
 class Deleted(msgspec.Struct, frozen=True):
     """A segment that was deleted, or would be: the offsets from `first` to before `end`, and the bytes of its files."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    bytes: int
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """A segment that was archived: the offsets from `first` to before `end`, and the bytes of its files."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    bytes: int
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """A partition that was restored: the offsets from `first` to before `end`, and the bytes that were fetched."""
 
     topic: str
     partition: int
@@ -132,6 +164,14 @@ class ViewInfo(msgspec.Struct, frozen=True):
     aside: int
     error: ViewError | None
     partitions: list[ViewPartition]
+
+
+class Maintained(msgspec.Struct):
+    """What was done to the logs of a bucket: segments made, what was trimmed, and objects that were deleted."""
+
+    segments: int = 0
+    trimmed: list[Deleted] = []
+    collected: int = 0
 
 
 class ReplicaLog(msgspec.Struct, frozen=True):

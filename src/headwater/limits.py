@@ -85,12 +85,39 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     lease_ms: int = 10_000  # how long a dead reader keeps its partitions; long enough for a stall of a busy machine
     ack_ms: int = 100  # acks are stored this often: what a crash may deliver again, against a write for each
+    bucket_ack_ms: int = 1000  # the same for cursors in a bucket or a table, where each write is paid for
     failures_max: int = 5  # an event that failed so often is set aside, so that the others behind it are handled
     retry_ms: int = 100  # before the first retry; doubled for each further one
     retry_ms_max: int = 10_000  # so that an event that may fail often is still tried now and then
     unacked_max: int = 200_000  # events that were handed out and not acked: each is remembered
 
+    # The archive of a directory.
+    archive_cache_bytes: int = GIB  # fetched segments that a log directory keeps: a read back and forth stays local
+    archive_transfers: int = 4  # files that go to or come from an archive at once: a few fill most networks
+    archive_look_s: float = 1.0  # how often an archiver looks for finished segments: a look costs little
+
+    # In a bucket.
+    linger_ms: int = 100  # how long `append_later` gathers before an object is put: requests are what a bucket costs
+    linger_bytes: int = 4 * MIB  # or until there is so much
+    buffer_bytes: int = 64 * MIB  # what may wait to be put, of a partition; then whoever appends waits
+    object_bytes: int = 8 * MIB  # about how much goes into one object, unless one append has more
+    knowledge_s: float = 60.0  # how old a look at what was compacted and trimmed may be, from the look to the answer
+    collect_s: float = 600.0  # what is superfluous is deleted after this: far above what anybody believes, or waits for
+    compact_objects: int = 64  # so many objects become a segment, in the background; 0: only when `seal` is called
+    compact_objects_max: int = 10_000  # of one segment: each is a request, and must be read before it is out of date
+    blob_orphan_s: float = 86_400.0  # a huge event that no object names is deleted after this: its upload may take long
+    cache_bytes: int = 64 * MIB  # of objects that were read, kept in memory
+    fetch_threads: int = 8  # objects that are fetched at once by one opened bucket
+    fetch_bytes: int = 8 * MIB  # of a large object in one request
+    follow_ms: int = 20  # a follower that has caught up looks again after this, and ever more rarely
+    follow_ms_max: int = 1000  # down to this: a look each second costs about a dollar a month
+    object_producers_max: int = 100  # producers that the objects of a partition take along: each is in every head
+
     lock_wait_s: float = 30.0  # a writer that waits longer than this for the lock gives up: Unavailable
+
+    store_retry_s: float = 60.0  # an object store that fails for longer than this is Unavailable
+    store_request_s: float = 30.0  # of one request: 64 MiB need 2 MiB/s; some servers let contenders wait for seconds
+    store_connect_s: float = 5.0
 
 
 DEFAULTS = Limits()

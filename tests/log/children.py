@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from headwater import Consumer
+from headwater.engine.file_leases import FileLeases
 
 PATIENCE_S = 40.0  # a child that is silent for longer is stuck
 
@@ -102,5 +103,7 @@ def _run(work: Callable[[Said], Any], pipe: Connection, others: Connection) -> N
 
 def stop_with(consumer: Consumer) -> None:
     """Stop this process while none of its threads has the consumer's file locked: else nobody could take over."""
-    with consumer._cursors._mutex:
+    leases = consumer._leases
+    assert isinstance(leases, FileLeases)
+    with leases.cursors._mutex:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -11,33 +11,72 @@ from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.opening import open_log
 from headwater.cli.progress import Waiting
+from headwater.errors import Unsupported
 
 if TYPE_CHECKING:
     from headwater.engine.checking import CheckReport
     from headwater.storage.check import Finding
 
 
-@command(examples=["headwater check data", "headwater check data orders --json"])
+@command(
+    examples=[
+        "headwater check data",
+        "headwater check data orders --json",
+        "headwater check data --archive",
+        "headwater check s3://bucket/archive",
+    ]
+)
 @data_argument
 @optional_topic_argument
+@click.option("--archive", is_flag=True, help="Also fetch and verify all that is in the archive of the directory.")
 @json_option("One JSON object.")
 @click.pass_context
-def check(ctx: click.Context, data: str, topic: str | None, as_json: bool) -> None:
+def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_json: bool) -> None:
     """Read every byte and verify every checksum.
 
-    Changes nothing. The exit code is 1 when something is damaged, with the exact range of bytes of each piece.
+    Changes nothing. The exit code is 1 when something is damaged, with the exact range of bytes of each piece. What is
+    in an archive is fetched to be verified, so only --archive does that; or give the address of the archive itself.
     """
-    with open_log(data, mode="existing") as hw, Waiting("checking", as_bytes=True, patience_s=0.3) as waiting:
-        report = hw.check(topic, progress=waiting.update)
-    damaged = sum(finding.damage for finding in report.findings)
+    reports: dict[str, CheckReport] = {}
+    with Waiting("checking", as_bytes=True, patience_s=0.3) as waiting:
+        if _is_archive(data):
+            from headwater.engine.archive_checking import check_archive_at
+
+            reports[data] = check_archive_at(data, topic, progress=waiting.update)
+        else:
+            with open_log(data, mode="existing") as hw:
+                reports[data] = hw.check(topic, progress=waiting.update)
+                if archive:
+                    reports["archive"] = _checked_archive(hw, topic, waiting)
+    damaged = sum(finding.damage for report in reports.values() for finding in report.findings)
     if as_json:
-        click.echo(show.json_line(_told(report, damaged)))
+        told = _told(reports[data], damaged)
+        click.echo(show.json_line(told | ({"archive": reports["archive"]} if "archive" in reports else {})))
     else:
-        for finding in report.findings:
-            _show(finding)
-        _show_sum(report, damaged, data, topic)
+        for where, report in reports.items():
+            for finding in report.findings:
+                _show(finding)
+            _show_sum(report, where, topic)
     if damaged:
         ctx.exit(FAILED)
+
+
+def _is_archive(data: str) -> bool:
+    from headwater.storage.bucket.opening import is_store
+
+    if not is_store(data):
+        return False
+    from headwater.engine.archive_checking import is_archive
+
+    return is_archive(data)
+
+
+def _checked_archive(hw: Any, topic: str | None, waiting: Waiting) -> CheckReport:
+    from headwater.engine.engine import Engine
+
+    if not isinstance(hw, Engine):
+        raise Unsupported("only a log directory has an archive", hint="give the address of the archive itself")
+    return hw.check_archive(topic, progress=waiting.update)
 
 
 def _show(finding: Finding) -> None:
@@ -50,18 +89,21 @@ def _show(finding: Finding) -> None:
     click.echo(f"          {click.style(where, dim=True)}")
 
 
-def _show_sum(report: CheckReport, damaged: int, data: str, topic: str | None) -> None:
+def _show_sum(report: CheckReport, data: str, topic: str | None) -> None:
+    damaged = sum(finding.damage for finding in report.findings)
     parts = [
         show.count(getattr(report, f"{noun}s" if noun != "batch" else "batches"), noun)
         for noun in ("topic", "partition", "segment", "batch", "event")
     ]
     read = f"{', '.join(parts)}, {show.size(report.bytes)}"
     if damaged:
-        where = " ".join(filter(None, (data, topic)))
         click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(damaged, 'damaged range')} in {read}")
-        click.echo(f"  'headwater repair {where}' shows what can be done")
+        if "://" in data or data == "archive":
+            click.echo("  archive the log to another place while it has what is damaged here")
+        else:
+            click.echo(f"  'headwater repair {' '.join(filter(None, (data, topic)))}' shows what can be done")
     else:
-        show.done(f"all good: {read}")
+        show.done(f"all good{' in the archive' if data == 'archive' else ''}: {read}")
 
 
 def _told(report: CheckReport, damaged: int) -> dict[str, Any]:

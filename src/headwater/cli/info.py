@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headwater.info import PartitionInfo, TopicInfo
 
 COLUMNS = ("topic", "partition", "start", "end", "durable", "segments", "sealed", "bytes", "state")
-NUMBERS = COLUMNS[1:-1]
+NUMBERS = (*COLUMNS[1:-1], "archived", "local")
 
 
 @command(examples=["headwater info data", "headwater info data orders", "headwater info data --json | jq .topics"])
@@ -28,7 +28,8 @@ NUMBERS = COLUMNS[1:-1]
 def info(data: str, topic: str | None, as_json: bool) -> None:
     """Tell what a log holds, partition by partition.
 
-    start is the oldest offset, end the one of the next event, durable how far the disk has it for sure. What
+    start is the oldest offset, end the one of the next event, durable how far the disk has it for sure. Of a log with
+    an archive, what is before archived is there, and local is the oldest offset that is still on this disk. What
     recoveries after a crash had to give up is listed too, and where they keep it.
     """
     with open_log(data, mode="existing") as hw:
@@ -37,16 +38,19 @@ def info(data: str, topic: str | None, as_json: bool) -> None:
             click.echo(show.json_line(_told(hw, described)))
             return
         show.facts(_about_topic(described[0]) if topic is not None else _about_log(hw, described))
-    rows = [_row(each, partition) for each in described for partition in each.partitions]
+    archived = any(partition.archived is not None for each in described for partition in each.partitions)
+    rows = [_row(each, partition, archived) for each in described for partition in each.partitions]
     if rows:
         click.echo()
-        show.table(COLUMNS, rows, right=NUMBERS)
+        columns = (*COLUMNS[:-1], "archived", "local", COLUMNS[-1]) if archived else COLUMNS
+        show.table(columns, rows, right=NUMBERS)
     _show_recoveries(described)
 
 
 def _about_log(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:
     return [
         where(hw),
+        *_archive(hw),
         ("uuid", hw.uuid),
         *_about_replica(hw),
         ("topics", show.number(len(described))),
@@ -66,9 +70,19 @@ def _about_replica(hw: Log) -> list[tuple[str, str]]:
 
 def where(hw: Log) -> tuple[str, str]:
     """Where a log is, and what that is."""
+    from headwater.engine.bucket import Bucket
     from headwater.engine.engine import Engine
 
-    return ("directory", str(hw.path.resolve())) if isinstance(hw, Engine) else ("server", str(hw.address))
+    if isinstance(hw, Engine):
+        return "directory", str(hw.path.resolve())
+    return ("bucket", hw.url) if isinstance(hw, Bucket) else ("server", str(hw.address))
+
+
+def _archive(hw: Log) -> list[tuple[str, str]]:
+    from headwater.engine.engine import Engine
+
+    url = hw.archive_url if isinstance(hw, Engine) else None
+    return [("archive", show.printable(url))] if url is not None else []
 
 
 def _about_topic(topic: TopicInfo) -> list[tuple[str, str]]:
@@ -102,8 +116,10 @@ def first_time(topic: TopicInfo) -> datetime | None:
     return min(times, default=None)
 
 
-def _row(topic: TopicInfo, partition: PartitionInfo) -> list[show.Cell]:
+def _row(topic: TopicInfo, partition: PartitionInfo, archived: bool) -> list[show.Cell]:
     behind = partition.durable < partition.end
+    local = partition.start if partition.local is None else partition.local
+    told: list[show.Cell] = [show.number(partition.archived or 0), show.number(local)]
     return [
         (topic.name, "bold"),
         str(partition.partition),
@@ -113,6 +129,7 @@ def _row(topic: TopicInfo, partition: PartitionInfo) -> list[show.Cell]:
         show.number(partition.segments),
         show.number(partition.sealed),
         show.size(partition.bytes),
+        *(told if archived else []),
         (partition.state, "green" if partition.state == "open" else "red"),
     ]
 
@@ -138,7 +155,7 @@ def _told(hw: Log, described: list[TopicInfo]) -> dict[str, Any]:
     import msgspec
 
     return {
-        **dict([where(hw)]),
+        **dict([where(hw), *_archive(hw)]),
         "uuid": hw.uuid,
         "events": sum(topic.events for topic in described),
         "bytes": sum(topic.bytes for topic in described),

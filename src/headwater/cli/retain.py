@@ -59,7 +59,9 @@ def retain(
 
     With --consumers, what the slowest consumer has not passed is kept. --hard-bytes bounds even that: then, with
     --overflow delete, the oldest is deleted all the same, and with refuse, appends fail until the consumers have caught
-    up. PLACE is an offset (with --partition, if there are several) or a time. Without options, only deletes.
+    up. Of a log with an archive, only what is in it is deleted, and stays readable there.
+
+    PLACE is an offset (with --partition, if there are several) or a time. Without options, only deletes.
     """
     if before is not None and not isinstance(before, int | datetime):
         raise click.UsageError("--before takes an offset or a time")

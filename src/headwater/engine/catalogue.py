@@ -17,10 +17,11 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
+from headwater.engine.rules import check_topic, checked_name, limits_of, not_found, same, with_retention
+from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.format import names, settings
 from headwater.format.settings import Retention, Store, Topic, TopicSettings
-from headwater.limits import DATA_BYTES_CEILING, PARTITIONS_MAX, Limits
+from headwater.limits import Limits
 from headwater.storage import log
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.lockfile import locked
@@ -33,7 +34,6 @@ TOPIC_FILE = "topic.json"
 REPLICA_FILE = "replica.json"
 REPLICA_LOCK = "replica.lock"
 REPLICA_STATUS = "replica.status"
-SEGMENT_BYTES_MIN = 4096
 
 
 class Catalogue:
@@ -100,10 +100,10 @@ class Catalogue:
 
     def create(self, name: str, partitions: int, chosen: TopicSettings) -> bool:
         """Make a topic; False if it is there, with the same number of partitions. Durable when it returns."""
-        self._check(name, partitions, chosen)
+        check_topic(name, partitions, chosen, self._limits)
         directory = names.directory_of(name)
         if self._disk.inode(self._topics / directory / TOPIC_FILE) is not None:
-            self._same(name, partitions)
+            same(self.find(name), partitions)
             try:
                 self._disk.sync_directory(self._topics)  # whoever made it may have died, or not have come, to this
             except OSError as error:
@@ -125,7 +125,7 @@ class Catalogue:
             with self._locked():
                 self._sweep()
                 if self._disk.inode(self._topics / directory / TOPIC_FILE) is not None:
-                    return self._same(name, topic.partitions)  # another process was first
+                    return same(self.find(name), topic.partitions)  # another process was first
                 self._disk.mkdir(hidden)
                 for partition, (base, previous_ticks) in enumerate(starts):
                     log.create(self._place(topic, partition, hidden), base, previous_ticks)
@@ -145,12 +145,12 @@ class Catalogue:
 
     def settle(self, name: str, changed: Callable[[TopicSettings], TopicSettings]) -> Topic:
         """Give a topic the settings that its own are changed to, durably; returns what it is then."""
-        directory = self._topics / names.directory_of(self._checked_name(name))
+        directory = self._topics / names.directory_of(checked_name(name, self._limits))
         try:
             with self._locked():
                 topic = self.find(name)
                 topic = msgspec.structs.replace(topic, settings=changed(topic.settings))
-                self._check(name, topic.partitions, topic.settings)
+                check_topic(name, topic.partitions, topic.settings, self._limits)
                 for left in self._disk.names(directory):
                     if left.endswith(".tmp"):  # of whoever died at this: the lock is ours
                         self._disk.unlink(directory / left)
@@ -162,16 +162,11 @@ class Catalogue:
 
     def find(self, name: str) -> Topic:
         """The topic; raises NotFound."""
-        path = self._topics / names.directory_of(self._checked_name(name)) / TOPIC_FILE
+        path = self._topics / names.directory_of(checked_name(name, self._limits)) / TOPIC_FILE
         try:
             topic = settings.decode(self._disk.read_file(path), Topic)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotFound(
-                f"there is no topic {name!r} in {self.path}",
-                hint="'headwater topics' lists them",
-                code="topic_not_found",
-                topic=name,
-            ) from error
+            raise not_found(name, self.path) from error
         except HeadwaterError as error:
             raise _at(error, path) from None
         if topic.name != name:
@@ -228,12 +223,6 @@ class Catalogue:
                 self._disk.remove_tree(self._topics / directory)
 
     def _place(self, topic: Topic, partition: int, directory: Path) -> Place:
-        chosen = topic.settings
-        own = {
-            field: value
-            for field in ("segment_bytes", "segment_age_ms", "data_bytes_max")
-            if (value := getattr(chosen, field))
-        }
         return Place(
             directory / str(partition),
             topic.name,
@@ -241,8 +230,8 @@ class Catalogue:
             names.log_uuid(UUID(topic.uuid), partition),
             self._disk,
             self._clock,
-            msgspec.structs.replace(self._limits, **own),
-            chosen.compression == "zstd",
+            limits_of(topic, self._limits),
+            topic.settings.compression == "zstd",
         )
 
     def _settle(self, store: Store) -> bool:
@@ -260,62 +249,8 @@ class Catalogue:
         self._disk.sync_directory(self.path)
         return True
 
-    def _same(self, name: str, partitions: int) -> bool:
-        there = self.find(name).partitions
-        if there != partitions:
-            raise Invalid(
-                f"topic {name!r} has {there} partitions, not {partitions}",
-                hint="the number never changes; make another topic",
-                code="partitions_differ",
-                partitions=there,
-            )
-        return False
-
-    def _check(self, name: str, partitions: int, chosen: TopicSettings) -> None:
-        self._checked_name(name)
-        if not 1 <= partitions <= PARTITIONS_MAX:
-            raise Invalid(f"{partitions} partitions: a topic has 1 to {PARTITIONS_MAX}")
-        if chosen.data_bytes_max > DATA_BYTES_CEILING:
-            raise TooLarge(
-                f"data_bytes_max is {chosen.data_bytes_max}, and can be at most {DATA_BYTES_CEILING}",
-                limit="data_bytes_ceiling",
-                maximum=DATA_BYTES_CEILING,
-            )
-        numbers = (chosen.segment_age_ms, chosen.data_bytes_max, chosen.retention_bytes, chosen.retention_segments)
-        if min(*numbers, chosen.retention_age_ms, chosen.retention_bytes_hard) < 0:
-            raise Invalid("a setting of a topic is negative", hint="0 means the default")
-        if chosen.compression not in ("none", "zstd"):
-            raise Invalid(f"compression {chosen.compression!r} is unknown", hint="it is 'none' or 'zstd'")
-        if chosen.overflow not in ("delete", "refuse"):
-            raise Invalid(f"overflow {chosen.overflow!r} is unknown", hint="it is 'delete' or 'refuse'")
-        if chosen.overflow == "refuse" and not chosen.retention_bytes_hard:
-            hint = "give retention_bytes_hard, or overflow='delete'"
-            raise Invalid("overflow 'refuse' needs a hard bound", hint=hint, code="hard_bound_needed")
-        if chosen.segment_bytes and chosen.segment_bytes < SEGMENT_BYTES_MIN:
-            raise Invalid(f"segment_bytes is {chosen.segment_bytes}, and must be at least {SEGMENT_BYTES_MIN}")
-
-    def _checked_name(self, name: str) -> str:
-        size = len(names.utf8(name, "a topic's name"))
-        if not size:
-            raise Invalid("a topic's name is empty")
-        if size > self._limits.topic_name_bytes_max:
-            raise TooLarge(
-                f"a topic's name has {size} bytes, and may have {self._limits.topic_name_bytes_max}",
-                limit="topic_name_bytes_max",
-                maximum=self._limits.topic_name_bytes_max,
-            )
-        return name
-
     def _random_uuid(self) -> UUID:
         return UUID(bytes=self._clock.random_bytes(16), version=4)
-
-
-def with_retention(chosen: TopicSettings, changes: Retention) -> TopicSettings:
-    """Settings with another retention; raises TypeError for anything that is not a part of that."""
-    strange = sorted(changes.keys() - Retention.__annotations__.keys())
-    if strange:
-        raise TypeError(f"{strange[0]!r} is not a setting of retention")
-    return msgspec.structs.replace(chosen, **changes)
 
 
 def _not_writable(what: str, error: OSError) -> Unavailable:

@@ -9,39 +9,26 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import length_hint
 from typing import Protocol, Self, overload
 
-import msgspec
-
 from headwater.engine.follow import wait_for_more
 from headwater.engine.holding import CHUNK_BYTES, Holding
-from headwater.engine.leases import Progress
+from headwater.engine.leases import Leases, Move, Progress
+from headwater.engine.log import Log
 from headwater.engine.member import Member, not_held
 from headwater.engine.reading import check_id, resolve
 from headwater.engine.selection import Selection
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable
 from headwater.event import At, Event
 from headwater.limits import Limits
-from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Clock, Disk
-from headwater.storage.log import LocalLog
 
 NEVER = 1 << 62  # an offset that no log reaches
 
 _log = logging.getLogger("headwater")
-
-
-class Move(msgspec.Struct, frozen=True):
-    """A cursor that a transaction moves: it checks owner and fence under the file's lock, then puts the new cursor."""
-
-    cursors: Cursors
-    partition: int
-    fence: int
-    owner: bytes
-    cursor: int
 
 
 class Kept(Protocol):
@@ -64,8 +51,8 @@ class Consumer(Iterator[Event]):
     def __init__(
         self,
         name: str,
-        logs: list[LocalLog],
-        cursors: Cursors,
+        logs: Sequence[Log],
+        leases: Leases,
         selection: Selection,
         limits: Limits,
         disk: Disk,
@@ -79,7 +66,7 @@ class Consumer(Iterator[Event]):
         self.skipped = 0  # offsets that retention took before they were handed out
         self.on_aside: Callable[[Event, object], None] | None = None  # is told what was set aside, and why
         self._logs = logs
-        self._cursors = cursors
+        self._leases = leases
         self._selection = selection
         self._limits = limits
         self._disk = disk
@@ -87,7 +74,7 @@ class Consumer(Iterator[Event]):
         self._monotonic = clock.monotonic
         self._append_aside = set_aside
         self._timeout = timeout
-        self._member = Member(name, logs, cursors, limits, clock, cursor_of)
+        self._member = Member(name, logs, leases, limits, clock, cursor_of)
         self._held = self._member.held
         self._mutex = self._member.mutex
         self._stopped = False
@@ -96,13 +83,14 @@ class Consumer(Iterator[Event]):
         self._current: Holding | None = None  # whose chunk it is
         self._last: Event | None = None
         self._turns: deque[int] = deque(range(len(logs)))
-        self._ends: list[int] | None = None  # while draining: where each partition ended at the call
+        self._ends: dict[int, int] | None = None  # while draining: where each partition ended at the call
+        self._until_s: float | None = None  # while catching up: when that is over
         self._deadline_s: float | None = None
 
     @property
     def id(self) -> str:
         """What tells this member from all others: the owner of its leases."""
-        return self._member.leases.id.hex()
+        return self._leases.id.hex()
 
     @property
     def partitions(self) -> list[int]:
@@ -238,9 +226,9 @@ class Consumer(Iterator[Event]):
         what it raises is a failure; then the number of events handled is returned, and all acks are durable.
         """
         if handler is None:
-            return self._drain()
+            return self._drain(self._all_ends())
         handled = 0
-        for event in self._drain():
+        for event in self._drain(self._all_ends()):
             try:
                 handler(event)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the event
@@ -250,6 +238,21 @@ class Consumer(Iterator[Event]):
                 handled += 1
         self.flush()
         return handled
+
+    def catch_up(self, ends: dict[int, int], until_s: float) -> Iterator[Event]:
+        """For a guest: the events of some partitions up to these ends, as far as they are free, or become so.
+
+        It waits for a partition that somebody else holds until that one is seen to live, or to be dead; in no case
+        longer than `until_s` of the monotonic clock.
+        """
+        self._leases.guest = sorted(ends)
+        self._until_s = until_s
+        with self._mutex:
+            self._member.look_up()
+        try:
+            yield from self._drain(ends)
+        finally:
+            self._until_s = None
 
     # Acks
 
@@ -344,6 +347,11 @@ class Consumer(Iterator[Event]):
 
     # For transactions
 
+    @property
+    def transactional(self) -> bool:
+        """Whether transactions can ack for it."""
+        return self._leases.transactional
+
     def secure(self, partition: int, offset: int) -> None:
         """Make the log durable up to an offset: nothing outside of it may tell of more."""
         log = self._logs[partition]
@@ -360,7 +368,7 @@ class Consumer(Iterator[Event]):
         """What a transaction has to store to ack these events; changes nothing. Their logs are durable that far.
 
         They must be the next ones of their partitions: a transaction moves cursors, and these leave no gaps. Raises
-        Invalid if they are not, Fenced if they are not held.
+        Invalid if they are not, Fenced if they are not held, Unsupported where transactions cannot move cursors.
         """
         wanted: dict[int, set[int]] = {}
         for event in events:
@@ -381,7 +389,7 @@ class Consumer(Iterator[Event]):
                 )
             if cursor > holding.log.state().secured_offset:
                 holding.log.sync()
-            moves.append(Move(self._cursors, partition, holding.fence, self._member.leases.id, cursor))
+            moves.append(self._leases.move(partition, holding.fence, cursor))
         return moves
 
     def moved(self, moves: Iterable[Move]) -> None:
@@ -411,16 +419,17 @@ class Consumer(Iterator[Event]):
                 raise not_held(self.name, number, 0)
             cursor = place(holding.log, at, len(self._logs) if partition is None else 1)
             progress.append(Progress(number, holding.fence, cursor, cursor, 0, 0))
-        for slot, each in zip(self._member.leases.seek(progress), progress, strict=True):
-            self._member.replace(Holding(self._logs[each.partition], slot, slot.expiry_ns / 1e9))
+        expires_s, moved = self._leases.seek(progress)
+        for standing, each in zip(moved, progress, strict=True):
+            self._member.replace(Holding(self._logs[each.partition], standing, expires_s))
         return {each.partition: each.cursor for each in progress}
 
     def lag(self) -> dict[int, int]:
         """How many offsets each partition of the topic is ahead of the consumer, whoever holds it."""
         with self._mutex:
             cursors = {number: holding.cursor for number, holding in self._held.items()}
-        stored = self._cursors.peek(number for number in range(len(self._logs)) if number not in cursors)
-        cursors |= {number: slot.cursor for number, slot in stored.items()}
+        stored = self._leases.peek(number for number in range(len(self._logs)) if number not in cursors)
+        cursors |= {number: standing.cursor for number, standing in stored.items()}
         return {number: max(0, self._logs[number].end() - cursor) for number, cursor in sorted(cursors.items())}
 
     # Ending
@@ -528,11 +537,11 @@ class Consumer(Iterator[Event]):
         """Whether more of a partition may be handed out: it stays, nothing waits for its retry, it is not drained."""
         if holding.leaving or holding.retry_s > now_s:
             return False
-        drained = self._ends is not None and holding.end >= self._ends[holding.partition]
+        drained = self._ends is not None and holding.end >= self._ends.get(holding.partition, 0)
         return not drained or bool(holding.again or holding.rest)
 
     def _chunk(self, holding: Holding) -> list[Event]:
-        """The next events of a partition; the file says that they may be handed out before they are."""
+        """The next events of a partition; it is stored that they may be handed out before they are."""
         with self._mutex:
             events = holding.returned()
         if not events:
@@ -547,9 +556,19 @@ class Consumer(Iterator[Event]):
             events = events[: holding.group]
         if events:
             holding.handed = max(holding.handed, events[-1].offset + 1)
-            if careful or holding.handed > holding.reached:
+            if careful or self._untold(holding):
                 self._member.store([holding], exact=careful)
         return events
+
+    def _untold(self, holding: Holding) -> bool:
+        """Whether it must be stored how far events are handed out: then a death with them in hand counts as failure.
+
+        Where storing costs much, only the first chunk and then now and then: an event that ends its process is in the
+        first chunk of whoever takes over.
+        """
+        if holding.handed <= holding.reached:
+            return False
+        return holding.reached == holding.start or self._monotonic() >= holding.told_s + self._leases.reach_s
 
     def _read(self, holding: Holding) -> list[Event]:
         if len(holding.waiting) >= self._limits.unacked_max:
@@ -569,24 +588,30 @@ class Consumer(Iterator[Event]):
             _log.warning("consumer %r: %d events of %s are gone, it goes on after them", self.name, gone, where)
         return events or (self._read(holding) if gone else [])
 
-    def _drain(self) -> Iterator[Event]:
-        self._ends = [log.end() for log in self._logs]
+    def _all_ends(self) -> dict[int, int]:
+        return {number: log.end() for number, log in enumerate(self._logs)}
+
+    def _drain(self, ends: dict[int, int]) -> Iterator[Event]:
+        self._ends = ends
         try:
             yield from self
         finally:
             self._ends = None
 
-    def _drained(self, ends: list[int]) -> bool:
-        """Whether everything up to these ends was handed out here, or acked elsewhere."""
+    def _drained(self, ends: dict[int, int]) -> bool:
+        """Whether everything up to these ends was handed out here, acked elsewhere, or is left to who lives there."""
+        if self._until_s is not None and self._monotonic() >= self._until_s:
+            return True
         others = []
-        for number, end in enumerate(ends):
+        for number, end in ends.items():
             holding = self._held.get(number)
             if holding is None:
                 others.append(number)
             elif holding.end < end or holding.again or holding.rest:
                 return False
-        stored = self._cursors.peek(others)
-        return all(number in stored and stored[number].cursor >= ends[number] for number in others)
+        stored = self._leases.peek(others)
+        behind = {number for number in others if number not in stored or stored[number].cursor < ends[number]}
+        return not behind or (self._until_s is not None and self._leases.busy(behind) == behind)
 
     def _set_aside(self, event: Event, error: object) -> None:
         self._append_aside(self, event, error)
@@ -599,6 +624,8 @@ class Consumer(Iterator[Event]):
         holdings = list(self._held.values())
         pauses_s = [each.retry_s - now for each in holdings if each.retry_s > now]
         sleep_s = min([self._member.period_s, *pauses_s])
+        if self._until_s is not None:
+            sleep_s = max(0.0, min(sleep_s, self._until_s - now))
         if self._timeout is not None and not (pauses_s and self._ends is not None):  # draining means retries too
             if self._deadline_s is None:
                 self._deadline_s = now + self._timeout
@@ -609,8 +636,8 @@ class Consumer(Iterator[Event]):
         wait_for_more(places, sleep_s, self._disk, self._clock, self._disturbed)
         if self._woken:
             return False
-        stored = self._cursors.peek(each.partition for each in holdings)
-        if any(slot.fence != holding.fence for holding in holdings if (slot := stored.get(holding.partition))):
+        stored = self._leases.peek(each.partition for each in holdings)
+        if any(there.fence != holding.fence for holding in holdings if (there := stored.get(holding.partition))):
             with self._mutex:
                 self._member.look_up()  # somebody sought another place for it
         return True
@@ -632,7 +659,7 @@ class Consumer(Iterator[Event]):
             raise Closed(f"consumer {self.name!r} was closed")
 
 
-def place(log: LocalLog, at: At, logs: int) -> int:
+def place(log: Log, at: At, logs: int) -> int:
     """The offset of a place for a cursor, which is durable; the oldest one if it is gone. Invalid behind the end."""
     offset, state = resolve(log, at, logs), log.state()
     if offset > state.visible_offset:

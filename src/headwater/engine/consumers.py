@@ -1,170 +1,73 @@
-"""The consumers of a log directory: found, made, listed, moved and deleted, by any process.
+"""The consumers of a log: what the verbs ask of the place that keeps their cursors.
 
-Consumers are made and deleted under the lock `consumers/.lock`; their cursors change under the lock of their own file.
+`file_consumers` keeps them in a log directory, `coordinated_consumers` in a bucket or in DynamoDB.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
-from urllib.parse import unquote
-from uuid import UUID
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from headwater.errors import Invalid, NotFound, TooLarge, Unavailable
+from headwater.engine.leases import Leases
+from headwater.engine.log import Log
+from headwater.errors import Invalid, NotFound, TooLarge
 from headwater.format import names
-from headwater.format.cursors import NOBODY
 from headwater.format.settings import Topic
 from headwater.info import ConsumerInfo
-from headwater.limits import CONSUMER_NAME_BYTES_MAX, Limits
-from headwater.storage.cursors import Cursors, Redo, read_header, read_slots, redo_nothing
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.lockfile import locked
-from headwater.storage.log import LocalLog
-
-LOCK_FILE = ".lock"
+from headwater.limits import CONSUMER_NAME_BYTES_MAX
 
 
-class Consumers:
-    """All consumers of one directory. Safe from any thread and process: it keeps no state of its own."""
+class Consumers(Protocol):
+    """All consumers of one place. Safe from any thread and process."""
 
-    def __init__(self, path: Path, disk: Disk, clock: Clock, limits: Limits, redo: Redo = redo_nothing) -> None:
-        self._root = path
-        self._path = path / "consumers"
-        self._disk = disk
-        self._clock = clock
-        self._limits = limits
-        self._redo = redo
+    def join(
+        self,
+        name: str,
+        topic: Topic,
+        lease_ms: int,
+        starts: Callable[[], list[int]],
+        guest: Sequence[int] | None = None,
+    ) -> Leases:
+        """The part of a new member; a consumer that is new is made durably, with these starts.
 
-    def find(self, name: str, topic: Topic) -> Cursors:
-        """The stored cursors of a consumer; raises NotFound."""
-        path, uuid = self._file(name, topic.name), UUID(topic.uuid).bytes
-        try:
-            return Cursors.open(
-                path, uuid, topic.partitions, self._disk, self._clock, self._limits.lock_wait_s, self._redo
-            )
-        except NotFound:
-            raise _not_found(name, topic.name) from None
+        A guest is no member with a share of its own: it takes what is free of the partitions in `guest`.
+        """
 
-    def settle(self, file: str) -> None:
-        """Make durable what transactions have brought to a consumer's file, by its path; nothing if it is gone."""
-        path = self._path / file
-        header = read_header(path, self._disk)
-        if header is not None:
-            place = path, header.topic_uuid, header.partitions
-            cursors = Cursors(*place, self._disk, self._clock, self._limits.lock_wait_s, self._redo)
-            with contextlib.suppress(NotFound), cursors.held():
-                cursors.sync()
-
-    def slowest(self, topic: Topic, partition: int) -> int | None:
-        """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
-        cursors = []
-        for name in self.names(topic):
-            stored = read_slots(self._file(name, topic.name), self._disk)
-            slot = stored[2][partition] if stored is not None and partition < len(stored[2]) else None
-            cursors.append(slot.cursor if slot is not None else 0)
-        return min(cursors, default=None)
-
-    def find_or_make(self, name: str, topic: Topic, starts: Callable[[], list[int]]) -> Cursors:
-        """The stored cursors, made durably, with these starts, if the consumer is new or its topic was deleted."""
-        path, uuid = self._file(name, topic.name), UUID(topic.uuid).bytes
-        try:
-            with contextlib.suppress(NotFound):
-                return self._made(name, topic)
-            with self._locked():
-                header = read_header(path, self._disk)
-                if header is not None and header.topic_uuid == uuid:
-                    return self._made(name, topic)  # another process was first
-                with contextlib.suppress(FileExistsError):
-                    self._disk.mkdir(path.parent)
-                # Whoever made the directories may have died before they were durable.
-                self._disk.sync_directory(self._path)
-                self._disk.sync_directory(self._root)
-                wait_s = self._limits.lock_wait_s
-                return Cursors.create(path, uuid, starts(), self._disk, self._clock, wait_s, self._redo)
-        except OSError as error:
-            raise Unavailable(
-                f"consumer {name!r} cannot be made: {error.strerror}",
-                hint="is the directory writable, and is there space?",
-                code="read_only",
-            ) from error
-
-    def _made(self, name: str, topic: Topic) -> Cursors:
-        """The stored cursors, in a file that stays: whoever made it may have died before its name was durable."""
-        found = self.find(name, topic)
-        self._disk.sync_directory(found.path.parent)
-        return found
+    def check(self, name: str, topic: Topic) -> None:
+        """Raise NotFound if the topic has no such consumer."""
 
     def names(self, topic: Topic) -> list[str]:
         """The names of all consumers of a topic, sorted."""
-        file = names.directory_of(topic.name)
-        found = []
-        for directory in self._disk.names(self._path):
-            if not directory.startswith("."):
-                header = read_header(self._path / directory / file, self._disk)
-                if header is not None and header.topic_uuid == UUID(topic.uuid).bytes:
-                    found.append(unquote(directory))
-        return sorted(found)
 
-    def infos(self, topic: Topic, logs: list[LocalLog]) -> list[ConsumerInfo]:
-        """All consumers of a topic, partition by partition; takes no lock."""
-        found = []
-        now_ns = int(self._clock.monotonic() * 1e9)
-        for name in self.names(topic):
-            stored = read_slots(self._file(name, topic.name), self._disk)
-            for log, slot in zip(logs, stored[2] if stored is not None else [], strict=False):
-                if slot is not None:
-                    end = log.end()
-                    leased = slot.leased(self._clock.boot_id(), now_ns) and slot.owner != NOBODY
-                    left_ms = (slot.expiry_ns - now_ns) // 1_000_000 if leased else 0
-                    place = name, topic.name, log.place.partition, slot.cursor, end, max(0, end - slot.cursor)
-                    owner = slot.owner.hex() if leased else None
-                    found.append(ConsumerInfo(*place, owner, slot.fence, left_ms, slot.failures_at(slot.cursor)))
-        return found
+    def infos(self, topic: Topic, logs: Sequence[Log]) -> list[ConsumerInfo]:
+        """All consumers of a topic, partition by partition."""
+
+    def slowest(self, topic: Topic, partition: int) -> int | None:
+        """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
 
     def seek(self, name: str, topic: Topic, cursors: dict[int, int]) -> None:
         """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free."""
-        stored = self.find(name, topic)
-        with stored.held():
-            for number, cursor in cursors.items():
-                fence = stored.slot(number).fence + 1
-                changes = {"cursor": cursor, "reached": 0, "failing": 0, "failures": 0, "expiry_ns": 0}
-                stored.put(number, stored.next(number, fence=fence, owner=NOBODY, **changes))
-            stored.sync()
 
     def forget(self, name: str, topic: str) -> None:
         """Delete a consumer's cursors of a topic, durably; raises NotFound. Its members find out and stop."""
-        path = self._file(name, topic)
-        try:
-            with self._locked():
-                self._disk.unlink(path)
-                self._disk.sync_directory(path.parent)
-        except FileNotFoundError:
-            raise _not_found(name, topic) from None
-        except OSError as error:
-            raise Unavailable(f"consumer {name!r} cannot be deleted: {error.strerror}", code="read_only") from error
-
-    def _file(self, name: str, topic: str) -> Path:
-        size = len(names.utf8(name, "a consumer's name"))
-        if not size:
-            raise Invalid("a consumer's name is empty")
-        if size > CONSUMER_NAME_BYTES_MAX:
-            raise TooLarge(
-                f"a consumer's name has {size} bytes, and may have {CONSUMER_NAME_BYTES_MAX}",
-                limit="consumer_name_bytes_max",
-                maximum=CONSUMER_NAME_BYTES_MAX,
-            )
-        return self._path / names.directory_of(name) / names.directory_of(topic)
-
-    def _locked(self) -> AbstractContextManager[None]:
-        """Hold the lock under which consumers are made and deleted."""
-        with contextlib.suppress(FileExistsError):
-            self._disk.mkdir(self._path)
-        return locked(self._path / LOCK_FILE, self._disk, self._clock, self._limits.lock_wait_s)
 
 
-def _not_found(name: str, topic: str) -> NotFound:
+def check_name(name: str) -> str:
+    """The name of a consumer as that of a directory or of a part of a key; raises Invalid."""
+    size = len(names.utf8(name, "a consumer's name"))
+    if not size:
+        raise Invalid("a consumer's name is empty")
+    if size > CONSUMER_NAME_BYTES_MAX:
+        raise TooLarge(
+            f"a consumer's name has {size} bytes, and may have {CONSUMER_NAME_BYTES_MAX}",
+            limit="consumer_name_bytes_max",
+            maximum=CONSUMER_NAME_BYTES_MAX,
+        )
+    return names.directory_of(name)
+
+
+def consumer_not_found(name: str, topic: str) -> NotFound:
+    """A topic has no such consumer."""
     return NotFound(
         f"topic {topic!r} has no consumer {name!r}",
         hint="'headwater consumers' lists them",

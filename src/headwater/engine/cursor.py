@@ -11,6 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from headwater.engine.follow import wait_for_more
+from headwater.engine.log import Log
 from headwater.engine.reading import pick
 from headwater.engine.selection import Selection
 from headwater.errors import HeadwaterError
@@ -18,7 +19,6 @@ from headwater.event import id_of, ticks_and_node
 from headwater.format.events import EventBatch
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.failures import offset_gone
-from headwater.storage.log import LocalLog
 
 SCAN_BYTES = 8 * 1024 * 1024  # looked at in one call: a reader of rare events can be stopped so often
 
@@ -42,7 +42,7 @@ class TopicCursor:
     """
 
     def __init__(
-        self, topic: str, uuid: str, logs: list[LocalLog], offsets: Sequence[int], selection: Selection
+        self, topic: str, uuid: str, logs: Sequence[Log], offsets: Sequence[int], selection: Selection
     ) -> None:
         self.topic = topic
         self.uuid = uuid  # of the topic: one of the same name that is made later has another
@@ -68,17 +68,17 @@ class TopicCursor:
         return tuple(log.node for log in self._logs)
 
     @property
-    def places(self) -> list[tuple[LocalLog, int]]:
+    def places(self) -> list[tuple[Log, int]]:
         """What it waits for: the next offset of each log."""
         return list(zip(self._logs, self._offsets, strict=True))
 
     def has_more(self) -> bool:
         """Whether there is anything that it has not passed."""
-        return any(log.end() > offset for log, offset in self.places)
+        return any(log.seen() > offset for log, offset in self.places)
 
     def ends(self) -> Offsets:
         """Where each partition ends now."""
-        return tuple([log.end() for log in self._logs])
+        return tuple([log.seen() for log in self._logs])
 
     def at(self, offsets: Sequence[int]) -> TopicCursor:
         """Another cursor with the same selection, at another place. May be called from any thread."""
@@ -196,7 +196,7 @@ class Bell:
 
     def wait(self, cursors: Iterable[TopicCursor], sleep_s: float, over: Callable[[], bool]) -> None:
         """Sleep until a cursor has more, it is rung while not `over`, or the time has passed. Raises as cursors do."""
-        waited: dict[LocalLog, int] = {}
+        waited: dict[Log, int] = {}
         for cursor in cursors:
             for log, offset in cursor.places:
                 waited[log] = min(offset, waited.get(log, offset))
@@ -212,7 +212,7 @@ def _parts(batch: EventBatch, bytes_max: int) -> Iterable[EventBatch]:
     return (batch.part(lo, lo + each) for lo in range(0, len(batch), each))
 
 
-def _id_at(log: LocalLog, offset: int) -> UUID | None:
+def _id_at(log: Log, offset: int) -> UUID | None:
     """The id of the first event from an offset on."""
     for batch in log.batches(offset, log.end()):
         return id_of(int(batch.ticks()[max(0, offset - batch.base_offset)]), log.node)

@@ -13,7 +13,7 @@ from headwater.event import Event
 
 if TYPE_CHECKING:
     from headwater.engine.consumer import Consumer
-    from headwater.engine.engine import Engine
+    from headwater.engine.verbs import Verbs
 
 SUFFIX = ".dead"
 PREFIX = "dead_"
@@ -21,11 +21,11 @@ REPLAY = "headwater.replay"  # the consumer that remembers what was brought back
 ERROR_CHARACTERS_MAX = 1000
 
 
-def set_aside(engine: Engine, consumer: Consumer, event: Event, error: object) -> None:
+def set_aside(engine: Verbs[Any], consumer: Consumer, event: Event, error: object) -> None:
     """Append an event to the dead ones and move the cursor past it, in one transaction.
 
-    One that is huge, or has older ones before it that are not acked, is appended first: who dies before its ack is
-    stored sets it aside again.
+    One that is huge, or has older ones before it that are not acked, and all where transactions cannot ack, is appended
+    first: who dies before its ack is stored sets it aside again.
     """
     topic = event.topic + SUFFIX
     told = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
@@ -47,7 +47,7 @@ def set_aside(engine: Engine, consumer: Consumer, event: Event, error: object) -
         _append_and_ack(engine, consumer, topic, event, meta)  # what became of it matters more than its own meta
 
 
-def replay(engine: Engine, topic: str, consumer: str | None = None) -> int:
+def replay(engine: Verbs[Any], topic: str, consumer: str | None = None) -> int:
     """Append the dead events of a topic to it again, and return how many; a second time brings back only newer ones.
 
     With `consumer`, only what that one set aside; the others are then passed over for good.
@@ -73,12 +73,12 @@ def replay(engine: Engine, topic: str, consumer: str | None = None) -> int:
 
 
 def _append_and_ack(
-    engine: Engine, consumer: Consumer, topic: str, event: Event, meta: dict[str, str], partition: int | None = None
+    engine: Verbs[Any], consumer: Consumer, topic: str, event: Event, meta: dict[str, str], partition: int | None = None
 ) -> None:
     """Append an event to another topic, and ack it here: in one transaction if that can be."""
     kept: dict[str, Any] = {"type": event.type, "key": event.key, "meta": meta, "content": event.content}
     try:
-        if event.data is not None and len(event.data) <= engine.limits.blob_bytes_min:
+        if consumer.transactional and event.data is not None and len(event.data) <= engine.limits.blob_bytes_min:
             with engine.transaction() as tx:
                 tx.append(topic, event.data, **kept, partition=partition)
                 tx.ack(event, consumer=consumer)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self
 
+from headwater.engine.log import Cursor, Log
 from headwater.engine.reading import check_id, pick, resolve
 from headwater.engine.selection import Selection
 from headwater.event import At, Event
 from headwater.format.events import EventBatch
 from headwater.storage.disk import Clock, Disk, Word
-from headwater.storage.log import LocalLog
-from headwater.storage.reader import Cursor
 
 SLICE_S = 1.0  # the longest sleep without a look around: a lost wake-up costs at most this
 
@@ -25,7 +24,7 @@ class Follow(Iterator[Event]):
 
     def __init__(
         self,
-        logs: list[LocalLog],
+        logs: Sequence[Log],
         start: At,
         selection: Selection,
         timeout: float | None,
@@ -105,9 +104,9 @@ class Follow(Iterator[Event]):
         return True
 
 
-def sweep(log: LocalLog, cursor: Cursor, selection: Selection) -> Iterator[EventBatch]:
+def sweep(log: Log, cursor: Cursor, selection: Selection) -> Iterator[EventBatch]:
     """What is wanted of the batches from a cursor to the end that the log has now; the cursor moves along."""
-    end = log.end()
+    end = log.seen()
     while cursor.offset < end:
         lo = cursor.offset
         for batch in cursor.batches(end, selection.types, selection.key):
@@ -117,7 +116,7 @@ def sweep(log: LocalLog, cursor: Cursor, selection: Selection) -> Iterator[Event
 
 
 def wait_for_more(
-    places: Iterable[tuple[LocalLog, int]],
+    places: Iterable[tuple[Log, int]],
     sleep_s: float,
     disk: Disk,
     clock: Clock,
@@ -132,8 +131,9 @@ def wait_for_more(
     for log, _ in places:
         log.settle()  # whoever dies in the midst of a commit wakes nobody
     words = [*more, *(tail.expect() for log, _ in places if (tail := log.wait_on()) is not None)]
-    if over() or any(log.end() > offset for log, offset in places):
+    if over() or any(log.seen() > offset for log, offset in places):
         return
+    sleep_s = min([sleep_s, *(pause_s for log, _ in places if (pause_s := log.pause_s()) is not None)])
     if words:
         disk.wait(words, sleep_s)
     else:

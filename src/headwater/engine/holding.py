@@ -12,12 +12,12 @@ from collections.abc import Container
 from operator import attrgetter
 
 from headwater.engine.follow import sweep
+from headwater.engine.leases import Standing
+from headwater.engine.log import Log
 from headwater.engine.selection import Selection
 from headwater.errors import NotFound
 from headwater.event import Event
-from headwater.format.cursors import CursorSlot
 from headwater.limits import MIB
-from headwater.storage.log import LocalLog
 
 CHUNK_EVENTS = 4096  # what is read ahead, and the least that is handed out between two looks at the stored cursor
 CHUNK_BYTES = 8 * MIB
@@ -49,28 +49,30 @@ class Holding:
         "retry_s",
         "start",
         "stored",
+        "told_s",
         "waiting",
     )
 
-    def __init__(self, log: LocalLog, slot: CursorSlot, expires_s: float, careful_until: int = 0) -> None:
+    def __init__(self, log: Log, at: Standing, expires_s: float, careful_until: int = 0) -> None:
         self.log = log
         self.partition = log.place.partition
-        self.fence = slot.fence
+        self.fence = at.fence
         self.expires_s = expires_s  # of the monotonic clock; as stored
-        self.start = self.end = self.stored = slot.cursor  # all below `end` was handed out, or passed over
-        self.handed = slot.cursor  # from here on, nothing was handed out
-        self.reached = slot.cursor  # the `handed` that is stored
+        self.start = self.end = self.stored = at.cursor  # all below `end` was handed out, or passed over
+        self.handed = at.cursor  # from here on, nothing was handed out
+        self.reached = at.cursor  # the `handed` that is stored
+        self.told_s = 0.0  # when that was
         self.waiting: dict[int, None] = {}
-        self.failures: dict[int, int] = {slot.failing: slot.failures} if slot.failures else {}
+        self.failures: dict[int, int] = {at.failing: at.failures} if at.failures else {}
         self.again: list[Event] = []  # failed: to be handed out again, by offset
         self.rest: deque[Event] = deque()  # read, counted as handed out, and put back
         self.retry_s = 0.0  # nothing is handed out before
         self.careful_until = careful_until  # up to here, one event may have ended the process that had them in hand
-        in_hand = careful_until - slot.cursor
+        in_hand = careful_until - at.cursor
         self.group = max(1, in_hand // NARROWING)  # so many of them are handed out at a time
         self.patience = NARROWINGS if in_hand > 1 else 0  # the event at the cursor need not be the one
         self.leaving = False  # to be given up as soon as everything handed out is acked
-        self.reader = log.cursor(slot.cursor)
+        self.reader = log.cursor(at.cursor)
 
     @property
     def cursor(self) -> int:

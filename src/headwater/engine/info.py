@@ -18,6 +18,8 @@ def partition_info(log: LocalLog) -> PartitionInfo:
     place, state = log.place, log.state()
     start = log.start()
     names = place.disk.names(place.path)
+    local = log.local_start()
+    noted = log.archived.note() if log.archived is not None else None
     return PartitionInfo(
         place.partition,
         start,
@@ -30,11 +32,16 @@ def partition_info(log: LocalLog) -> PartitionInfo:
         time_of(state.last_ticks).isoformat() if state.last_ticks else None,
         STATES[state.state],
         recovery.reports(place),
+        noted.end if noted is not None else None,
+        local if local > start else None,
     )
 
 
 def _time_at(log: LocalLog, start: int, end: int) -> str | None:
     """When the first event of a range was appended."""
+    told = log.first_ticks(start)  # it is not fetched from the archive for that
+    if told is not None:
+        return time_of(told).isoformat()
     with contextlib.suppress(HeadwaterError):  # damage is for `check` to tell; retention may have come in between
         for batch in log.batches(start, end):
             return time_of(batch.base_ticks).isoformat()

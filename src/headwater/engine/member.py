@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import structs
 
 from headwater.engine.holding import Holding
-from headwater.engine.leases import Claim, Leases, Progress, Round
+from headwater.engine.leases import Claim, Leases, Progress, Round, Standing
+from headwater.engine.log import Log
 from headwater.errors import Fenced, HeadwaterError, NotFound
-from headwater.format.cursors import CursorSlot
 from headwater.limits import Limits
-from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Clock
-from headwater.storage.log import LocalLog
 
 TEND_S = 1.0  # how often, at least, a member that waits looks for partitions that have become free
 
@@ -32,14 +30,14 @@ class Member:
     def __init__(
         self,
         name: str,
-        logs: list[LocalLog],
-        cursors: Cursors,
+        logs: Sequence[Log],
+        leases: Leases,
         limits: Limits,
         clock: Clock,
         cursor_of: Callable[[int], int] | None = None,
     ) -> None:
         """`cursor_of` tells where a partition is to be read from, if that is kept elsewhere."""
-        self.leases = Leases(cursors, clock, limits.lease_ms)
+        self.leases = leases
         self.mutex = threading.Lock()  # protects all below; never held during I/O
         self.held: dict[int, Holding] = {}
         self.until_s = 0.0  # until then, and no longer, nobody else can hold what this one holds
@@ -51,7 +49,7 @@ class Member:
         self._logs = logs
         self._clock = clock
         self._cursor_of = cursor_of
-        self._ack_s = limits.ack_ms / 1000
+        self._ack_s = leases.ack_s
         self._renew_s = limits.lease_ms / 3000
         self._tended_s = 0.0
         self._refused: Fenced | None = None
@@ -71,7 +69,7 @@ class Member:
         with self.mutex:
             fences = {number: holding.fence for number, holding in self.held.items()}
         found = self.leases.tend(fences, claim=claim)
-        expires_s = found.expiry_ns / 1e9
+        expires_s = found.expires_s
         claimed = self._begin_all(found.claimed, expires_s)
         with self.mutex:
             for number, fence in fences.items():
@@ -89,27 +87,29 @@ class Member:
     def _begin_all(self, claims: list[Claim], expires_s: float) -> list[Holding]:
         """Hold what was taken. If it cannot be told where to begin, it is free for others again."""
         begun = []
-        fences = {each.partition: each.slot.fence for each in claims}
+        fences = {each.partition: each.standing.fence for each in claims}
         try:
             for each in claims:
-                slot = self._begin(each)
-                fences[each.partition] = slot.fence
-                begun.append(Holding(self._logs[each.partition], slot, expires_s, each.careful_until))
+                standing, until_s = self._begin(each, expires_s)
+                fences[each.partition] = standing.fence
+                begun.append(Holding(self._logs[each.partition], standing, until_s, each.careful_until))
         except BaseException:
             # Below every cursor: of what is stored, only the lease is changed.
             self.leases.release([Progress(number, fence, -1, 0, 0, 0) for number, fence in fences.items()])
             raise
         return begun
 
-    def _begin(self, claim: Claim) -> CursorSlot:
-        """Where to begin in a partition that was taken."""
-        slot = claim.slot
+    def _begin(self, claim: Claim, expires_s: float) -> tuple[Standing, float]:
+        """Where to begin in a partition that was taken, and until when it is held."""
+        standing = claim.standing
         if self._cursor_of is None:
-            return slot
+            return standing, expires_s
         cursor = self._cursor_of(claim.partition)
-        if cursor < slot.cursor:  # what was made of the events is gone, and is made again
-            return self.leases.seek([Progress(claim.partition, slot.fence, cursor, cursor, 0, 0)])[0]
-        return structs.replace(slot, cursor=cursor)
+        if cursor < standing.cursor:  # what was made of the events is gone, and is made again
+            sought = [Progress(claim.partition, standing.fence, cursor, cursor, 0, 0)]
+            until_s, (moved,) = self.leases.seek(sought)
+            return moved, min(until_s, expires_s)
+        return structs.replace(standing, cursor=cursor), expires_s
 
     def give_up(self) -> None:
         """Release what is above the fair share, as far as the program has nothing of it in its hands."""
@@ -131,7 +131,7 @@ class Member:
         Unless `exact`, acks of events that are not durable themselves wait for another time. What is lost is dropped.
         """
         progress = [self._progress(holding, exact=exact) for holding in holdings]
-        expiry_ns, lost = self.leases.store(progress, sync=sync)
+        expires_s, lost = self.leases.store(progress, sync=sync)
         with self.mutex:
             for each in progress:
                 holding = self.held.get(each.partition)
@@ -142,7 +142,8 @@ class Member:
                 else:
                     holding.stored = max(holding.stored, each.cursor)
                     holding.reached = max(holding.reached, each.reached)
-                    holding.expires_s = expiry_ns / 1e9
+                    holding.told_s = self._clock.monotonic()
+                    holding.expires_s = expires_s
             self._set_until()
 
     def store_all(self) -> None:
@@ -179,7 +180,7 @@ class Member:
             self.look_up()
 
     def verified(self, partition: int) -> bool:
-        """Whether the partition is held now: where the lease may have expired, the file tells, and it is renewed."""
+        """Whether the partition is held now: where the lease may have expired, a look tells, and it is renewed."""
         with self.mutex:
             holding = self.held.get(partition)
             if holding is None or self._clock.monotonic() < holding.expires_s:
@@ -249,11 +250,11 @@ class Member:
             self.until_s = min((holding.expires_s for holding in self.held.values()), default=0.0)
 
     def _progress(self, holding: Holding, *, exact: bool = True) -> Progress:
-        """What to store of a partition; its log is made durable that far, before the file of cursors is locked."""
+        """What to store of a partition; its log is made durable that far, before the cursor is stored."""
         with self.mutex:
             cursor, failures = holding.failing()
             failing, reached = cursor, holding.handed
-        durable = holding.log.state().secured_offset
+        durable = holding.log.secured()
         if cursor > durable:
             if exact:
                 holding.log.sync()

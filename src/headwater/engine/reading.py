@@ -11,12 +11,12 @@ from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 
+from headwater.engine.log import Log
 from headwater.engine.selection import Selection
 from headwater.errors import Invalid, NotFound
 from headwater.event import At, Event, ticks_and_node, ticks_of
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch, data_in_memory
-from headwater.storage.log import LocalLog
 
 
 def _first_ticks(batch: EventBatch) -> int:
@@ -30,7 +30,7 @@ def _last_ticks(batch: EventBatch) -> int:
 _by_ticks = attrgetter("ticks")
 
 
-def resolve(log: LocalLog, at: At, logs: int) -> int:
+def resolve(log: Log, at: At, logs: int) -> int:
     """The offset of a place in one log of a topic that has `logs` of them."""
     if isinstance(at, bool):
         raise Invalid(f"{at!r} is not a place in a log")
@@ -55,7 +55,7 @@ def resolve(log: LocalLog, at: At, logs: int) -> int:
     raise Invalid(f"{at!r} is not a place in a log", hint="give an offset, a time, an id, 'earliest' or 'latest'")
 
 
-def begin(logs: list[LocalLog], at: At | Sequence[int]) -> list[int]:
+def begin(logs: Sequence[Log], at: At | Sequence[int]) -> list[int]:
     """The offset in each log of a place in a topic, or of several offsets, one for each."""
     if isinstance(at, Sequence) and not isinstance(at, str):
         if len(at) != len(logs) or min(at) < 0:
@@ -65,7 +65,7 @@ def begin(logs: list[LocalLog], at: At | Sequence[int]) -> list[int]:
     return [resolve(log, at, len(logs)) for log in logs]
 
 
-def check_id(logs: list[LocalLog], at: object) -> None:
+def check_id(logs: Sequence[Log], at: object) -> None:
     """Raise NotFound for an id that no event of these logs can have."""
     if isinstance(at, UUID) and ticks_and_node(at)[1] not in {log.node for log in logs}:
         topic = logs[0].place.topic
@@ -77,13 +77,13 @@ def check_id(logs: list[LocalLog], at: object) -> None:
 
 
 def read_batches(
-    logs: list[LocalLog], start: At, end: At, selection: Selection, *, reverse: bool
+    logs: Sequence[Log], start: At, end: At, selection: Selection, *, reverse: bool
 ) -> Iterator[EventBatch]:
     """What is wanted from `start` to before `end`, partition after partition. Ends where the log ended at the call."""
     return chain.from_iterable(_each(logs, start, end, selection, reverse))
 
 
-def read_events(logs: list[LocalLog], start: At, end: At, selection: Selection, *, reverse: bool) -> Iterator[Event]:
+def read_events(logs: Sequence[Log], start: At, end: At, selection: Selection, *, reverse: bool) -> Iterator[Event]:
     """The events, in the order of their times over all partitions."""
     each = [_events(batches, reverse) for batches in _each(logs, start, end, selection, reverse)]
     return each[0] if len(each) == 1 else heapq.merge(*each, key=_by_ticks, reverse=reverse)
@@ -100,7 +100,7 @@ class Span(NamedTuple):
 
 def span(
     uuid: str,
-    logs: list[LocalLog],
+    logs: Sequence[Log],
     start: At | Sequence[int],
     end: At | Sequence[int],
     selection: Selection,
@@ -120,7 +120,7 @@ def span(
     return Span(uuid, starts, ends, batches)
 
 
-def pick(log: LocalLog, batch: Batch, lo: int, hi: int, selection: Selection) -> EventBatch | None:
+def pick(log: Log, batch: Batch, lo: int, hi: int, selection: Selection) -> EventBatch | None:
     """The wanted events of a stored batch between two offsets; None if there are none."""
     first, last = max(0, lo - batch.base_offset), min(batch.count, hi - batch.base_offset)
     if first >= last:
@@ -131,17 +131,17 @@ def pick(log: LocalLog, batch: Batch, lo: int, hi: int, selection: Selection) ->
     return EventBatch(log, batch, first, last, rows)
 
 
-def _each(logs: list[LocalLog], start: At, end: At, selection: Selection, reverse: bool) -> list[Iterator[EventBatch]]:
+def _each(logs: Sequence[Log], start: At, end: At, selection: Selection, reverse: bool) -> list[Iterator[EventBatch]]:
     bounds = zip(logs, begin(logs, start), _ends(logs, end), strict=True)
     return [_read_log(log, lo, hi, selection, reverse) for log, lo, hi in bounds]
 
 
-def _ends(logs: list[LocalLog], end: At | Sequence[int]) -> list[int]:
+def _ends(logs: Sequence[Log], end: At | Sequence[int]) -> list[int]:
     ends = [log.end() for log in logs]
     return ends if end == "latest" else list(map(min, begin(logs, end), ends))
 
 
-def _read_log(log: LocalLog, lo: int, hi: int, selection: Selection, reverse: bool) -> Iterator[EventBatch]:
+def _read_log(log: Log, lo: int, hi: int, selection: Selection, reverse: bool) -> Iterator[EventBatch]:
     for batch in log.batches(lo, hi, backwards=reverse, types=selection.types, key=selection.key):
         picked = pick(log, batch, lo, hi, selection)
         if picked is not None:

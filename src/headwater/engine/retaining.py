@@ -7,14 +7,17 @@ Safe from any thread.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from datetime import datetime
 from uuid import UUID
 
 import msgspec
 
-from headwater.engine.catalogue import Catalogue, with_retention
+from headwater.engine.catalogue import Catalogue
+from headwater.engine.log import Log
 from headwater.engine.reading import resolve
+from headwater.engine.rules import with_retention
 from headwater.errors import HeadwaterError, Invalid
 from headwater.event import ticks_of
 from headwater.format.names import log_uuid
@@ -22,11 +25,15 @@ from headwater.format.settings import Retention, Topic, TopicSettings
 from headwater.format.tail import OPEN, Slot
 from headwater.info import Deleted
 from headwater.storage import retention
+from headwater.storage.archive import note, upload
+from headwater.storage.archive.archive import Archive
 from headwater.storage.failures import deleted, unavailable
 from headwater.storage.log import LocalLog
 from headwater.storage.place import Place
 from headwater.storage.retention import Rules, Segment
 from headwater.storage.tail import Tail
+
+warnings = logging.getLogger("headwater")
 
 Slowest = Callable[[Topic, int], int | None]
 """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
@@ -40,12 +47,21 @@ class Keeper:
     """Keeps the logs of one directory within the bounds of their topics."""
 
     def __init__(
-        self, catalogue: Catalogue, slowest: Slowest = no_consumers, follows: Callable[[], bool] = lambda: False
+        self,
+        catalogue: Catalogue,
+        slowest: Slowest = no_consumers,
+        archive: Archive | None = None,
+        follows: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`follows` tells that it is a replica, which keeps what its source keeps, whatever is said of its topics."""
+        """What is not in the `archive`, if the directory has one, is not deleted.
+
+        `follows` tells that it is a replica, which keeps what its source keeps, whatever is said of its topics.
+        """
         self.slowest = slowest
         self._follows = follows
         self._catalogue = catalogue
+        self._archive = archive
+        self._kept: dict[bytes, int] = {}  # of each log, the segment that had to stay when it was looked at last
 
     def rolled(self, place: Place) -> None:
         """Delete what a log that rolled need not keep; what cannot be deleted now is left for the next roll."""
@@ -57,7 +73,8 @@ class Keeper:
             rules = self._rules(place)
             if rules.bounded:
                 segments = retention.survey(place, slot)
-                retention.delete(place, retention.due(place, slot, segments, rules), wait=False)
+                due = self._archived(place, retention.due(place, slot, segments, rules))
+                retention.delete(place, due, wait=False)
             retention.sweep(place)
         except OSError as error:
             raise unavailable(place, "what is old cannot be deleted", error) from error
@@ -68,7 +85,12 @@ class Keeper:
         with contextlib.suppress(HeadwaterError, OSError):  # what cannot be read is no reason to refuse an append
             topic = self._catalogue.find(place.topic)
             if topic.settings.overflow == "refuse":
-                full = retention.full(place, slot, self._rules(place, topic))
+                rules = self._rules(place, topic)
+                if self._archive is not None and self._archive.url() is not None:
+                    # As far as the directory knows: nothing is asked over a network before an append.
+                    noted = note.read(place)
+                    rules = msgspec.structs.replace(rules, archived=noted.end if noted is not None else 0)
+                full = retention.full(place, slot, rules)
         if full is not None:
             raise full
 
@@ -82,7 +104,7 @@ class Keeper:
     ) -> list[Deleted]:
         """Change what the topic of these logs keeps, if there are changes, and delete what it need not keep now."""
         name = logs[0].place.topic
-        bounds = [_before(log, before, len(logs)) for log in logs]
+        bounds = [bound_of(log, before, len(logs)) for log in logs]
         topic = self._catalogue.find(name)
         if changes and dry_run:
             topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
@@ -91,8 +113,42 @@ class Keeper:
         found: list[Deleted] = []
         for log, (offset, ticks) in zip(logs, bounds, strict=True):
             rules = msgspec.structs.replace(self._rules(log.place, topic), before=offset, before_ticks=ticks)
-            found += _apply(log, rules, dry_run)
+            found += self._apply(log, rules, dry_run)
         return found
+
+    def _apply(self, log: LocalLog, rules: Rules, dry_run: bool) -> list[Deleted]:
+        place, slot = log.place, log.state()
+        segments = retention.survey(place, slot)
+        due = retention.due(place, slot, segments, rules)
+        if len(due) == len(segments) - 1 and slot.state == OPEN and retention.outlived(place, slot, rules):
+            if dry_run:
+                due.append(segments[-1])
+            elif log.roll(tell=False):
+                slot = log.state()
+                due = retention.due(place, slot, retention.survey(place, slot), rules)
+        due = self._archived(place, due)
+        if dry_run:
+            return [_deleted(place, segment) for segment in due]
+        done = retention.delete(place, due, wait=True)
+        retention.sweep(place)
+        return done
+
+    def _archived(self, place: Place, due: list[Segment]) -> list[Segment]:
+        """Those of the segments, up to the first that is not in the archive, which the store itself must say.
+
+        All of them if the directory has no archive. Raises Unavailable if it is out of reach: then none may go.
+        """
+        if not due or self._archive is None or self._archive.url() is None:
+            return due
+        manifest = upload.covered(place, self._catalogue.find(place.topic), self._archive.open())
+        for number, segment in enumerate(due):
+            if manifest is None or not upload.holds(place, manifest, segment.base, segment.end):
+                # An archiver may be a roll behind. If it is still the same one, nobody archives.
+                if self._kept.get(place.uuid) == segment.base:
+                    warnings.warning("%s: what is at offset %d is not in the archive, and stays", place, segment.base)
+                self._kept[place.uuid] = segment.base
+                return due[:number]
+        return due
 
     def _rules(self, place: Place, topic: Topic | None = None) -> Rules:
         """What a log keeps; raises NotFound if its topic was deleted, also if another has its name now."""
@@ -105,28 +161,11 @@ class Keeper:
         return Rules(topic.settings, passed)
 
 
-def _apply(log: LocalLog, rules: Rules, dry_run: bool) -> list[Deleted]:
-    place, slot = log.place, log.state()
-    segments = retention.survey(place, slot)
-    due = retention.due(place, slot, segments, rules)
-    if len(due) == len(segments) - 1 and slot.state == OPEN and retention.outlived(place, slot, rules):
-        if dry_run:
-            due.append(segments[-1])
-        elif log.roll(tell=False):
-            slot = log.state()
-            due = retention.due(place, slot, retention.survey(place, slot), rules)
-    if dry_run:
-        return [_deleted(place, segment) for segment in due]
-    done = retention.delete(place, due, wait=True)
-    retention.sweep(place)
-    return done
-
-
 def _deleted(place: Place, segment: Segment) -> Deleted:
     return Deleted(place.topic, place.partition, segment.base, segment.end, segment.bytes)
 
 
-def _before(log: LocalLog, before: int | datetime | None, logs: int) -> tuple[int, int]:
+def bound_of(log: Log, before: int | datetime | None, logs: int) -> tuple[int, int]:
     """What ends before this may go: an offset, and ticks."""
     if before is None:
         return 0, 0

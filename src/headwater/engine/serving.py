@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic
 
 from headwater.engine import reading, waiting
-from headwater.engine.catalogue import Catalogue
 from headwater.engine.cursor import Bell, TopicCursor
+from headwater.engine.log import L, Upload
 from headwater.engine.reading import Span
 from headwater.engine.selection import Selection
-from headwater.engine.topics import OpenTopic, Topics
+from headwater.engine.topics import Catalogue, OpenTopic, Topics
 from headwater.engine.waiting import Waiting
 from headwater.errors import Closed, Invalid, TooLarge
 from headwater.event import At, Content, Durability
@@ -24,33 +24,31 @@ from headwater.format.producers import Producer
 from headwater.format.settings import Topic
 from headwater.limits import Limits
 from headwater.storage.disk import Clock, Disk
-from headwater.storage.log import LocalLog
-from headwater.storage.place import Place
 from headwater.storage.rows import Rows
-from headwater.storage.upload import Upload
 
 
-class Serving:
-    """The part of an open log directory that servers use. `Engine` makes it."""
+class Serving(Generic[L]):
+    """The part of an open log that servers use. `Engine` makes it."""
 
     def __init__(
         self,
+        name: str,
         catalogue: Catalogue,
         limits: Limits,
         disk: Disk,
         clock: Clock,
-        new_log: Callable[[Place], LocalLog],
+        new_log: Callable[[Topic, int], L],
         *,
         sync: bool,
     ) -> None:
-        """`sync` says whether appends are durable unless they say otherwise."""
-        self._catalogue = catalogue
+        """`sync` says whether appends are durable unless they say otherwise; `name` is for messages."""
+        self._name = name
         self._limits = limits
         self._disk = disk
         self._clock = clock
         self._sync = sync
         self._closed = False
-        self._topics = Topics(catalogue, limits, new_log, self.check_open)
+        self._topics: Topics[L] = Topics(catalogue, limits, new_log, self.check_open)
         self._open = self._topics.open  # for appends, which look there first
 
     @property
@@ -66,12 +64,7 @@ class Serving:
     def check_open(self) -> None:
         """Raise Closed if it was closed."""
         if self._closed:
-            raise Closed(f"{self._catalogue.path} was closed")
-
-    def probe(self) -> None:
-        """Raise what keeps the log from being read: it is closed, its directory is gone or damaged. Reads one file."""
-        self.check_open()
-        self._catalogue.open()
+            raise Closed(f"{self._name} was closed")
 
     def prepare(
         self,
@@ -129,7 +122,7 @@ class Serving:
         partition: int | None = None,
         expected_version: Version | None = None,
         producer: Producer | tuple[str, int, int] | None = None,
-    ) -> tuple[Upload, LocalLog]:
+    ) -> tuple[Upload, L]:
         """One event of any size whose pieces are yet to come, and the log that it goes to. Raises as `prepare`."""
         opened = self._topics.live(topic)
         encoded_key = given.encode_key(key, self._limits)
@@ -170,7 +163,7 @@ class Serving:
 
     def _many(
         self,
-        opened: OpenTopic,
+        opened: OpenTopic[L],
         content: Content,
         columns: dict[int, Column | None],
         count: int,
@@ -229,7 +222,7 @@ class Serving:
         """What a topic is now: its uuid, its settings, how many partitions; raises NotFound."""
         return self._topics.live(name).topic
 
-    def partition_log(self, topic: str, partition: int) -> LocalLog:
+    def partition_log(self, topic: str, partition: int) -> L:
         """One log of a topic as it is now, for who copies it; raises NotFound."""
         return self._topics.live(topic).chosen(partition)[0]
 

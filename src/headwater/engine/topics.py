@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count as counter
-from typing import Any
+from typing import Any, Generic, Protocol
 
 import numpy as np
 
-from headwater.engine.catalogue import Catalogue
+from headwater.engine.log import L
 from headwater.errors import NotFound, Unavailable
 from headwater.format import arrow
 from headwater.format.column import I64
@@ -17,23 +17,31 @@ from headwater.format.names import partition_of, partitions_of, turn_of
 from headwater.format.producers import Producer
 from headwater.format.settings import Topic, TopicSettings
 from headwater.limits import Limits
-from headwater.storage.log import LocalLog
-from headwater.storage.place import Place
 from headwater.storage.rows import Rows
 
 
-class OpenTopic:
+class Catalogue(Protocol):
+    """Which topics there are."""
+
+    def find(self, name: str) -> Topic:
+        """The topic; raises NotFound."""
+
+    def create(self, name: str, partitions: int, chosen: TopicSettings) -> bool:
+        """Make a topic, durably; False if it is there, with the same number of partitions."""
+
+
+class OpenTopic(Generic[L]):
     """A topic in use: its settings and one log per partition."""
 
     __slots__ = ("_rounds", "logs", "only", "topic")
 
-    def __init__(self, topic: Topic, logs: list[LocalLog]) -> None:
+    def __init__(self, topic: Topic, logs: list[L]) -> None:
         self.topic = topic
         self.logs = logs
         self.only = logs[0] if len(logs) == 1 else None
         self._rounds = counter()
 
-    def chosen(self, partition: int | None) -> list[LocalLog]:
+    def chosen(self, partition: int | None) -> list[L]:
         """The log of one partition, or all of them."""
         if partition is None:
             return self.logs
@@ -45,7 +53,7 @@ class OpenTopic:
             )
         return [self.logs[partition]]
 
-    def choose(self, key: bytes | None, partition: int | None, producer: Producer | None = None) -> LocalLog:
+    def choose(self, key: bytes | None, partition: int | None, producer: Producer | None = None) -> L:
         """The log that an event goes to: of its partition, of its key, or the next in turn.
 
         A retry of a producer must find the answer to the first try, so its turn follows from the request itself.
@@ -59,7 +67,7 @@ class OpenTopic:
             return logs[partition_of(key, len(logs))]
         return logs[self._turn(producer)]
 
-    def spread(self, keys: Sequence[bytes | None], producer: Producer | None = None) -> Iterator[tuple[LocalLog, I64]]:
+    def spread(self, keys: Sequence[bytes | None], producer: Producer | None = None) -> Iterator[tuple[L, I64]]:
         """Which events go to which partition: by the hash of the key; those without one, together, in turn."""
         partitions = partitions_of([key or b"" for key in keys], len(self.logs))
         missing = np.fromiter((key is None for key in keys), np.bool_, len(keys))
@@ -68,7 +76,7 @@ class OpenTopic:
         for number in np.unique(partitions).tolist():
             yield self.logs[number], np.flatnonzero(partitions == number)
 
-    def spread_arrow(self, batch: Any, partition: int | None) -> Iterator[tuple[LocalLog, Any]]:
+    def spread_arrow(self, batch: Any, partition: int | None) -> Iterator[tuple[L, Any]]:
         """The same for the rows of a record batch."""
         if len(self.logs) == 1 or partition is not None or "key" not in batch.schema.names:
             yield self.choose(None, partition), batch
@@ -82,25 +90,25 @@ class OpenTopic:
         return turn_of(producer.id, producer.seq, len(self.logs))
 
 
-class Topics:
+class Topics(Generic[L]):
     """The open topics of one engine. Safe from any thread."""
 
     def __init__(
         self,
         catalogue: Catalogue,
         limits: Limits,
-        new_log: Callable[[Place], LocalLog],
+        new_log: Callable[[Topic, int], L],
         check_open: Callable[[], None],
     ) -> None:
         """`check_open` raises once the engine was closed."""
-        self.open: dict[str, OpenTopic] = {}
+        self.open: dict[str, OpenTopic[L]] = {}
         self._catalogue = catalogue
         self._limits = limits
         self._new_log = new_log
         self._check_open = check_open
         self._mutex = threading.Lock()  # protects changes of `open`
 
-    def get(self, name: str) -> OpenTopic:
+    def get(self, name: str) -> OpenTopic[L]:
         """The topic, opened if it is not; raises NotFound."""
         opened = self.open.get(name)
         if opened is None:
@@ -108,7 +116,7 @@ class Topics:
             opened = self.known(name)
         return opened
 
-    def known(self, name: str) -> OpenTopic:
+    def known(self, name: str) -> OpenTopic[L]:
         """The same, also while the engine is being opened or closed."""
         opened = self.open.get(name)
         if opened is None:
@@ -122,11 +130,11 @@ class Topics:
                             hint="raise open_topics_max, or open the log again",
                             code="too_many_open_topics",
                         )
-                    places = [self._catalogue.place(topic, number) for number in range(topic.partitions)]
-                    opened = self.open[name] = OpenTopic(topic, [self._new_log(place) for place in places])
+                    logs = [self._new_log(topic, number) for number in range(topic.partitions)]
+                    opened = self.open[name] = OpenTopic(topic, logs)
         return opened
 
-    def live(self, name: str) -> OpenTopic:
+    def live(self, name: str) -> OpenTopic[L]:
         """The topic as it is now, also when another process deleted it and made it again, or died in a commit."""
         opened = self.get(name)
         try:
@@ -138,7 +146,7 @@ class Topics:
             log.settle()
         return opened
 
-    def for_append(self, name: str) -> OpenTopic:
+    def for_append(self, name: str) -> OpenTopic[L]:
         """The topic, made if it is not there."""
         try:
             return self.get(name)
@@ -147,13 +155,13 @@ class Topics:
             self._catalogue.create(name, 1, TopicSettings())
             return self.get(name)
 
-    def forget(self, opened: OpenTopic) -> None:
+    def forget(self, opened: OpenTopic[L]) -> None:
         """Let go of a topic that was deleted."""
         with self._mutex:
             if self.open.get(opened.topic.name) is opened:
                 del self.open[opened.topic.name]
 
-    def commit(self, opened: OpenTopic, log: LocalLog, rows: Rows) -> LocalLog:
+    def commit(self, opened: OpenTopic[L], log: L, rows: Rows) -> L:
         """Append; if the topic was deleted meanwhile, to the one of that name that comes after it. Returns the log."""
         try:
             log.append(rows)
@@ -162,7 +170,7 @@ class Topics:
             log.append(rows)
         return log
 
-    def living(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
+    def living(self, opened: OpenTopic[L], log: L) -> L:
         """The log, or the one that came after it if its topic was deleted: for streams, which cannot be read twice."""
         try:
             log.state()
@@ -187,7 +195,7 @@ class Topics:
                 log.stop_followers()
                 log.close()
 
-    def _successor(self, opened: OpenTopic, log: LocalLog) -> LocalLog:
+    def _successor(self, opened: OpenTopic[L], log: L) -> L:
         """The same partition of the topic that took the name of a deleted one; NotFound if it has other partitions."""
         self.forget(opened)
         successor = self.for_append(opened.topic.name)

@@ -6,20 +6,16 @@ in one order, one entry with the final bytes, then each log is written and made 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from headwater.errors import Closed, Conflict, Fenced, HeadwaterError, Invalid, TooLarge, Unavailable
-from headwater.event import Content, Durability, Event, Ref
-from headwater.format import given
+from headwater.engine.appends import Appends
+from headwater.errors import Conflict, Fenced, HeadwaterError, Invalid, Unavailable
+from headwater.event import Event, Ref
 from headwater.format.cursors import CursorSlot
-from headwater.format.given import Data, Meta
 from headwater.format.journal import Entry, Move
 from headwater.format.producers import Producer
-from headwater.limits import Limits
 from headwater.storage.cursors import Cursors
 from headwater.storage.failures import unjournaled
 from headwater.storage.journal import Journal, JournalFile, relative_path
@@ -29,92 +25,17 @@ from headwater.storage.writer import Prepared, Writer
 
 if TYPE_CHECKING:
     from headwater.engine.consumer import Consumer
-    from headwater.engine.consumer import Move as CursorMove
     from headwater.engine.engine import Engine
-    from headwater.engine.topics import OpenTopic
+    from headwater.engine.leases import Move as CursorMove
 
 
-class Transaction:
-    """What is to be done at once. Nothing is seen or kept of it before `commit`; for one thread."""
+class Transaction(Appends[LocalLog]):
+    """A transaction in a directory: over any topics and partitions, and with acks."""
 
     def __init__(self, engine: Engine, journal: Journal, *, sync: bool, producer: Producer | None = None) -> None:
-        self._engine = engine
+        super().__init__(engine, sync=sync, producer=producer)
         self._journal = journal
-        self._sync = sync
-        self._producer = producer
-        self._topics: dict[str, OpenTopic] = {}
-        self._appends: list[tuple[LocalLog, Rows]] = []
         self._acks: dict[Consumer, list[Event]] = {}
-        self._size = self._count = 0
-        self._over = False
-        self.refs: list[Ref] = []  # where the events are, in the order of the appends, once it is committed
-
-    def append(
-        self,
-        topic: str,
-        data: Data,
-        *,
-        type: str = "",
-        key: bytes | str | None = None,
-        meta: Meta | None = None,
-        content: Content | None = None,
-        partition: int | None = None,
-        expected_version: given.Version | None = None,
-    ) -> None:
-        """Append one event with the rest. `expected_version` is the key's before the transaction.
-
-        Raises TooLarge for data that would need a file of its own, and when the transaction outgrows its limit.
-        """
-        self._check()
-        limits = self._engine.limits
-        if content is not None:
-            given.check_content(content)
-        encoded, content = given.encode_data(data, content)
-        encoded_key = given.encode_key(key, limits)
-        log = self._opened(topic).choose(encoded_key, partition, self._producer)
-        given.check_size(len(encoded), log.place.limits)
-        check_data(len(encoded), limits)
-        rows = Rows.one(
-            content,
-            self._sync,
-            encoded,
-            given.encode_type(type) if type else b"",
-            encoded_key,
-            given.encode_meta(meta, limits),
-        )
-        if expected_version is not None:
-            rows.guard(given.check_version(expected_version, encoded_key), None)
-            log.learn_keys(rows)
-        self._add(log, rows)
-
-    def append_many(
-        self,
-        topic: str,
-        data: Sequence[Data],
-        *,
-        types: Sequence[str] | str = "",
-        keys: Sequence[bytes | str | None] | None = None,
-        metas: Sequence[Meta | None] | None = None,
-        content: Content | None = None,
-        partition: int | None = None,
-    ) -> None:
-        """Append many events of a topic with the rest, as `Engine.append_many` does; their `refs` are by partition."""
-        self._check()
-        given.check_content(content)
-        if not len(data):
-            return
-        opened = self._opened(topic)
-        content, columns, encoded_keys = given.encode_many(
-            data, content, types, keys, metas, opened.logs[0].place.limits
-        )
-        if opened.only is not None or partition is not None or encoded_keys is None:
-            self._add(
-                opened.choose(None, partition, self._producer), Rows.many(content, self._sync, columns, len(data))
-            )
-            return
-        for log, where in opened.spread(encoded_keys, self._producer):
-            some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
-            self._add(log, Rows.many(content, self._sync, some, len(where)))
 
     def ack(self, *events: Event, consumer: Consumer | None = None) -> None:
         """Take events as handled with the rest; `consumer` is who handed them out, if that is not clear.
@@ -138,11 +59,6 @@ class Transaction:
         for consumer, events in other._acks.items():
             self._acks.setdefault(consumer, []).extend(events)
         other.discard()
-
-    @property
-    def appended(self) -> int:
-        """How many events it appends."""
-        return self._count
 
     def commit(self) -> list[Ref]:
         """Do it all; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done.
@@ -175,19 +91,13 @@ class Transaction:
 
     def discard(self) -> None:
         """Do nothing of it."""
-        self._over = True
-        self._appends, self._acks = [], {}
+        super().discard()
+        self._acks = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.discard()
-        elif not self._over:
-            self.commit()
+    def _add(self, log: LocalLog, rows: Rows) -> None:
+        if rows.expected is not None:
+            log.learn_keys(rows)
+        super()._add(log, rows)
 
     def _by_log(self) -> dict[LocalLog, list[Rows]]:
         """What each log gets. A producer's stamp is on the first of it, behind which the rest stands."""
@@ -198,58 +108,6 @@ class Transaction:
             for group in by_log.values():
                 group[0].guard(group[0].expected, self._producer)
         return by_log
-
-    def _settled(self, *, journaled: bool) -> list[Ref]:
-        durability: Durability = "fsync" if self._sync or journaled else "os"
-        self.refs = [
-            Ref(log.place.topic, log.place.partition, rows.offset + n, rows.ticks + n, log.node, durability)
-            for log, rows in self._appends
-            for n in range(rows.count)
-        ]
-        return self.refs
-
-    def _opened(self, topic: str) -> OpenTopic:
-        opened = self._topics.get(topic)
-        if opened is None:
-            opened = self._topics[topic] = self._engine.topic_for(topic)
-        return opened
-
-    def _add(self, log: LocalLog, rows: Rows) -> None:
-        self._grow(rows.size + len(rows.key or b"") + len(rows.meta or b""), rows.count)
-        self._appends.append((log, rows))
-
-    def _grow(self, size: int, count: int) -> None:
-        size, count = self._size + size, self._count + count
-        check_growth(size, count, self._engine.limits)
-        self._size, self._count = size, count
-
-    def _check(self) -> None:
-        if self._over:
-            raise Closed("the transaction is over", hint="begin another: hw.transaction()")
-        self._engine.check_open()
-
-
-def check_data(size: int, limits: Limits) -> None:
-    """Raise TooLarge for data of one event that would need a file of its own."""
-    if size > limits.blob_bytes_min:
-        raise TooLarge(
-            f"data has {size} bytes, and in a transaction may have {limits.blob_bytes_min}",
-            hint="append it first, and let the transaction tell where it is",
-            limit="blob_bytes_min",
-            maximum=limits.blob_bytes_min,
-        )
-
-
-def check_growth(size: int, count: int, limits: Limits) -> None:
-    """Raise TooLarge for more bytes of data, keys and meta, or more events, than one transaction may have."""
-    if size > limits.transaction_bytes_max:
-        raise _too_large("bytes", "transaction_bytes_max", limits.transaction_bytes_max)
-    if count > limits.transaction_events_max:
-        raise _too_large("events", "transaction_events_max", limits.transaction_events_max)
-
-
-def _too_large(unit: str, limit: str, maximum: int) -> TooLarge:
-    return TooLarge(f"a transaction may have {maximum} {unit}", hint="make several of it", limit=limit, maximum=maximum)
 
 
 def _recalled(by_log: dict[LocalLog, list[Rows]]) -> bool:

@@ -6,14 +6,15 @@ A server's requests arrive one by one and are committed as a group by one thread
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from headwater.engine.log import Log
 from headwater.engine.topics import OpenTopic, Topics
 from headwater.errors import HeadwaterError, Invalid, NotFound
 from headwater.event import Content, Ref, Refs, Run
 from headwater.format.batch import KEY
 from headwater.format.column import I64, Column
 from headwater.format.producers import Producer
-from headwater.storage.log import LocalLog
 from headwater.storage.rows import Rows
 
 Guard = tuple[int | None, Producer | None]
@@ -25,7 +26,7 @@ class Waiting:
 
     __slots__ = ("log", "opened", "rows", "where")
 
-    def __init__(self, opened: OpenTopic, log: LocalLog, rows: Rows, where: I64 | None = None) -> None:
+    def __init__(self, opened: OpenTopic[Any], log: Log, rows: Rows, where: I64 | None = None) -> None:
         self.opened = opened
         self.log = log
         self.rows = rows
@@ -57,7 +58,7 @@ class Waiting:
 
 
 def many(
-    opened: OpenTopic,
+    opened: OpenTopic[Any],
     content: Content,
     columns: dict[int, Column | None],
     count: int,
@@ -109,7 +110,7 @@ def keys_of(columns: dict[int, Column | None], count: int) -> Sequence[bytes | N
     return None if column is None else column.values(0, count)
 
 
-def commit(topics: Topics, waiting: Sequence[Waiting]) -> None:
+def commit(topics: Topics[Any], waiting: Sequence[Waiting]) -> None:
     """Commit appends of many requests, those of one log with one sync. Each has its place then, or its `error`.
 
     What waited for a topic that was deleted meanwhile goes to the one that has its name now, if there is one.
@@ -124,17 +125,17 @@ def commit(topics: Topics, waiting: Sequence[Waiting]) -> None:
         log.append_all([each.rows for each in group])
 
 
-def _by_log(waiting: Sequence[Waiting]) -> list[tuple[LocalLog, list[Waiting]]]:
+def _by_log(waiting: Sequence[Waiting]) -> list[tuple[Log, list[Waiting]]]:
     first = waiting[0].log if waiting else None
     if first is None or all(each.log is first for each in waiting):
         return [] if first is None else [(first, list(waiting))]
-    groups: dict[int, tuple[LocalLog, list[Waiting]]] = {}
+    groups: dict[int, tuple[Log, list[Waiting]]] = {}
     for each in waiting:
         groups.setdefault(id(each.log), (each.log, []))[1].append(each)
     return list(groups.values())
 
 
-def _move(topics: Topics, waiting: Waiting) -> None:
+def _move(topics: Topics[Any], waiting: Waiting) -> None:
     """Have an append go to the topic that took the name of a deleted one; it keeps its error if that cannot be."""
     topics.forget(waiting.opened)
     try:

@@ -8,6 +8,7 @@ import msgspec
 from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
+from headwater.format.archive import Archive, Note
 
 FORMAT = 1
 
@@ -68,19 +69,19 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     promoted: str | None = None  # when
 
 
-T = TypeVar("T", Store, Topic, Replica)
+T = TypeVar("T", Store, Topic, Archive, Note, Replica)
 
 # Made while the module is imported, which one thread does: msgspec learns a type at its first use, and two threads that
 # come first at the same time crash the interpreter.
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Store, Topic, Replica)
+    kind: msgspec.json.Decoder(kind) for kind in (Store, Topic, Archive, Note, Replica)
 }
 
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(TopicSettings)}
 
 
-def encode(settings: Store | Topic | Replica) -> bytes:
+def encode(settings: Store | Topic | Archive | Note | Replica) -> bytes:
     plain = msgspec.to_builtins(settings)
     if isinstance(
         settings, Topic

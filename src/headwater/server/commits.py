@@ -18,12 +18,12 @@ from time import perf_counter
 from typing import Any
 
 from headwater.engine.engine import Engine
+from headwater.engine.log import Log
 from headwater.engine.waiting import Waiting
 from headwater.errors import Closed
 from headwater.event import Ref
 from headwater.limits import MIB
 from headwater.server.metrics import Metrics
-from headwater.storage.log import LocalLog
 
 _log = logging.getLogger("headwater.server")
 
@@ -171,7 +171,7 @@ class _Queue:
 
     __slots__ = ("group", "log", "scheduled", "seconds", "size", "topic", "waiting")
 
-    def __init__(self, log: LocalLog) -> None:
+    def __init__(self, log: Log) -> None:
         self.log = log
         self.topic = log.place.topic
         self.waiting: list[tuple[Waiting, Done]] = []

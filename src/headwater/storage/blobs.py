@@ -7,7 +7,7 @@ orphan from one that is still growing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,9 @@ from headwater.format.names import offset_of
 from headwater.limits import BLOB_CHUNK_BYTES
 from headwater.storage.failures import deleted, offset_gone, unavailable
 from headwater.storage.place import Place
+
+FromArchive = Callable[[int, int, tuple[int, int, int]], Iterator[bytes] | None]
+"""The chunks of a huge event, by its segment, offset and reference; None if the archive does not have it."""
 
 
 class Spool:
@@ -89,8 +92,12 @@ class Spool:
 class StoredBlob:
     """The data of a huge event, in its file."""
 
-    def __init__(self, place: Place, path: Path, reference: tuple[int, int, int]) -> None:
+    def __init__(
+        self, place: Place, path: Path, reference: tuple[int, int, int], archived: FromArchive | None = None
+    ) -> None:
+        """`archived` gives its chunks where the file is not here any more."""
         self.size = reference[0]
+        self._archived = archived
         self._place = place
         self._disk = place.disk
         self._path = path
@@ -99,15 +106,19 @@ class StoredBlob:
     def chunks(self) -> Iterator[bytes]:
         """The data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt.
 
-        Raises NotFound if retention has deleted it.
+        Raises NotFound if retention has deleted it, and it is not in the archive.
         """
         size, chunk_bytes, _ = self._reference
         try:
             fd = self._disk.open_read(self._path)
         except FileNotFoundError as error:
+            offset = offset_of(self._path.name, "blob") or 0
+            archived = self._archived and self._archived(int(self._path.parent.stem), offset, self._reference)
+            if archived is not None:
+                yield from archived
+                return
             if self._disk.inode(self._path.parent.with_suffix(".log")) is None:
                 bases = self._place.segments()
-                offset = offset_of(self._path.name, "blob") or 0
                 raise (offset_gone(self._place, offset, bases[0]) if bases else deleted(self._place)) from error
             raise corrupt("the data of a huge event is missing", str(self._path), 0, size) from error
         try:

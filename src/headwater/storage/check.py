@@ -114,7 +114,7 @@ def _check_segment(
     if not sealed and segment.data_end(stop) > stop:
         torn = segment.data_end(stop) - stop
         yield _finding(place, path, stop, torn, "a torn tail, cut at the next append", False)
-    yield from _check_index(place, segment, sealed=sealed, sound=not walked.holes)
+    yield from check_index(place, segment, sealed=sealed, sound=not walked.holes)
     yield from _orphans(place, segment.base, segment, stop)
 
 
@@ -199,7 +199,8 @@ def _visible(slot: Slot | None, segment: SegmentFile) -> int | None:
     return slot.visible_offset if slot is not None and slot.segment == segment.base else None
 
 
-def _check_index(place: Place, segment: SegmentFile, *, sealed: bool, sound: bool) -> Iterator[Finding]:
+def check_index(place: Place, segment: SegmentFile, *, sealed: bool, sound: bool) -> Iterator[Finding]:
+    """What is wrong with the index of a segment, which should have one if it is `sealed`."""
     path = place.index(segment.base)
     try:
         index = Index.decode(place.disk.read_file(path))

@@ -12,8 +12,8 @@ from headwater.errors import Conflict, Corrupt
 from headwater.format.batch import LOST, Batch, corrupt, decode, encode_lost
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
+from headwater.storage.packing import part
 from headwater.storage.place import Place
-from headwater.storage.seal import part
 
 
 def behind(stored: memoryview, offset: int, *, zstd: bool) -> list[Batch]:
@@ -39,7 +39,7 @@ def rest(batch: Batch, offset: int, *, zstd: bool) -> Batch:
     if batch.flags & LOST:
         made = encode_lost(offset, int(ticks[lo]), batch.count - lo)
     else:
-        made = part(batch, lo, batch.count, ticks, zstd=zstd)
+        made = part(batch, lo, batch.count, zstd=zstd)
     return decode(memoryview(made), 0, len(made))
 
 

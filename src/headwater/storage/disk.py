@@ -176,6 +176,26 @@ class Disk:
                     found[entry.name] = entry.stat().st_size
         return found
 
+    def entries(self, path: Path) -> list[tuple[str, bool]]:
+        """What a directory holds, and whether each is a directory; nothing if there is no such directory."""
+        try:
+            with os.scandir(path) as entries:
+                return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def status(self, where: int | Path) -> os.stat_result:
+        """The size and the times of a file, by its descriptor or its path."""
+        return os.stat(where)
+
+    def touch(self, path: Path) -> None:
+        """Note that a file was used just now; it must be there."""
+        os.utime(path)
+
+    def used_ns(self, path: Path) -> int:
+        """When a file was touched or written last, in nanoseconds; it must be there."""
+        return os.stat(path).st_mtime_ns
+
     def remove_tree(self, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 

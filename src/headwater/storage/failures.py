@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import errno
+from typing import Protocol
 
 from headwater.errors import Conflict, NotFound, Unavailable
 from headwater.format.tail import FROZEN_BY_SYNC
 from headwater.storage.place import Place
+
+
+class Named(Protocol):
+    """Which log it is; `str()` tells it to people."""
+
+    @property
+    def topic(self) -> str: ...
 
 
 def unavailable(place: Place, what: str, error: OSError) -> Unavailable:
@@ -55,12 +63,12 @@ def repeated(place: Place) -> Conflict:
     return Conflict(f"{place}: the transaction was committed before", code="transaction_repeated")
 
 
-def deleted(place: Place) -> NotFound:
+def deleted(place: Named) -> NotFound:
     """The topic is gone."""
     return NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)
 
 
-def offset_gone(place: Place, offset: int, oldest: int) -> NotFound:
+def offset_gone(place: Named, offset: int, oldest: int) -> NotFound:
     """Retention has deleted the event."""
     return NotFound(
         f"{place}: offset {offset} is gone, the oldest is {oldest}",

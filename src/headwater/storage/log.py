@@ -19,6 +19,8 @@ from headwater.format.producers import Known, Producer
 from headwater.format.segment import SegmentHeader
 from headwater.format.tail import Slot
 from headwater.storage import copying, recovery
+from headwater.storage.archive.archive import Archive
+from headwater.storage.archive.archived import Archived
 from headwater.storage.blobs import StoredBlob
 from headwater.storage.failures import deleted
 from headwater.storage.group import Group
@@ -54,11 +56,13 @@ class LocalLog:
         on_roll: Callable[[Place], None],
         may_roll: Callable[[Place, Slot], None] = lambda _place, _slot: None,
         on_damaged_index: Callable[[Place, int], None] = lambda _place, _base: None,
+        archive: Archive | None = None,
         guard: Callable[[], None] | None = None,
     ) -> None:
         """`on_roll` hears of a finished segment, `on_damaged_index` of a segment whose index cannot be used.
 
-        `may_roll` raises if a new segment must not be begun, `guard` if nothing may be appended: to a replica.
+        `may_roll` raises if a new segment must not be begun, `guard` if nothing may be appended: to a replica. What was
+        dropped here is read from the `archive`.
         """
         self.place = place
         self.topic = place.topic
@@ -70,7 +74,9 @@ class LocalLog:
         self._guard = guard
         self._learned = -1  # the segment whose keys were read last
         self._identity = _identity(place)
-        self._reader = Reader(place, self._identity, self._recover, partial(on_damaged_index, place))
+        self.archived = Archived(place, archive) if archive is not None else None
+        on_damage = partial(on_damaged_index, place)
+        self._reader = Reader(place, self._identity, self._recover, on_damage, self.archived)
         self._begin()
 
     def append(self, rows: Rows) -> None:
@@ -87,7 +93,12 @@ class LocalLog:
         self._group.append_all(group)
 
     def learn_keys(self, rows: Rows) -> None:
-        """Read the keys of the active segment before the lock is taken, if nobody has: it may take long."""
+        """Read the keys of the active segment before the lock is taken, if nobody has: it may take long.
+
+        So may fetching from the archive, where the key may be: what is fetched here is there when the lock is held.
+        """
+        if self._reader.in_archive() and rows.key is not None:
+            self._reader.version(rows.key, self._reader.slot())
         if self._group.writer.segment == self._learned:
             return
         slot = self._reader.glance()
@@ -118,9 +129,18 @@ class LocalLog:
         """The offset that the next event will get."""
         return self._reader.slot().visible_offset
 
+    seen = end  # a look costs nothing
+
+    def pause_s(self) -> None:
+        """Whoever appends wakes all who sleep on the tail."""
+
     def state(self) -> Slot:
         """What is visible, durable and last."""
         return self._reader.slot()
+
+    def secured(self) -> int:
+        """Up to where it is durable."""
+        return self.state().secured_offset
 
     def batches(
         self,
@@ -188,6 +208,14 @@ class LocalLog:
         """The ticks of the last event before the oldest readable one; 0 if there never was one."""
         return self._reader.ticks_before_start()
 
+    def first_ticks(self, start: int) -> int | None:
+        """The ticks of the event at `start`, the oldest one, if the archive tells them; None if it is read here."""
+        return self._reader.first_ticks(start)
+
+    def local_start(self) -> int:
+        """The oldest offset that is on the local disk."""
+        return self._reader.local_start()
+
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""
         return self._reader.offset_at(ticks)
@@ -195,7 +223,7 @@ class LocalLog:
     def blob(self, batch: Batch) -> Blob:
         """The data of a huge event."""
         path = Path(batch.path).with_suffix(".blobs") / file_of(batch.base_offset, "blob")
-        return StoredBlob(self.place, path, batch.blob_reference())
+        return StoredBlob(self.place, path, batch.blob_reference(), self.archived.blob if self.archived else None)
 
     def wait_on(self) -> Tail | None:
         """What to sleep on until there is more; None on read-only media, where nothing comes."""

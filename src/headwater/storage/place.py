@@ -41,6 +41,11 @@ class Place(msgspec.Struct, frozen=True):
         return self.path.parent.parent.parent / "journal"
 
     @property
+    def archived(self) -> Path:
+        """What is known to be in the archive of this directory."""
+        return self.path / "archived.json"
+
+    @property
     def spool(self) -> Path:
         return self.path / "spool"
 

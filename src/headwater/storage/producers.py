@@ -12,6 +12,7 @@ from headwater.format.batch import corrupt
 from headwater.format.producers import Answer, Known, Producer, read_stamp
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
+from headwater.limits import Limits
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 
@@ -34,39 +35,11 @@ class Producers:
         Raises Fenced for an old epoch, and Conflict for an old request whose answer is forgotten.
         """
         self._absorb(slot)
-        known = self._known.get(producer.id)
-        if known is None:
-            return None
-        if producer.epoch < known.epoch:
-            raise Fenced(
-                f"producer {producer.id!r} has epoch {producer.epoch}, and a newer one has {known.epoch}",
-                hint="another instance has taken over; stop, or begin again with a higher epoch",
-                code="old_epoch",
-                epoch=known.epoch,
-            )
-        for answer in known.answers:
-            if answer.seq == producer.seq:
-                return answer
-        last = known.answers[-1].seq
-        if producer.seq < last:
-            raise Conflict(
-                f"producer {producer.id!r} is at seq {last}, and the answer to {producer.seq} is forgotten",
-                hint="if it was answered, go on; if not, read the log to see whether it is there",
-                code="seq_forgotten",
-                last_seq=last,
-            )
-        return None
+        return recall(self._known, producer)
 
     def note(self, producer: Producer, offset: int, ticks: int, count: int) -> None:
         """Remember a request that was just committed."""
-        limits = self._place.limits
-        known = self._known.pop(producer.id, None) or Known(producer.epoch, [])
-        known.epoch = producer.epoch
-        known.answers.append(Answer(producer.seq, offset, ticks, count))
-        del known.answers[: -limits.producer_answers_max]
-        self._known[producer.id] = known
-        while len(self._known) > limits.producers_max:
-            del self._known[next(iter(self._known))]
+        note(self._known, producer, Answer(producer.seq, offset, ticks, count), self._place.limits)
 
     def read_to(self, slot: Slot) -> None:
         """All up to a slot was noted: what others had brought, by `answer`, and what this process added to it."""
@@ -146,3 +119,40 @@ def read_snapshot(place: Place, base: int) -> dict[str, Known]:
         raise corrupt("the snapshot of producers is missing", str(path), 0, 0) from None
     except Corrupt as error:
         raise corrupt(error.message, str(path), error.position, error.size) from None
+
+
+def recall(known: dict[str, Known], producer: Producer) -> Answer | None:
+    """What a request was told before, by what is known of all producers; raises as `Producers.answer`."""
+    mine = known.get(producer.id)
+    if mine is None:
+        return None
+    if producer.epoch < mine.epoch:
+        raise Fenced(
+            f"producer {producer.id!r} has epoch {producer.epoch}, and a newer one has {mine.epoch}",
+            hint="another instance has taken over; stop, or begin again with a higher epoch",
+            code="old_epoch",
+            epoch=mine.epoch,
+        )
+    for answer in mine.answers:
+        if answer.seq == producer.seq:
+            return answer
+    last = mine.answers[-1].seq
+    if producer.seq < last:
+        raise Conflict(
+            f"producer {producer.id!r} is at seq {last}, and the answer to {producer.seq} is forgotten",
+            hint="if it was answered, go on; if not, read the log to see whether it is there",
+            code="seq_forgotten",
+            last_seq=last,
+        )
+    return None
+
+
+def note(known: dict[str, Known], producer: Producer, answer: Answer, limits: Limits) -> None:
+    """Remember the answer to a request; who was silent longest is forgotten when there are too many."""
+    mine = known.pop(producer.id, None) or Known(producer.epoch, [])
+    mine.epoch = producer.epoch
+    mine.answers.append(answer)
+    del mine.answers[: -limits.producer_answers_max]
+    known[producer.id] = mine
+    while len(known) > limits.producers_max:
+        del known[next(iter(known))]

@@ -20,6 +20,7 @@ from headwater.format.keyhash import key_hash
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, Slot
 from headwater.storage import recovery
+from headwater.storage.archive.archived import Archived
 from headwater.storage.failures import deleted, offset_gone
 from headwater.storage.keys import KeyIndexes, Positions
 from headwater.storage.place import Place
@@ -49,11 +50,16 @@ class Reader:
     """The reading side of one log in one process."""
 
     def __init__(
-        self, place: Place, identity: int | None, recover: Callable[[], Slot], on_damage: Callable[[int], None]
+        self,
+        place: Place,
+        identity: int | None,
+        recover: Callable[[], Slot],
+        on_damage: Callable[[int], None],
+        archived: Archived | None = None,
     ) -> None:
         """`identity` is the inode of the log's lock: another one there means another log.
 
-        `on_damage` is told the segment whose index cannot be used.
+        `on_damage` is told the segment whose index cannot be used. What was deleted here may be among the `archived`.
         """
         self._place = place
         self._identity = identity
@@ -62,6 +68,8 @@ class Reader:
         self._tail: Tail | None = None
         self._still: Slot | None = None  # the state of a log on read-only media, which cannot change
         self._bases: list[int] = []
+        self._local = 0  # the first of them that is on the local disk, as far as is known
+        self._archived = archived
         self._segments: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()
         self._opening = threading.Lock()  # protects `_segments`
         self._key_indexes = KeyIndexes(place, on_damage)
@@ -84,7 +92,11 @@ class Reader:
         """The oldest readable offset."""
         slot = self.slot()
         bases = self._known_bases(slot)
-        if bases and (bases[0] == slot.segment or self._place.disk.inode(self._place.segment(bases[0])) is not None):
+        if bases and (
+            bases[0] == slot.segment
+            or (bases[0] < self._local and self._archived is not None and self._archived.has(bases[0]))
+            or self._place.disk.inode(self._place.segment(bases[0])) is not None
+        ):
             return bases[0]
         return self._oldest()  # retention, of any process, has deleted what was the oldest
 
@@ -92,7 +104,7 @@ class Reader:
         """The ticks of the last event before the oldest readable one; 0 if there never was one."""
         while True:
             try:
-                return self.segment(self.start(), self.slot()).header.previous_ticks
+                return self._previous_ticks(self.start(), self.slot())
             except NotFound as error:
                 if error.code != "offset_gone":  # else retention came in between
                     raise
@@ -153,7 +165,7 @@ class Reader:
         bases = self._known_bases(slot)
         if not bases:
             raise self.gone(0)
-        at = bisect_right(bases, ticks, key=lambda base: self.segment(base, slot).header.previous_ticks + 1) - 1
+        at = bisect_right(bases, ticks, key=lambda base: self._previous_ticks(base, slot) + 1) - 1
         if at < 0:
             return bases[0]
         segment = self.segment(bases[at], slot)
@@ -169,6 +181,27 @@ class Reader:
         if batch.last_ticks < ticks and batch.end_position < end:
             window.batch(batch.end_position)  # the map is unverified: if this one has the ticks, its header is damaged
         return batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
+
+    def local_start(self) -> int:
+        """The oldest offset that is on the local disk; what is before it is in the archive, or gone."""
+        self.start()
+        return self._local
+
+    def in_archive(self) -> bool:
+        """Whether the oldest events are only in the archive, as far as is known without a look."""
+        return bool(self._bases) and self._bases[0] < self._local
+
+    def first_ticks(self, base: int) -> int | None:
+        """The ticks of the first event of a segment that is in the archive alone; None if it is here."""
+        return self._archived.first_ticks(base) if self._archived is not None and base < self._local else None
+
+    def _previous_ticks(self, base: int, slot: Slot) -> int:
+        """The ticks of the last event before a segment, which is not fetched from the archive for that."""
+        if self._archived is not None and base < self._local:
+            told = self._archived.previous_ticks(base)
+            if told is not None:
+                return told
+        return self.segment(base, slot).header.previous_ticks
 
     def _offset_near_end(self, segment: SegmentFile, slot: Slot, ticks: int) -> int:
         """The first offset of the active segment with these ticks or later ones, looked for from its end."""
@@ -192,10 +225,12 @@ class Reader:
         return int(batches.positions[number]), int(batches.offsets[number])
 
     def segment(self, base: int, slot: Slot) -> SegmentFile:
-        """An open segment; raises NotFound, with the oldest offset, if it was deleted."""
+        """An open segment; raises NotFound, with the oldest offset, if it was deleted and is not in the archive."""
         try:
             return self._open(base, slot)
         except NotFound as error:
+            if self._archived is not None and self._archived.has(base):
+                return self._archived.open(base)
             gone = self.gone(base)
             raise (gone if base < gone.oldest else error) from None
 
@@ -249,9 +284,12 @@ class Reader:
 
     def _indexed(self, base: int, slot: Slot, hash: int) -> Places | None:
         """Where a key may be in a sealed segment; None if it has no sound index."""
-        indexes = self._key_indexes
+        indexes, identity = self._key_indexes, lambda: self.segment(base, slot).identity()
+        if (archived := self._archived) is not None and base < self._local and archived.has(base):
+            archived.fetch_index(base)
+            indexes, identity = archived.key_indexes, lambda: archived.identity(base)
         for doubt in (indexes.forget, indexes.damaged):  # the first time, the file may have been made anew
-            index = indexes.get(base, slot.generation, lambda: self.segment(base, slot).identity())
+            index = indexes.get(base, slot.generation, identity)
             if index is None:
                 return None
             try:
@@ -289,11 +327,15 @@ class Reader:
         """Let go of the files; batches that were handed out stay valid."""
         self._segments.clear()
         self._tail = None
+        if self._archived is not None:
+            self._archived.close()
 
     def after_fork(self) -> None:
         """In a forked child: drop what another thread of the parent may have been changing."""
         self._opening = threading.Lock()
         self._segments.clear()
+        if self._archived is not None:
+            self._archived.after_fork()
 
     def _settle(self) -> Slot:
         """Open the tail; have the log recovered if it cannot be believed as it is."""
@@ -321,14 +363,19 @@ class Reader:
         return self._still
 
     def _known_bases(self, slot: Slot) -> list[int]:
-        """The segments up to the active one: a later one, which a roll is just making, is not in use.
+        """The segments up to the active one, those in the archive alone among them.
 
-        Those at the beginning may have been deleted since. None at all if the slot is that old.
+        A later one, which a roll is just making, is not in use. Those at the beginning may have been deleted since.
+        None at all if the slot is that old.
         """
         bases = self._bases
         if not bases or bases[-1] != slot.segment:
-            bases = self._bases = [base for base in self._place.segments() if base <= slot.segment]
-            self._let_go(bases[0] if bases else slot.segment)
+            bases = [base for base in self._place.segments() if base <= slot.segment]
+            local = bases[0] if bases else slot.segment
+            if local and bases and self._archived is not None:
+                bases = self._archived.before(local) + bases
+            self._local, self._bases = local, bases
+            self._let_go(local)
         return bases
 
     def _oldest(self) -> int:

@@ -9,9 +9,10 @@ the syncs, and giving the space back, come after it. Safe from any thread and pr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -42,6 +43,18 @@ class Segment(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class Finished(Protocol):
+    """A segment that nobody appends to, wherever it is."""
+
+    @property
+    def end(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+S = TypeVar("S", bound=Finished)
+
+
 class Rules(msgspec.Struct, frozen=True):
     """What one partition keeps: the settings of its topic, and what was asked for besides."""
 
@@ -49,6 +62,7 @@ class Rules(msgspec.Struct, frozen=True):
     passed: int | None = None  # the slowest consumer's cursor; None if there are no consumers
     before: int = 0  # what ends at or before this offset is not wanted,
     before_ticks: int = 0  # nor is what is older than this
+    archived: int | None = None  # what ends after this is not in the archive, and stays; None if there is no archive
 
     @property
     def bounded(self) -> bool:
@@ -92,19 +106,28 @@ def due(place: Place, slot: Slot, segments: list[Segment], rules: Rules) -> list
 
     All that is below the active segment is durable, because a roll syncs it: nothing else is ever deleted.
     """
+    durable = min(slot.segment, slot.durable_offset)
+    finished = [segment for segment in segments[:-1] if segment.end <= durable]
+    total = sum(segment.bytes for segment in segments)
+    return surplus(finished, total, len(segments), rules, place.clock.ticks(), partial(_last_ticks, place))
+
+
+def surplus(
+    finished: Sequence[S], total: int, left: int, rules: Rules, now: int, last_ticks: Callable[[S], int]
+) -> list[S]:
+    """Those of the finished segments, oldest first, that have to go from a log of so many bytes and segments in all."""
     kept = rules.settings
     hard = kept.retention_bytes_hard
-    oldest_ticks = rules.oldest_ticks(place.clock.ticks())
-    total, left = sum(segment.bytes for segment in segments), len(segments)
-    found: list[Segment] = []
-    for segment in segments[:-1]:
-        if segment.end > min(slot.segment, slot.durable_offset):
+    oldest_ticks = rules.oldest_ticks(now)
+    found: list[S] = []
+    for segment in finished:
+        if rules.archived is not None and segment.end > rules.archived:
             break
         wanted = not (
             (kept.retention_bytes and total > kept.retention_bytes)
             or (kept.retention_segments and left > kept.retention_segments)
             or segment.end <= rules.before
-            or (oldest_ticks and _last_ticks(place, segment) < oldest_ticks)
+            or (oldest_ticks and last_ticks(segment) < oldest_ticks)
         )
         over = hard and total > hard and (kept.overflow == "delete" or kept.retention_consumers)
         if not over and wanted:
@@ -132,6 +155,14 @@ def full(place: Place, slot: Slot, rules: Rules) -> Unavailable | None:
     if total <= hard or total - sum(segment.bytes for segment in due(place, slot, segments, rules)) <= hard:
         return None
     behind = rules.settings.retention_consumers and rules.passed is not None
+    if rules.archived is not None and due(place, slot, segments, msgspec.structs.replace(rules, archived=None)):
+        return Unavailable(
+            f"{place} is full: it has {total} bytes, may have {hard}, and what is old is not archived yet",
+            hint="is the archiver running, and the archive in reach? headwater archive",
+            code="log_full",
+            bytes=total,
+            maximum=hard,
+        )
     return Unavailable(
         f"{place} is full: it has {total} bytes, and may have {hard}",
         hint="let the slowest consumer catch up, or change the retention: headwater retain"

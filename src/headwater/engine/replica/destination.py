@@ -40,7 +40,7 @@ class Destination(Engine):
         """The topics that are here, by name."""
         return {name: self.topic(name) for name in self.topics()}
 
-    def adopt(self, state: TopicState) -> OpenTopic:
+    def adopt(self, state: TopicState) -> OpenTopic[LocalLog]:
         """A topic as the source has it, made if it is not there: its logs begin where the source's begin. Durable."""
         topic = Topic(name=state.name, uuid=state.uuid, partitions=len(state.logs), settings=state.settings)
         self._catalogue.make(topic, [(log.start, log.ticks_before) for log in state.logs])
@@ -48,7 +48,7 @@ class Destination(Engine):
             self._catalogue.settle(state.name, lambda _: state.settings)
         return self._topics.live(state.name)
 
-    def opened(self, name: str) -> OpenTopic:
+    def opened(self, name: str) -> OpenTopic[LocalLog]:
         """A topic that is here."""
         return self._topics.live(name)
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from headwater.engine import waiting as waits
+from headwater.engine.log import Log
 from headwater.engine.waiting import Waiting
 from headwater.errors import Invalid, TooLarge
 from headwater.event import CONTENTS, Content, Refs, id_text
@@ -24,7 +25,6 @@ from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
 from headwater.server.wire import arrow, cloudevents, lines
 from headwater.server.wire.parsed import Parsed
-from headwater.storage.log import LocalLog
 from headwater.storage.rows import Rows
 
 SMALL_BYTES = MIB  # up to this, an item is held in memory, and committed with others
@@ -261,7 +261,7 @@ def check_content(data: bytes, content: Content) -> None:
         raise Invalid(f"the body is not {content}: {error}", hint=hint, code="bad_body") from error
 
 
-def place_of(log: LocalLog, rows: Rows) -> tuple[tuple[str, str], ...]:
+def place_of(log: Log, rows: Rows) -> tuple[tuple[str, str], ...]:
     """The headers that tell where an event is."""
     return (
         ("headwater-partition", str(log.place.partition)),

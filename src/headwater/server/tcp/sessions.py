@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from headwater.engine.appends import check_data, check_growth
 from headwater.engine.engine import Engine
-from headwater.engine.transaction import check_data, check_growth
 from headwater.errors import Conflict, HeadwaterError, Invalid, NotFound, TooLarge
 from headwater.format import given
 from headwater.server.access import require

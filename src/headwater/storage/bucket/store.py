@@ -1,4 +1,4 @@
-"""What an object store must do for a log: create only what is not there, replace only what was seen, read, list, delete.
+"""What an object store must do for a log: create what is not there, replace what was seen, read, list, delete.
 
 Keys are relative to the place that the store was opened at, with "/" between their parts. Every method is safe from any
 thread and any machine. What fails for a while is tried again with growing, random pauses, for as long as the store
@@ -7,6 +7,7 @@ was told; then it raises Unavailable. `directory.py` and `s3.py` are the two sto
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple, Protocol
@@ -66,12 +67,16 @@ class Store(Protocol):
         """Delete objects; those that are not there are passed over. Durable when it returns."""
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        """All objects whose keys begin so, behind the key `after`, in the order of their keys."""
+        """All objects whose keys begin so; those of one folder in the order of their keys.
 
-    def folders(self, prefix: str) -> list[str]:
+        With `after`, a key of the folder that is asked for, only those behind it.
+        """
+
+    def folders(self, prefix: str) -> builtins.list[str]:
         """The next parts of the keys that begin with `prefix` (which is empty or ends with "/"), sorted, each once.
 
-        Only of keys that go on behind them: `folders("a/")` of the keys `a/b/c` and `a/d` is `["b"]`.
+        Only of keys that go on behind them: `folders("a/")` of the keys `a/b/c` and `a/d` is `["b"]`. A part may still
+        be named for a while after its last object was deleted.
         """
 
     def close(self) -> None:

@@ -1,0 +1,117 @@
+"""`headwater archive`: copy finished segments to an object store, once or for as long as it runs."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import complete_topic, data_argument, json_option
+from headwater.cli.opening import open_log
+from headwater.cli.progress import Waiting
+from headwater.errors import Unsupported
+
+if TYPE_CHECKING:
+    from headwater.engine.archiving import Archiver
+    from headwater.engine.engine import Engine
+    from headwater.errors import HeadwaterError
+    from headwater.info import Archived
+
+
+@command(
+    examples=[
+        "headwater archive data s3://bucket/archive",
+        "headwater archive data --once --seal",
+        "headwater archive data objects:///mnt/backup/archive --topic orders --once",
+    ]
+)
+@data_argument
+@click.argument("url", metavar="[URL]", required=False)
+@click.option("--once", is_flag=True, help="Archive what is finished now, and end.")
+@click.option("--seal", is_flag=True, help="Finish the active segments first: the archive is then complete up to now.")
+@click.option("--topic", metavar="TOPIC", shell_complete=complete_topic, help="Only this topic.")
+@json_option("One JSON object a line: each archived segment; with --once, what was done.")
+def archive(data: str, url: str | None, once: bool, seal: bool, topic: str | None, as_json: bool) -> None:
+    """Keep the finished segments of a log in an object store.
+
+    URL is s3://bucket/prefix or objects:///a/directory; credentials come from the environment. The log remembers it, so
+    it may be left out later. From then on 'headwater retain' deletes only what is archived, and reads go on in the
+    archive where the local disk has dropped the beginning. Without --once it archives segments as they are finished, by
+    any process, until Ctrl-C or SIGTERM. 'headwater restore' brings a log back, 'headwater check URL' verifies it.
+    """
+    stopping = threading.Event()
+    with open_log(data, mode="existing") as hw:
+        archiver = _local(hw).archiver(url, topic=topic, stopping=stopping)
+        if once:
+            with Waiting("archived", as_bytes=True) as waiting:
+                done = archiver.once(seal=seal, progress=waiting.update)
+            _show_once(archiver, done, as_json)
+        else:
+            _run(archiver, stopping, seal, as_json)
+
+
+def _local(hw: Any) -> Engine:
+    from headwater.engine.engine import Engine
+
+    if not isinstance(hw, Engine):
+        raise Unsupported("only a log directory is archived", hint="run it where the directory is")
+    return hw
+
+
+def _show_once(archiver: Archiver, done: list[Archived], as_json: bool) -> None:
+    size = sum(each.bytes for each in done)
+    lag = archiver.lag()
+    if as_json:
+        told = {"url": archiver.url, "archived": done, "bytes": size, "lag": lag._asdict()}
+        click.echo(show.json_line(told))
+        return
+    what = f"archived {show.count(len(done), 'segment')} ({show.size(size)})" if done else "all is archived already"
+    show.done(f"{what} in {show.printable(archiver.url)}{_behind(lag.events)}")
+
+
+def _run(archiver: Archiver, stopping: threading.Event, seal: bool, as_json: bool) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    before = [(number, signal.signal(number, stop)) for number in (signal.SIGINT, signal.SIGTERM)]
+    reporter = _Reporter(archiver, as_json)
+    try:
+        if not as_json:
+            show.note(f"archiving to {show.printable(archiver.url)}; ends with Ctrl-C")
+        archiver.run(reporter.archived, reporter.failed, seal=seal)
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+class _Reporter:
+    """Prints what was archived, and what went wrong: once, until it goes well again."""
+
+    def __init__(self, archiver: Archiver, as_json: bool) -> None:
+        self._archiver = archiver
+        self._as_json = as_json
+        self._failure = ""
+
+    def archived(self, done: list[Archived]) -> None:
+        self._failure = ""
+        lag = self._archiver.lag().events if done else 0
+        for each in done:
+            if self._as_json:
+                click.echo(show.json_line(each))
+            else:
+                where = show.log_name(each.topic, each.partition)
+                click.echo(f"{where}  {each.first}..{each.end - 1}  {show.size(each.bytes)}{_behind(lag)}")
+
+    def failed(self, error: HeadwaterError) -> None:
+        if str(error) != self._failure:
+            self._failure = str(error)
+            show.warn(str(error))
+
+
+def _behind(events: int) -> str:
+    return f"; {show.count(events, 'event')} not in it yet" if events else ""

@@ -1,0 +1,75 @@
+"""`headwater restore`: a log directory from an archive."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import Natural, Place, complete_directory, json_option
+from headwater.cli.progress import Waiting
+
+COLUMNS = ("topic", "partition", "offsets", "events", "fetched")
+
+
+@command(
+    examples=[
+        "headwater restore s3://bucket/archive data",
+        "headwater restore s3://bucket/archive data --to-time 2025-03-01T12:00",
+        "headwater restore objects:///mnt/backup/archive data --topic orders --to 5000",
+    ]
+)
+@click.argument("url", metavar="URL")
+@click.argument("data", metavar="DATA", shell_complete=complete_directory)
+@click.option("--topic", metavar="TOPIC", help="Only this topic.")
+@click.option("--to", type=Natural(), metavar="OFFSET", help="End before this offset of the --topic.")
+@click.option("--partition", type=Natural(), metavar="N", help="The partition of --to; the others are restored whole.")
+@click.option("--to-time", type=Place(), metavar="TIME", help="End every log before the first event of this time.")
+@json_option("One JSON object.")
+def restore(
+    url: str,
+    data: str,
+    topic: str | None,
+    to: int | None,
+    partition: int | None,
+    to_time: Any,
+    as_json: bool,
+) -> None:
+    """Make a new log directory of what an archive holds.
+
+    The same topics, offsets, times and ids, whole or up to an offset or a time, which are not included. Everything that
+    is fetched is verified. DATA appears when all of it is there; if it is interrupted, the same command goes on.
+    Consumers and documents are not archived: consumers begin anew, projections fold again.
+    """
+    if to is not None and to_time is not None:
+        raise click.UsageError("--to and --to-time exclude each other")
+    if to_time is not None and not isinstance(to_time, datetime):
+        raise click.UsageError("--to-time takes a time")
+    if partition is not None and to is None:
+        raise click.UsageError("--partition is that of --to")
+    import headwater
+
+    with Waiting("restored", as_bytes=True) as waiting:
+        end = to if to is not None else to_time
+        done = headwater.restore(url, Path(data), topic=topic, partition=partition, to=end, progress=waiting.update)
+    if as_json:
+        click.echo(show.json_line({"data": data, "url": url, "logs": done}))
+        return
+    rows: list[list[show.Cell]] = [
+        [
+            (each.topic, "bold"),
+            str(each.partition),
+            f"{each.first}..{each.end - 1}" if each.end > each.first else "none",
+            show.number(each.end - each.first),
+            show.size(each.bytes),
+        ]
+        for each in done
+    ]
+    if rows:
+        show.table(COLUMNS, rows, right=COLUMNS[1:])
+    events = sum(each.end - each.first for each in done)
+    show.done(f"restored {show.count(events, 'event')} to {data}; archive it again: headwater archive {data} {url}")

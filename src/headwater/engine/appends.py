@@ -1,0 +1,183 @@
+"""Appends that are gathered, and then are there together or not at all: what every kind of transaction begins with."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self
+
+from headwater.engine.log import L
+from headwater.errors import Closed, TooLarge
+from headwater.event import Content, Durability, Event, Ref
+from headwater.format import given
+from headwater.format.given import Data, Meta
+from headwater.format.producers import Producer
+from headwater.limits import Limits
+from headwater.storage.rows import Rows
+
+if TYPE_CHECKING:
+    from headwater.engine.consumer import Consumer
+    from headwater.engine.topics import OpenTopic
+    from headwater.engine.verbs import Verbs
+
+
+class Appends(Generic[L]):
+    """What is to be done at once. Nothing is seen or kept of it before `commit`; for one thread."""
+
+    def __init__(self, engine: Verbs[L], *, sync: bool, producer: Producer | None = None) -> None:
+        self._engine = engine
+        self._sync = sync
+        self._producer = producer
+        self._topics: dict[str, OpenTopic[L]] = {}
+        self._appends: list[tuple[L, Rows]] = []
+        self._size = self._count = 0
+        self._over = False
+        self.refs: list[Ref] = []  # where the events are, in the order of the appends, once it is committed
+
+    def append(
+        self,
+        topic: str,
+        data: Data,
+        *,
+        type: str = "",
+        key: bytes | str | None = None,
+        meta: Meta | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+        expected_version: given.Version | None = None,
+    ) -> None:
+        """Append one event with the rest. `expected_version` is the key's before the transaction.
+
+        Raises TooLarge for data that would need a file of its own, and when the transaction outgrows its limit.
+        """
+        self._check()
+        limits = self._engine.limits
+        if content is not None:
+            given.check_content(content)
+        encoded, content = given.encode_data(data, content)
+        encoded_key = given.encode_key(key, limits)
+        log = self._opened(topic).choose(encoded_key, partition, self._producer)
+        given.check_size(len(encoded), log.place.limits)
+        check_data(len(encoded), limits)
+        rows = Rows.one(
+            content,
+            self._sync,
+            encoded,
+            given.encode_type(type) if type else b"",
+            encoded_key,
+            given.encode_meta(meta, limits),
+        )
+        if expected_version is not None:
+            rows.guard(given.check_version(expected_version, encoded_key), None)
+        self._add(log, rows)
+
+    def append_many(
+        self,
+        topic: str,
+        data: Sequence[Data],
+        *,
+        types: Sequence[str] | str = "",
+        keys: Sequence[bytes | str | None] | None = None,
+        metas: Sequence[Meta | None] | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Append many events of a topic with the rest, as `Engine.append_many` does; their `refs` are by partition."""
+        self._check()
+        given.check_content(content)
+        if not len(data):
+            return
+        opened = self._opened(topic)
+        content, columns, encoded_keys = given.encode_many(
+            data, content, types, keys, metas, opened.logs[0].place.limits
+        )
+        if opened.only is not None or partition is not None or encoded_keys is None:
+            self._add(
+                opened.choose(None, partition, self._producer), Rows.many(content, self._sync, columns, len(data))
+            )
+            return
+        for log, where in opened.spread(encoded_keys, self._producer):
+            some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
+            self._add(log, Rows.many(content, self._sync, some, len(where)))
+
+    @abstractmethod
+    def ack(self, *events: Event, consumer: Consumer | None = None) -> None:
+        """Take events as handled with the rest; `consumer` is who handed them out, if that is not clear."""
+
+    @abstractmethod
+    def commit(self) -> list[Ref]:
+        """Do it all; durable when it returns."""
+
+    @property
+    def appended(self) -> int:
+        """How many events it appends."""
+        return self._count
+
+    def discard(self) -> None:
+        """Do nothing of it."""
+        self._over = True
+        self._appends = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.discard()
+        elif not self._over:
+            self.commit()
+
+    def _settled(self, *, journaled: bool) -> list[Ref]:
+        durability: Durability = "fsync" if self._sync or journaled else "os"
+        self.refs = [
+            Ref(log.place.topic, log.place.partition, rows.offset + n, rows.ticks + n, log.node, durability)
+            for log, rows in self._appends
+            for n in range(rows.count)
+        ]
+        return self.refs
+
+    def _opened(self, topic: str) -> OpenTopic[L]:
+        opened = self._topics.get(topic)
+        if opened is None:
+            opened = self._topics[topic] = self._engine.topic_for(topic)
+        return opened
+
+    def _add(self, log: L, rows: Rows) -> None:
+        self._grow(rows.size + len(rows.key or b"") + len(rows.meta or b""), rows.count)
+        self._appends.append((log, rows))
+
+    def _grow(self, size: int, count: int) -> None:
+        size, count = self._size + size, self._count + count
+        check_growth(size, count, self._engine.limits)
+        self._size, self._count = size, count
+
+    def _check(self) -> None:
+        if self._over:
+            raise Closed("the transaction is over", hint="begin another: hw.transaction()")
+        self._engine.check_open()
+
+
+def check_data(size: int, limits: Limits) -> None:
+    """Raise TooLarge for data of one event that would need a file of its own."""
+    if size > limits.blob_bytes_min:
+        raise TooLarge(
+            f"data has {size} bytes, and in a transaction may have {limits.blob_bytes_min}",
+            hint="append it first, and let the transaction tell where it is",
+            limit="blob_bytes_min",
+            maximum=limits.blob_bytes_min,
+        )
+
+
+def check_growth(size: int, count: int, limits: Limits) -> None:
+    """Raise TooLarge for more bytes of data, keys and meta, or more events, than one transaction may have."""
+    if size > limits.transaction_bytes_max:
+        raise _too_large("bytes", "transaction_bytes_max", limits.transaction_bytes_max)
+    if count > limits.transaction_events_max:
+        raise _too_large("events", "transaction_events_max", limits.transaction_events_max)
+
+
+def _too_large(unit: str, limit: str, maximum: int) -> TooLarge:
+    return TooLarge(f"a transaction may have {maximum} {unit}", hint="make several of it", limit=limit, maximum=maximum)

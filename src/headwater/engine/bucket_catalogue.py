@@ -1,0 +1,163 @@
+"""The topics of a bucket: made, found, listed and deleted by anybody.
+
+One swapped record says which topic has a name. A topic is there from the moment its record is, and gone from the moment
+that says so; what is left of it is collected later (docs/BUCKET.md).
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+
+from headwater.engine.rules import check_topic, checked_name, limits_of, not_found, same, with_retention
+from headwater.errors import Conflict, Invalid, NotFound
+from headwater.format import names
+from headwater.format.settings import Retention, Store, Topic, TopicSettings
+from headwater.limits import Limits
+from headwater.storage.bucket.collection import all_older, delete_all, time_of
+from headwater.storage.bucket.meta import Knowledge
+from headwater.storage.bucket.place import TOPICS, ObjectPlace, topic_key
+from headwater.storage.bucket.probe import PREFIX
+from headwater.storage.bucket.records import Found, Records
+from headwater.storage.bucket.store import Store as ObjectStore
+from headwater.storage.disk import Clock, Disk
+
+SETTINGS = "headwater.json"
+STAMP = "stamp"  # what is put to learn the time of the store
+
+
+class Named(msgspec.Struct, frozen=True):
+    """Which topic has a name: none, if it was deleted."""
+
+    topic: Topic | None = None
+    deleted: str = ""  # the uuid of the one that had it last
+
+
+class BucketCatalogue:
+    """One bucket. Safe from any thread, process and machine: it keeps no state of its own."""
+
+    def __init__(self, store: ObjectStore, disk: Disk, clock: Clock, limits: Limits) -> None:
+        self._store = store
+        self._disk = disk
+        self._clock = clock
+        self._limits = limits
+        self._records = Records(store, clock, Named)
+        self._settings = Records(store, clock, Store)
+
+    def init(self) -> None:
+        """Make the place a log, unless it is one. One with other things in it is refused."""
+        if self._settings.read(SETTINGS) is not None:
+            return
+        strangers = (each.key for each in self._store.list("") if not each.key.startswith(PREFIX))
+        stranger = next(strangers, SETTINGS)
+        if stranger != SETTINGS:
+            raise Invalid(
+                f"{self._store.url} is not a log, and holds {stranger!r}",
+                hint="name a prefix that nothing else uses",
+                code="not_a_log",
+            )
+        self._settings.create(SETTINGS, Store(uuid=str(self._random_uuid())))
+
+    def open(self) -> Store:
+        """Check that the place is a log that this version understands."""
+        found = self._settings.read(SETTINGS)
+        if found is None:
+            raise NotFound(
+                f"{self._store.url} is not a log", hint="open it once without mode='existing'", code="not_a_log"
+            )
+        return found.record
+
+    def create(self, name: str, partitions: int, chosen: TopicSettings) -> bool:
+        """Make a topic; False if it is there, with the same number of partitions. Durable when it returns."""
+        check_topic(name, partitions, chosen, self._limits)
+        while True:
+            found = self._records.read(topic_key(name))
+            if found is not None and found.record.topic is not None:
+                return same(found.record.topic, partitions)
+            topic = Topic(name=name, uuid=str(self._random_uuid()), partitions=partitions, settings=chosen)
+            for partition in range(partitions):
+                Knowledge(self.place(topic, partition)).create()
+            if self._put(name, Named(topic), found):
+                return True
+
+    def find(self, name: str) -> Topic:
+        """The topic; raises NotFound."""
+        return self._find(name)[0]
+
+    def list(self) -> list[str]:
+        """The names of all topics, sorted."""
+        found = (self._records.read(f"{TOPICS}{folder}/topic") for folder in self._store.folders(TOPICS))
+        return sorted(each.record.topic.name for each in found if each is not None and each.record.topic is not None)
+
+    def change(self, name: str, changes: Retention) -> Topic:
+        """Change the retention of a topic, durably; returns what it is then. Raises NotFound, and Invalid."""
+        while True:
+            topic, found = self._find(name)
+            topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
+            check_topic(name, topic.partitions, topic.settings, self._limits)
+            if self._put(name, Named(topic), found):
+                return topic
+
+    def remove(self, topic: Topic) -> None:
+        """Take a topic's name away; raises NotFound if somebody else has done so."""
+        while True:
+            there, found = self._find(topic.name)
+            if there.uuid != topic.uuid:
+                raise not_found(topic.name, self._store.url)
+            if self._put(topic.name, Named(None, topic.uuid), found):
+                return
+
+    def sweep(self, name: str | None = None) -> int:
+        """Delete what is left of topics that were deleted, or never came to be; returns how many objects went."""
+        folders = self._store.folders(TOPICS) if name is None else [names.directory_of(name)]
+        return sum(self._sweep(f"{TOPICS}{folder}/") for folder in folders)
+
+    def place(self, topic: Topic, partition: int) -> ObjectPlace:
+        """Where a partition's log is."""
+        own = limits_of(topic, self._limits)
+        return ObjectPlace.of(self._store, topic, partition, self._disk, self._clock, own)
+
+    def _sweep(self, folder: str) -> int:
+        """Delete what is below one name, and not of the topic that has it, if that has been so for long enough.
+
+        Who makes a topic puts its `meta` before the name is given to it, and may sleep in between. So the record is
+        swapped before anything is deleted: whoever saw it before cannot swap it any more, and begins with a new uuid.
+        """
+        found = self._records.read(folder + "topic")
+        named = found.record if found is not None else Named()
+        alive = named.topic.uuid if named.topic is not None else ""
+        left = [uuid for uuid in self._store.folders(folder) if uuid != alive]
+        if not left:
+            return 0
+        now = time_of(self._store, STAMP)
+        changed = [each.modified for each in self._store.list(folder + "topic") if each.key == folder + "topic"]
+        older_s = self._limits.collect_s
+        if any((now - each).total_seconds() < older_s for each in changed):
+            return 0
+        old = [
+            uuid for uuid in left if uuid == named.deleted or all_older(self._store, f"{folder}{uuid}/", now, older_s)
+        ]
+        if not old:
+            return 0
+        key = folder + "topic"
+        put = self._records.create(key, named) if found is None else self._records.swap(key, named, found.version)
+        if put is None:
+            return 0
+        return sum(delete_all(self._store, (each.key for each in self._store.list(f"{folder}{uuid}/"))) for uuid in old)
+
+    def _find(self, name: str) -> tuple[Topic, Found[Named]]:
+        found = self._records.read(topic_key(checked_name(name, self._limits)))
+        if found is None or found.record.topic is None:
+            raise not_found(name, self._store.url)
+        if found.record.topic.name != name:
+            raise Conflict(f"the key of topic {name!r} is taken by {found.record.topic.name!r}", code="name_taken")
+        return found.record.topic, found
+
+    def _put(self, name: str, named: Named, found: Found[Named] | None) -> bool:
+        key = topic_key(name)
+        put = self._records.create(key, named) if found is None else self._records.swap(key, named, found.version)
+        return put is not None
+
+    def _random_uuid(self) -> UUID:
+        return UUID(bytes=self._clock.random_bytes(16), version=4)

@@ -1,0 +1,168 @@
+"""What the engine asks of a log, wherever it is kept: `LocalLog` and `ObjectLog` of the storage layer have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+from headwater.event import Blob, Content
+from headwater.format.batch import Batch
+from headwater.format.producers import Producer
+from headwater.limits import Limits
+from headwater.storage.disk import Word
+from headwater.storage.rows import Rows
+
+TypeTest = Callable[[bytes], bool]
+
+
+class Place(Protocol):
+    """Which log it is, and how it behaves. `str()` names it in messages."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def uuid(self) -> bytes: ...
+    @property
+    def limits(self) -> Limits: ...
+
+
+class State(Protocol):
+    """How far a log has come. What is secured can be told of outside of it: no crash takes it back."""
+
+    @property
+    def visible_offset(self) -> int: ...
+    @property
+    def secured_offset(self) -> int: ...
+    @property
+    def last_ticks(self) -> int: ...
+
+
+class Cursor(Protocol):
+    """A place in a log that moves forward over batches."""
+
+    @property
+    def offset(self) -> int:
+        """The next one."""
+
+    def batches(self, stop: int, types: TypeTest | None = None, key: bytes | None = None) -> Iterator[Batch]:
+        """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible."""
+
+
+class Bell(Protocol):
+    """What to sleep on until a log has more."""
+
+    def expect(self) -> Word:
+        """The word to wait on, with its value as of now."""
+
+    def wake(self) -> None:
+        """Wake all who sleep on it."""
+
+
+class Upload(Protocol):
+    """One huge event whose pieces arrive in their own time; discard it in any case."""
+
+    def write(self, piece: bytes) -> None: ...
+    def commit(self) -> Rows: ...
+    def discard(self) -> None: ...
+
+
+class Log(Protocol):
+    """One partition. Safe from any thread."""
+
+    @property
+    def place(self) -> Place: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def node(self) -> int:
+        """What the ids of its events have in common."""
+
+    @property
+    def blob_bytes_in_memory(self) -> int: ...
+
+    def append(self, rows: Rows) -> None:
+        """Commit rows; returns when their durability is reached, with their offset and ticks set."""
+
+    def append_all(self, group: list[Rows]) -> None:
+        """Commit the rows of many requests together; each has then its offset and ticks, or its `error`."""
+
+    def upload(
+        self,
+        content: Content,
+        type: bytes,
+        key: bytes | None,
+        meta: bytes | None,
+        *,
+        sync: bool,
+        guard: tuple[int | None, Producer | None] | None = None,
+    ) -> Upload:
+        """One event whose pieces arrive in their own time."""
+
+    def sync(self) -> None:
+        """Make all that is visible durable."""
+
+    def start(self) -> int:
+        """The oldest readable offset."""
+
+    def end(self) -> int:
+        """The offset that the next event will get."""
+
+    def seen(self) -> int:
+        """The same for whoever looks again and again: where a look costs, it may be as old as `pause_s` allows."""
+
+    def pause_s(self) -> float | None:
+        """After how many seconds a sleeper should look again even if nobody wakes it; None if somebody always does."""
+
+    def secured(self) -> int:
+        """Up to where it is durable, at least: a crash does not take that back. Does not look for more."""
+
+    def state(self) -> State:
+        """How far it has come; raises NotFound if its topic was deleted."""
+
+    def batches(
+        self,
+        start: int,
+        stop: int,
+        *,
+        backwards: bool = False,
+        types: TypeTest | None = None,
+        key: bytes | None = None,
+    ) -> Iterator[Batch]:
+        """Batches that hold the offsets from `start` to `stop`, whole; some that cannot hold what is wanted are not."""
+
+    def version(self, key: bytes) -> int | None:
+        """The offset of the key's last event; None if there is none."""
+
+    def cursor(self, offset: int) -> Cursor:
+        """A place that moves forward through the log."""
+
+    def ticks_before_start(self) -> int:
+        """The ticks of the last event before the oldest readable one; 0 if there never was one."""
+
+    def offset_at(self, ticks: int) -> int:
+        """The first offset whose event has these ticks or later ones; the end if there is none."""
+
+    def blob(self, batch: Batch) -> Blob:
+        """The data of a huge event."""
+
+    def wait_on(self) -> Bell | None:
+        """What to sleep on until there is more; None where nothing comes."""
+
+    def stop_followers(self) -> None:
+        """Wake whoever sleeps on this log, so that it looks around."""
+
+    def settle(self) -> None:
+        """Finish what a process that died has left, so that it can be read; best effort."""
+
+    def close(self) -> None:
+        """Let go of it, after appends under way."""
+
+    def after_fork(self) -> None:
+        """In a forked child: begin anew."""
+
+
+L = TypeVar("L", bound=Log)

@@ -1,0 +1,181 @@
+"""`restore`: a new log directory from an archive.
+
+It is built beside its place, under a hidden name, and renamed when all of it is durable: an unfinished one never looks
+like a log. Called again, it goes on with what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from stat import S_ISDIR
+from uuid import UUID
+
+from headwater.engine.archiving import Progress, advancing
+from headwater.engine.catalogue import SETTINGS_FILE, TOPIC_FILE, Catalogue
+from headwater.errors import Invalid, NotFound, Unavailable
+from headwater.event import ticks_of
+from headwater.format import settings
+from headwater.format.archive import Manifest
+from headwater.format.names import directory_of, log_uuid
+from headwater.format.settings import Store as StoreSettings
+from headwater.format.settings import Topic
+from headwater.info import Restored
+from headwater.limits import DEFAULTS, Limits
+from headwater.storage.archive.archive import ArchiveStore, reaching
+from headwater.storage.archive.restore import Bound, LogRestore, fetch
+from headwater.storage.bucket.opening import open_store
+from headwater.storage.disk import Clock, Disk
+from headwater.storage.lockfile import locked
+
+
+def restore(
+    url: str,
+    path: Path,
+    *,
+    topic: str | None = None,
+    partition: int | None = None,
+    to: int | datetime | None = None,
+    limits: Limits = DEFAULTS,
+    progress: Progress | None = None,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+) -> list[Restored]:
+    """Make a new log directory of what an archive holds: the same topics, offsets, times and ids; returns its logs.
+
+    `to` ends it before an offset of a topic (and of one partition, if it has several: the others come whole), or, in
+    every log, before the first event of that time or later. Raises Invalid if `path` is there already, NotFound for
+    what is not in the archive, Corrupt for damage, Unavailable. Nothing is at `path` before all of it is durable.
+    """
+    disk, clock, path = disk or Disk(), clock or Clock(), path.absolute()
+    if isinstance(to, int) and topic is None:
+        raise Invalid("an offset is that of a topic", hint="say which: --topic; or give a time", code="topic_needed")
+    _check_free(path, disk)
+    store = open_store(url, clock=clock, disk=disk, limits=limits)
+    try:
+        archive = ArchiveStore(store, clock)
+        building = path.parent / f".{path.name}.restoring"
+        try:
+            with contextlib.suppress(FileExistsError):
+                disk.mkdir(building)
+            with locked(building / ".lock", disk, clock, 0.0):
+                with reaching(url):
+                    uuid = archive.owner()
+                    found = [archive.topic_in(directory) for directory in archive.directories(topic)]
+                catalogue = Catalogue(building, disk, clock, limits)
+                bounds = [[_bound(each, number, partition, to) for number in range(each.partitions)] for each in found]
+                done = _restore(archive, catalogue, found, bounds, disk, limits, progress)
+                _settle(building, found, uuid, disk)
+                _give_name(building, path, disk)
+        except OSError as error:
+            raise _failed(path, error) from error
+    finally:
+        store.close()
+    return done
+
+
+def _restore(
+    archive: ArchiveStore,
+    catalogue: Catalogue,
+    topics: list[Topic],
+    bounds: list[list[Bound]],
+    disk: Disk,
+    limits: Limits,
+    progress: Progress | None,
+) -> list[Restored]:
+    logs = [
+        _log(archive, catalogue, topic, number, bound)
+        for topic, each in zip(topics, bounds, strict=True)
+        for number, bound in enumerate(each)
+    ]
+    fetches = [(log, each) for log in logs for each in log.fetches()]
+    _clear(catalogue.path, {each.path for _, each in fetches}, disk)
+    for log in logs:
+        for folder in (catalogue.path / "topics", log.place.path.parent, log.place.path):
+            with contextlib.suppress(FileExistsError):
+                disk.mkdir(folder)
+    advance = advancing(sum(each.file.bytes for _, each in fetches), progress)
+    with ThreadPoolExecutor(limits.archive_transfers, "headwater-restore") as pool:
+        work = [pool.submit(fetch, archive.store, log.place, each, advance) for log, each in fetches]
+        try:
+            for started in work:
+                started.result()
+        except BaseException:
+            for started in work:
+                started.cancel()
+            raise
+    done = []
+    for log in logs:
+        size = sum(each.file.bytes for owner, each in fetches if owner is log)
+        done.append(Restored(log.place.topic, log.place.partition, *log.finish(), size))
+    return done
+
+
+def _log(archive: ArchiveStore, catalogue: Catalogue, topic: Topic, number: int, bound: Bound) -> LogRestore:
+    with reaching(archive.store.url):
+        found = archive.manifest(topic, number, log_uuid(UUID(topic.uuid), number))
+    nothing = Manifest(topic=topic.name, uuid=topic.uuid, partition=number, segments=[])
+    return LogRestore(catalogue.place(topic, number), found.record if found is not None else nothing, bound)
+
+
+def _bound(topic: Topic, number: int, partition: int | None, to: int | datetime | None) -> Bound:
+    if isinstance(to, datetime):
+        return Bound(ticks=ticks_of(to))
+    if to is None:
+        return Bound()
+    if partition is None and topic.partitions > 1:
+        raise Invalid(
+            f"topic {topic.name!r} has {topic.partitions} partitions, and an offset is that of one",
+            hint="say which: --partition; or give a time",
+            code="partition_needed",
+        )
+    if partition is not None and not 0 <= partition < topic.partitions:
+        raise NotFound(f"topic {topic.name!r} has no partition {partition}", code="partition_not_found")
+    return Bound(offset=to) if number == (partition or 0) else Bound()
+
+
+def _check_free(path: Path, disk: Disk) -> None:
+    there = disk.inode(path) is not None
+    if there and (disk.entries(path) or not S_ISDIR(disk.status(path).st_mode)):
+        raise Invalid(f"{path} is there already", hint="name a new directory, or one that is empty", code="not_empty")
+
+
+def _settle(path: Path, topics: list[Topic], uuid: str, disk: Disk) -> None:
+    """Make all of it durable, and a log: what says so comes last."""
+    with contextlib.suppress(FileExistsError):
+        disk.mkdir(path / "topics")
+    for topic in topics:
+        disk.replace(path / "topics" / directory_of(topic.name) / TOPIC_FILE, settings.encode(topic))
+    disk.sync_directory(path / "topics")
+    disk.replace(path / SETTINGS_FILE, settings.encode(StoreSettings(uuid=uuid)))
+
+
+def _give_name(building: Path, path: Path, disk: Disk) -> None:
+    disk.unlink(building / ".lock")
+    disk.sync_directory(building)
+    disk.rename(building, path)  # over an empty directory, if there is one
+    with contextlib.suppress(PermissionError):  # a parent that this user may pass through and not read
+        disk.sync_directory(path.parent)
+
+
+def _clear(directory: Path, wanted: set[Path], disk: Disk) -> None:
+    """Remove what an earlier try, which may have wanted something else, left there and is of no use now."""
+    for name, is_directory in disk.entries(directory):
+        path = directory / name
+        if is_directory:
+            _clear(path, wanted, disk)
+        elif path not in wanted and name != ".lock":
+            disk.unlink(path)
+
+
+def _failed(path: Path, error: OSError) -> Unavailable:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return Unavailable(
+        f"{path} cannot be restored: {error.strerror or error}",
+        hint="free some space, and call it again: it goes on" if full else "call it again: it goes on",
+        code="disk_full" if full else "disk_failed",
+        errno=error.errno,
+    )

@@ -1,0 +1,558 @@
+"""The verbs that are the same wherever a log is kept. Safe from any thread.
+
+`Engine`, a directory, and `Bucket`, an object store, add what is their own: transactions, retention, checks.
+"""
+
+from __future__ import annotations
+
+import builtins
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack
+from weakref import WeakSet
+
+import msgspec
+
+from headwater.engine import dead, draining, reading, waiting
+from headwater.engine.appends import Appends
+from headwater.engine.consumer import Consumer, Kept, place
+from headwater.engine.consumers import Consumers
+from headwater.engine.follow import Follow
+from headwater.engine.leases import Leases
+from headwater.engine.log import L, Log, Upload
+from headwater.engine.rules import with_retention
+from headwater.engine.selection import Selection
+from headwater.engine.serving import Serving, wants_sync
+from headwater.engine.topics import Catalogue, OpenTopic
+from headwater.engine.transfer.exporting import Progress as TransferProgress
+from headwater.engine.transfer.files import Target
+from headwater.engine.transfer.transfer import Transfer
+from headwater.errors import Invalid, NotFound
+from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
+from headwater.format import arrow, events, given
+from headwater.format.events import EventBatch
+from headwater.format.given import Data, Meta, Version
+from headwater.format.producers import Producer
+from headwater.format.settings import Retention, Topic, TopicSettings
+from headwater.info import ConsumerInfo, Drained, TopicInfo
+from headwater.limits import Limits
+from headwater.storage.disk import Clock, Disk
+from headwater.storage.rows import Rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LEASE_MS_MIN = 50  # below, a stall of the machine would take every lease away
+
+
+class Topics(Catalogue, Protocol):
+    """Which topics there are, all of them."""
+
+    def list(self) -> builtins.list[str]:
+        """Their names, sorted; empty if there are none."""
+
+
+class Verbs(Serving[L]):
+    """An open log. Close it, or use it in a `with` statement."""
+
+    _catalogue: Topics
+    _consumers: Consumers
+
+    def __init__(self, name: str, limits: Limits, disk: Disk, clock: Clock, *, sync: bool) -> None:
+        """Whoever inherits from it has set `_catalogue` and `_consumers`. The rest is as `Serving` tells."""
+        super().__init__(name, self._catalogue, limits, disk, clock, self._new_log, sync=sync)
+        self._members: WeakSet[Consumer] = WeakSet()  # which end with this object
+        self._transfer = Transfer(self, limits, disk)
+
+    @abstractmethod
+    def _new_log(self, topic: Topic, partition: int) -> L:
+        """Open one partition of a topic."""
+
+    @abstractmethod
+    def transaction(
+        self, *, durability: Durability | None = None, producer: Producer | tuple[str, int, int] | None = None
+    ) -> Appends[L]:
+        """Appends that are there together or not at all."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop followers, wait for appends under way, and let go of everything. May be called twice."""
+
+    @abstractmethod
+    def describe(self, topic: str) -> TopicInfo:
+        """What a topic is and holds; raises NotFound."""
+
+    # Topics
+
+    def create(
+        self,
+        topic: str,
+        *,
+        partitions: int = 1,
+        segment_bytes: int = 0,
+        segment_age_ms: int = 0,
+        data_bytes_max: int = 0,
+        compression: Literal["none", "zstd"] = "none",
+        **retention: Unpack[Retention],
+    ) -> bool:
+        """Make a topic, durably. True if it is new, False if it is there; Invalid if it has other partitions.
+
+        Settings that are 0 follow the limits of whoever opens the log. What each partition keeps: see `retain`.
+        """
+        self.check_open()
+        chosen = TopicSettings(
+            segment_bytes=segment_bytes,
+            segment_age_ms=segment_age_ms,
+            data_bytes_max=data_bytes_max,
+            compression=compression,
+        )
+        return self._catalogue.create(topic, partitions, with_retention(chosen, retention))
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted; empty if there are none."""
+        self.check_open()
+        return self._catalogue.list()
+
+    # Appending
+
+    def append(
+        self,
+        topic: str,
+        data: Data | IO[bytes] | Iterator[bytes],
+        *,
+        type: str = "",
+        key: bytes | str | None = None,
+        meta: Meta | None = None,
+        content: Content | None = None,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
+    ) -> Ref:
+        """Append one event; returns where it is once it is durable. Makes the topic if it is not there.
+
+        `expected_version` is the offset of the key's last event, or "none": Conflict tells the `version` if another one
+        is found. `producer` is (id, epoch, seq): the same seq again returns the first answer; see docs/TRANSACTIONS.md.
+
+        `data` may be bytes, text (str), JSON (dict or list), or, for huge events, an open binary file or an iterator of
+        bytes, which is streamed with bounded memory. Appends of several threads that wait together share one sync.
+        """
+        opened = self._open.get(topic) or self._topics.for_append(topic)
+        sync = self._sync if durability is None else wants_sync(durability)
+        if content is not None:
+            given.check_content(content)
+        encoded_type = given.encode_type(type) if type else b""
+        encoded_key = given.encode_key(key, self._limits) if key is not None else None
+        encoded_meta = given.encode_meta(meta, self._limits) if meta else None
+        guard = None
+        if expected_version is not None or producer is not None:
+            guard = (
+                given.check_version(expected_version, encoded_key),
+                given.check_producer(producer, self._limits),
+            )
+        if partition is None and opened.only:
+            log = opened.only
+        else:
+            log = opened.choose(encoded_key, partition, guard and guard[1])
+        values = encoded_type, encoded_key, encoded_meta
+        if data.__class__ is not bytes and given.is_stream(data):
+            log = self._topics.living(opened, log)
+            pieces = given.pieces(data)  # type: ignore[arg-type]  # it is a stream
+            rows = _take_all(log.upload(content or "bytes", *values, sync=sync, guard=guard), pieces)
+        else:
+            if data.__class__ is bytes:
+                encoded, content = data, content or "bytes"
+            else:
+                encoded, content = given.encode_data(data, content)  # type: ignore[arg-type]  # not a stream
+            limits = log.place.limits
+            if len(encoded) > limits.data_bytes_max:
+                given.check_size(len(encoded), limits)
+            if len(encoded) > limits.blob_bytes_min:
+                log = self._topics.living(opened, log)
+                rows = _take_all(log.upload(content, *values, sync=sync, guard=guard), (encoded,))
+            else:
+                rows = Rows.one(content, sync, encoded, *values)
+                if guard is not None:
+                    rows.guard(*guard)
+                log = self._topics.commit(opened, log, rows)
+        return Ref(topic, log.place.partition, rows.offset, rows.ticks, log.node, "fsync" if sync else "os")
+
+    def append_many(
+        self,
+        topic: str,
+        data: Sequence[Data],
+        *,
+        types: Sequence[str] | str = "",
+        keys: Sequence[bytes | str | None] | None = None,
+        metas: Sequence[Meta | None] | None = None,
+        content: Content | None = None,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
+    ) -> Refs:
+        """Append many events: all or nothing in each partition. Above a limit: TooLarge, and nothing is appended.
+
+        Without keys, all go to one partition. The references are in the order of `data`; none if that is empty.
+        `expected_version` is for events that share one key. `producer` is as in `append`, in each partition.
+        """
+        opened = self._open.get(topic) or self._topics.for_append(topic)
+        sync = self._sync if durability is None else wants_sync(durability)
+        reached: Durability = "fsync" if sync else "os"
+        given.check_content(content)
+        if not len(data):
+            return Refs(topic, reached, ())
+        limits = opened.logs[0].place.limits
+        content, columns, encoded_keys = given.encode_many(data, content, types, keys, metas, limits)
+        parts = self._many(
+            opened, content, columns, len(data), sync, partition, encoded_keys, expected_version, producer
+        )
+        for part in parts:
+            part.log = self._topics.commit(opened, opened.logs[part.log.partition], part.rows)
+        return waiting.refs(topic, parts)
+
+    def append_arrow(
+        self,
+        topic: str,
+        table: pa.Table | pa.RecordBatch,
+        *,
+        content: Content | None = None,
+        durability: Durability | None = None,
+        partition: int | None = None,
+    ) -> Refs:
+        """Append the rows of an Arrow table with the columns `data` and, if there are, `key`, `type`, `meta`.
+
+        It is split into batches as needed: what was appended before an error stays. References are grouped by batch.
+        """
+        opened = self._open.get(topic) or self._topics.for_append(topic)
+        sync = self._sync if durability is None else wants_sync(durability)
+        given.check_content(content)
+        runs: list[Run] = []
+        logs: dict[int, L] = {}
+        for batch in arrow.split(table, self._limits.pack_events):
+            parts = []
+            for chosen, part in opened.spread_arrow(batch, partition):
+                batch_content, columns = arrow.columns_of(part, content)
+                given.check_columns(columns, chosen.place.limits)
+                parts.append((chosen, Rows.many(batch_content, False, columns, part.num_rows)))
+            for chosen, rows in parts:  # when all of them are checked
+                log = logs[chosen.place.partition] = self._topics.commit(opened, chosen, rows)
+                runs.append(Run(log.place.partition, log.node, rows.offset, rows.ticks, rows.count))
+        if sync:
+            for number in sorted(logs):
+                logs[number].sync()
+        return Refs(topic, "fsync" if sync else "os", runs)
+
+    def sync(self, topic: str) -> None:
+        """Make all events of a topic durable that were appended with durability `os`."""
+        for log in self._topics.live(topic).logs:
+            log.sync()
+
+    # Reading
+
+    def read(
+        self,
+        topic: str,
+        *,
+        start: At = "earliest",
+        end: At = "latest",
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Event]:
+        """The events from `start` to before `end`, up to what is there now; with several partitions, in order of time.
+
+        `type` is an RE2 pattern over the whole type; `match` asks for fields of JSON and BSON data (docs/MATCH.md).
+        Raises NotFound for a missing topic, Invalid for a bad pattern or match, Corrupt on damage.
+        """
+        logs = self._topics.live(topic).chosen(partition)
+        return reading.read_events(logs, start, end, self._selection(type, key, match), reverse=reverse)
+
+    def read_batches(
+        self,
+        topic: str,
+        *,
+        start: At = "earliest",
+        end: At = "latest",
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+        reverse: bool = False,
+    ) -> Iterator[EventBatch]:
+        """Like `read`, batch by batch, partition after partition. In reverse, the last batch comes first."""
+        logs = self._topics.live(topic).chosen(partition)
+        return reading.read_batches(logs, start, end, self._selection(type, key, match), reverse=reverse)
+
+    def read_arrow(
+        self,
+        topic: str,
+        *,
+        columns: Sequence[str] | None = None,
+        start: At = "earliest",
+        end: At = "latest",
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+    ) -> pa.Table:
+        """Like `read_batches`, as one Arrow table that points into the log's files; empty if there is nothing."""
+        found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key, match=match)
+        return events.table(found, columns)
+
+    def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
+        """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""
+        opened = self._topics.live(topic)
+        encoded = given.encode_key(key, self._limits)
+        if encoded is None:
+            raise Invalid("events without a key have no version", hint="give a key; the empty one is one too")
+        return opened.choose(encoded, partition).version(encoded)
+
+    def follow(
+        self,
+        topic: str,
+        *,
+        start: At = "latest",
+        timeout: float | None = None,
+        partition: int | None = None,
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+    ) -> Follow:
+        """The events from `start` on, then those that come, from any process, until `timeout` seconds bring none."""
+        logs = self._topics.live(topic).chosen(partition)
+        selection = self._selection(type, key, match)
+        return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
+
+    # Consumers
+
+    def consumer(
+        self,
+        name: str,
+        topic: str,
+        *,
+        start: At = "earliest",
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        lease_ms: int | None = None,
+        failures_max: int | None = None,
+        kept: Kept | None = None,
+    ) -> Consumer:
+        """Join a named consumer of a topic, whose cursors are durable and shared by all members, in any process.
+
+        `start` is where a new consumer begins; one that is there goes on. What `type`, `key` and `match` do not want is
+        passed over. Iterating ends when `timeout` seconds bring none. Raises NotFound for a missing topic.
+        With `kept`, the truth about its cursors is elsewhere, and those stored here only follow.
+        """
+        opened = self._topics.live(topic)
+        limits = self._consumer_limits(lease_ms, failures_max)
+        selection = self._selection(type, key, match)
+        leases = self._leases(name, opened, limits, start)
+        return self._joined(name, opened, selection, limits, leases, timeout, kept)
+
+    def drain(
+        self,
+        consumer: str,
+        topic: str,
+        handler: Callable[[Event], object],
+        *,
+        seconds: float | None = None,
+        partitions: Iterable[int] | None = None,
+        start: At = "earliest",
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+        lease_ms: int | None = None,
+        failures_max: int | None = None,
+    ) -> Drained:
+        """Hand what waits for a consumer to `handler`, commit, give everything back, and tell whether more waits.
+
+        For a function that is woken now and then. It takes the partitions that are free, or only those of `partitions`;
+        those that others hold are left to them, and count as more while something waits there. What the handler returns
+        from is acked, what it raises is a failure, as in `Consumer.drain`. It ends when it has caught up, or after
+        `seconds`, between two events. All acks are durable when it returns. The rest is as in `consumer`.
+        """
+        opened = self._topics.live(topic)
+        numbers = sorted({*partitions}) if partitions is not None else range(len(opened.logs))
+        logs = [log for number in numbers for log in opened.chosen(number)]
+        limits = self._consumer_limits(lease_ms, failures_max)
+        selection = self._selection(type, key, match)
+        leases = self._leases(consumer, opened, limits, start, guest=())
+
+        def join(leases: Leases) -> Consumer:
+            return self._joined(consumer, opened, selection, limits, leases)
+
+        return draining.drain(join, leases, logs, handler, seconds, self._clock)
+
+    def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
+        """Where each consumer of a topic, or of all, is in each partition, and who reads there; empty if none."""
+        opened = [self._topics.live(name) for name in ([topic] if topic is not None else self.topics())]
+        return [info for each in opened for info in self._consumers.infos(each.topic, each.logs)]
+
+    def seek(self, consumer: str, topic: str, at: At, *, partition: int | None = None) -> dict[int, int]:
+        """Move a consumer to another place, durably, in one partition or all; returns its new cursors.
+
+        Members that hold these partitions lose them: late acks raise Fenced, and they go on at the new place.
+        """
+        opened = self._topics.live(topic)
+        logs = opened.chosen(partition)
+        reading.check_id(logs, at)
+        self._consumers.check(consumer, opened.topic)
+        cursors = {log.place.partition: place(log, at, len(logs)) for log in logs}
+        self._consumers.seek(consumer, opened.topic, cursors)
+        for log in logs:
+            log.stop_followers()  # whoever sleeps there looks around
+        return cursors
+
+    def forget(self, consumer: str, topic: str) -> None:
+        """Delete a consumer of a topic, durably; raises NotFound. Its members stop; joined again, it is new."""
+        self.check_open()
+        self._consumers.forget(consumer, topic)
+
+    def replay(self, topic: str, *, consumer: str | None = None) -> int:
+        """Append what was set aside in `<topic>.dead` to the topic again, each event once; returns how many.
+
+        With `consumer`, only what that one could not handle; the rest is then passed over.
+        """
+        return dead.replay(self, topic, consumer)
+
+    def _consumer_limits(self, lease_ms: int | None, failures_max: int | None) -> Limits:
+        changes = {"lease_ms": lease_ms, "failures_max": failures_max}
+        chosen = {name: value for name, value in changes.items() if value is not None}
+        limits = msgspec.structs.replace(self._limits, **chosen)
+        if limits.lease_ms < LEASE_MS_MIN or limits.failures_max < 1:
+            raise Invalid(f"a lease has at least {LEASE_MS_MIN} ms, and an event may fail at least once")
+        return limits
+
+    def _leases(
+        self, name: str, opened: OpenTopic[L], limits: Limits, start: At, guest: Sequence[int] | None = None
+    ) -> Leases:
+        """The part of a new member or guest of a consumer, which is made if it is new."""
+        reading.check_id(opened.logs, start)
+        starts = partial(_starts, opened.logs, start)
+        return self._consumers.join(name, opened.topic, limits.lease_ms, starts, guest)
+
+    def _joined(
+        self,
+        name: str,
+        opened: OpenTopic[L],
+        selection: Selection,
+        limits: Limits,
+        leases: Leases,
+        timeout: float | None = None,
+        kept: Kept | None = None,
+    ) -> Consumer:
+        aside = partial(dead.set_aside, self) if kept is None else kept.set_aside
+        place_of = None if kept is None else kept.cursor
+        own = self._disk, self._clock
+        member = Consumer(name, opened.logs, leases, selection, limits, *own, aside, timeout, place_of)
+        self._members.add(member)
+        return member
+
+    # Importing and exporting, as docs/TRANSFER.md tells
+
+    def export(
+        self,
+        topic: str | Sequence[str],
+        target: Target,
+        *,
+        format: str | None = None,
+        progress: TransferProgress | None = None,
+        **filters: Any,
+    ) -> int:
+        """Write the events of a topic to a file, or to an open binary one; returns how many. Changes nothing here.
+
+        `format` is `jsonl`, `arrow`, `arrows` (a stream), `parquet` or `puro`, by the suffix unless it is said; the
+        first and the last can hold several topics. `filters` are those of `read_batches`. A path gets its file when
+        that is whole and durable, in place of what was there. Raises TooLarge for an event that the format cannot hold.
+        """
+        return self._transfer.export(topic, target, format, progress, filters)
+
+    def import_(
+        self,
+        topic: str | None,
+        source: Target,
+        *,
+        format: str | None = None,
+        only: str | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+        skip: int = 0,
+        keep_times: bool = False,
+        data_column: str | None = None,
+        key_column: str | None = None,
+        type_column: str | None = None,
+        progress: TransferProgress | None = None,
+    ) -> int:
+        """Append the events of a file to a topic, or with None each to the topic that it names; returns how many.
+
+        All are durable when it returns. When it fails, what came before stays, durable too, and the error's `imported`
+        says how many those are, its `skip` with which number to go on. Offsets and times are new; `keep_times` notes
+        the old ones in meta. `only` takes the events which the file says are of one topic; `content` says what the
+        data is where the file does not. Raises Corrupt for a damaged file, Invalid for what is no event.
+        """
+        return self._transfer.import_(
+            topic,
+            source,
+            format,
+            only=only,
+            content=content,
+            partition=partition,
+            skip=skip,
+            keep_times=keep_times,
+            columns=(data_column, key_column, type_column),
+            progress=progress,
+        )
+
+    # For transactions and consumers
+
+    @property
+    def limits(self) -> Limits:
+        """What it accepts."""
+        return self._limits
+
+    def topic_for(self, topic: str) -> OpenTopic[L]:
+        """The topic as it is now, for a transaction; made if it is not there."""
+        opened = self._open.get(topic) or self._topics.for_append(topic)
+        try:
+            opened.logs[0].state()
+        except NotFound:  # another process deleted it
+            self._topics.forget(opened)
+            opened = self._topics.for_append(topic)
+        return opened
+
+    def holder(self, event: Event) -> Consumer:
+        """The consumer of this engine that handed out an event."""
+        found = [member for member in list(self._members) if member.holds(event)]
+        if len(found) != 1:
+            told = "several consumers hold" if found else "no consumer of this engine holds"
+            raise Invalid(
+                f"{told} offset {event.offset} of topic {event.topic!r}, partition {event.partition}",
+                hint="say which one: tx.ack(event, consumer=…)" if found else "was it taken over meanwhile?",
+                code="no_holder",
+            )
+        return found[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _take_all(upload: Upload, pieces: Iterable[bytes]) -> Rows:
+    try:
+        for piece in pieces:
+            upload.write(piece)
+        return upload.commit()
+    finally:
+        upload.discard()
+
+
+def _starts(logs: Sequence[Log], start: At) -> list[int]:
+    return [place(log, start, len(logs)) for log in logs]

@@ -1,0 +1,105 @@
+"""Files on their way to an archive and from it: in pieces, each file verified as a whole by its SHA-256.
+
+A file gets its name when it is whole: in the store, because an object is there when all of it is; on the disk, by the
+caller's rename. Memory is bounded by a few pieces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from headwater.errors import Corrupt
+from headwater.format.archive import ArchivedFile, Manifest, file_key
+from headwater.storage.bucket.store import Store
+from headwater.storage.disk import Disk
+
+PIECE_BYTES = 8 * 1024 * 1024  # of a request: large enough to hide its latency, small enough to hold a few
+PIECES_AHEAD = 4  # that are asked for before the first is there
+
+
+def pieces_of(disk: Disk, fd: int, size: int, pause: Callable[[], None] = lambda: None) -> Iterator[bytes]:
+    """The bytes of an open file; raises Corrupt if it is shorter. `pause` may raise to stop."""
+    position = 0
+    while position < size:
+        pause()
+        piece = disk.pread(fd, min(PIECE_BYTES, size - position), position)
+        if not piece:
+            raise Corrupt("a file became shorter while it was archived", position=position, size=size - position)
+        yield piece
+        position += len(piece)
+
+
+def upload(
+    store: Store, manifest: Manifest, name: str, size: int, pieces: Callable[[], Iterable[bytes]]
+) -> ArchivedFile:
+    """Put a file, durably; returns what the manifest is to say of it. It is read twice: its key tells its bytes.
+
+    An object of that key has the same bytes, so whoever comes second, or again after a crash, changes nothing.
+    """
+    digest = hashlib.sha256()
+    for piece in pieces():
+        digest.update(piece)
+    file = ArchivedFile(name, size, digest.hexdigest())
+    store.put_pieces(file_key(manifest, file), _unchanged(pieces(), file))
+    return file
+
+
+def _unchanged(pieces: Iterable[bytes], file: ArchivedFile) -> Iterator[bytes]:
+    """The same pieces; raises Corrupt behind the last if they are not those of the file, so that nothing is put."""
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces:
+        digest.update(piece)
+        size += len(piece)
+        yield piece
+    if digest.hexdigest() != file.sha256 or size != file.bytes:
+        raise Corrupt(
+            f"{file.name} did not read the same twice", hint="look at the disk: headwater check", position=0, size=0
+        )
+
+
+def download(
+    store: Store, manifest: Manifest, file: ArchivedFile, pause: Callable[[], None] = lambda: None
+) -> Iterator[bytes]:
+    """The bytes of an archived file, several pieces asked for at once.
+
+    Behind the last one it raises Corrupt if they are not those that were archived: only then are they good for use.
+    """
+    key, digest = file_key(manifest, file), hashlib.sha256()
+    where = f"{store.url}/{key}"
+    with ThreadPoolExecutor(PIECES_AHEAD, "headwater-fetch") as pool:
+        asked: deque[Future[memoryview | None]] = deque()
+        position = done = 0
+        try:
+            while done < file.bytes:
+                while position < file.bytes and len(asked) < PIECES_AHEAD:
+                    asked.append(pool.submit(store.get_range, key, position, min(PIECE_BYTES, file.bytes - position)))
+                    position += PIECE_BYTES
+                pause()
+                piece = asked.popleft().result()
+                if piece is None:
+                    raise _damaged("it is missing", where, 0, file.bytes)
+                if len(piece) != min(PIECE_BYTES, file.bytes - done):
+                    raise _damaged("it is cut short", where, done + len(piece), file.bytes - done - len(piece))
+                digest.update(piece)
+                done += len(piece)
+                yield bytes(piece)
+        finally:
+            for each in asked:
+                each.cancel()
+    if digest.hexdigest() != file.sha256:
+        raise _damaged("its bytes are not those that were archived", where, 0, file.bytes)
+
+
+def _damaged(problem: str, where: str, position: int, size: int) -> Corrupt:
+    return Corrupt(
+        f"{where}: {problem}",
+        hint="'headwater check' on the archive's address tells all that is damaged",
+        code="archive_damaged",
+        path=where,
+        position=position,
+        size=size,
+        reason=problem,
+    )

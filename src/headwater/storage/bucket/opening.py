@@ -1,0 +1,134 @@
+"""From an address to a store: `objects:///a/directory` and `s3://bucket/prefix?endpoint=…&region=…`.
+
+Credentials are never in an address, which is shown in messages and kept in shells' histories: they come from the
+environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN), or from the role of the machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from headwater.errors import Invalid, Unsupported
+from headwater.limits import DEFAULTS, Limits
+from headwater.storage.bucket.directory import DirectoryStore
+from headwater.storage.bucket.keys import checked
+from headwater.storage.bucket.store import Store
+from headwater.storage.disk import Clock, Disk
+
+SCHEMES = ("objects://", "s3://")
+OPTIONS = ("allow_http", "endpoint", "region")
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
+def is_store(address: str) -> bool:
+    """Whether an address is that of an object store."""
+    return address.startswith(SCHEMES)
+
+
+def open_store(url: str, *, clock: Clock, disk: Disk, limits: Limits = DEFAULTS) -> Store:
+    """The store at an address. Nothing is asked of it yet, and nothing made.
+
+    Raises Invalid for an address that cannot be one, Unsupported for another kind of place or a missing extra.
+    """
+    if url.startswith("objects://"):
+        return _directory(url, clock, disk, limits)
+    if url.startswith("s3://"):
+        return _s3(url, clock, limits)
+    scheme = url.partition("://")[0] if "://" in url else ""
+    raise Unsupported(
+        f"no object store is known by {scheme + '://' if scheme else 'an address without a scheme'}",
+        hint="use s3://bucket/prefix or objects:///a/directory",
+        code="unknown_store",
+    )
+
+
+def _directory(url: str, clock: Clock, disk: Disk, limits: Limits) -> Store:
+    path = url.removeprefix("objects://")
+    if not path.startswith("/") or "\0" in path:
+        raise Invalid(f"{url!r} names no directory", hint="objects:// and an absolute path: objects:///a/directory")
+    return DirectoryStore(Path(path), disk, clock, limits.lock_wait_s)
+
+
+def _s3(url: str, clock: Clock, limits: Limits) -> Store:
+    parts = _split(url)
+    prefix = parts.path.strip("/")
+    if prefix:
+        checked(prefix)
+    options = _options(parts)
+    try:
+        from headwater.storage.bucket.s3 import S3Store
+    except ImportError as error:
+        raise Unsupported(
+            "a bucket needs the extra 'bucket'", hint="pip install headwater[bucket]", code="extra_missing"
+        ) from error
+    return S3Store(parts.netloc, prefix, options, clock, limits)
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of an address, which is not shown in messages before it is known to hold no secrets."""
+    if "@" in url.partition("?")[0]:
+        raise Invalid(
+            "an address must not hold credentials", hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
+        )
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise Invalid(f"the address of the bucket is wrong: {error}", hint="s3://bucket/prefix") from error
+    if not parts.netloc or port is not None or parts.fragment:
+        raise Invalid(
+            "the address of a bucket is s3://bucket/prefix",
+            hint="another server than AWS is named by ?endpoint=https://host:port",
+        )
+    return parts
+
+
+def _options(parts: SplitResult) -> dict[str, Any]:
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    names = [name for name, _ in given]
+    unknown = sorted(set(names) - set(OPTIONS))
+    if unknown or len(set(names)) < len(names):
+        raise Invalid(
+            f"the address of a bucket takes each of {', '.join(OPTIONS)} once, not {', '.join(unknown) or names}",
+            hint="credentials come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY",
+        )
+    values = dict(given)
+    options: dict[str, Any] = {}
+    if "region" in values:
+        options["region"] = values["region"]
+    if "endpoint" in values:
+        options["endpoint"] = values["endpoint"]
+    endpoint = values.get("endpoint") or next(filter(None, map(os.environ.get, ENDPOINT_VARIABLES)), "")
+    if endpoint and _is_plain(endpoint, values.get("allow_http", "false") == "true"):
+        options["client_options"] = {"allow_http": True}
+    return options
+
+
+def _is_plain(endpoint: str, allow_http: bool) -> bool:
+    """Whether an endpoint has no TLS. Only one on this machine may, unless that was asked for."""
+    wrong = Invalid("the endpoint of a bucket is https://host:port", hint="without credentials and options")
+    try:
+        parts = urlsplit(endpoint)
+        host = parts.hostname
+    except ValueError as error:
+        raise wrong from error
+    if not host or parts.scheme not in ("http", "https") or "@" in parts.netloc or parts.query:
+        raise wrong
+    if parts.scheme == "http" and not allow_http and not _is_loopback(host):
+        raise Invalid(
+            f"{endpoint} would send everything readable over the network",
+            hint="use https://, or add &allow_http=true where the network is trusted",
+            code="plain_http",
+        )
+    return parts.scheme == "http"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

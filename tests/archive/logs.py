@@ -1,0 +1,136 @@
+"""Logs to archive: small segments, events of every kind, and stores that fail when they are told to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from headwater.engine.engine import Engine
+from headwater.errors import Unavailable
+from headwater.format.archive import Manifest
+from headwater.info import Deleted
+from headwater.limits import Limits
+from headwater.storage.archive.archive import ArchiveStore
+from headwater.storage.bucket.directory import DirectoryStore
+from headwater.storage.bucket.store import Listed, Store, Stored
+from headwater.storage.disk import Clock
+from tests.log.unsynced import UnsyncedDisk
+
+SEGMENT_BYTES = 4096
+LIMITS = Limits(blob_bytes_min=2000, pack_bytes=2000, lock_wait_s=10.0, archive_look_s=0.02)
+TYPES = ("placed", "paid", "", "delivered")
+
+
+class FailingStore:
+    """A store that can be out of reach, counts what is asked of it, and tells of each call before and after it."""
+
+    def __init__(self, store: Store, told: Callable[[str, str, str], None] = lambda _when, _what, _key: None) -> None:
+        self.down = False
+        self.calls: list[tuple[str, str]] = []
+        self._store = store
+        self._told = told
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def get(self, key: str) -> Stored | None:
+        return self._call("get", key, lambda: self._store.get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview | None:
+        return self._call("get_range", key, lambda: self._store.get_range(key, start, length))
+
+    def create(self, key: str, data: bytes) -> str | None:
+        return self._call("create", key, lambda: self._store.create(key, data))
+
+    def swap(self, key: str, data: bytes, version: str) -> str | None:
+        return self._call("swap", key, lambda: self._store.swap(key, data, version))
+
+    def put(self, key: str, data: bytes) -> None:
+        self._call("put", key, lambda: self._store.put(key, data))
+
+    def put_pieces(self, key: str, pieces: Iterable[bytes]) -> int:
+        return self._call("put_pieces", key, lambda: self._store.put_pieces(key, pieces))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._call("delete", "", lambda: self._store.delete(keys))
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        return self._call("list", prefix, lambda: self._store.list(prefix, after))
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        return self._call("folders", prefix, lambda: self._store.folders(prefix))
+
+    def close(self) -> None:
+        self._store.close()
+
+    def fetched(self, suffix: str) -> list[str]:
+        """The keys that were read and end so, each once, in order."""
+        return list(dict.fromkeys(key for what, key in self.calls if what == "get_range" and key.endswith(suffix)))
+
+    def _call(self, what: str, key: str, do: Callable[[], Any]) -> Any:
+        self._told("before", what, key)
+        self.calls.append((what, key))
+        if self.down:
+            raise Unavailable("the network is down")
+        done = do()
+        self._told("after", what, key)
+        return done
+
+
+def open_engine(path: Path, limits: Limits = LIMITS, store: Store | None = None) -> Engine:
+    """An engine on a log directory, as a process of its own would have one; its archive is in `store`, if that is given."""
+    engine = Engine(path, limits=limits, disk=UnsyncedDisk(), clock=Clock())
+    if store is not None:
+        engine._archive._open = lambda _url: store
+    return engine
+
+
+def objects(path: Path) -> DirectoryStore:
+    return DirectoryStore(path, UnsyncedDisk(), Clock())
+
+
+def fill(hw: Engine, events: int = 150, topic: str = "t", seed: int = 0, partitions: int = 1) -> None:
+    """Append events of every kind, alone and together, so that there are many segments."""
+    hw.create(topic, partitions=partitions, segment_bytes=SEGMENT_BYTES)
+    chance = random.Random(seed)  # not for secrets
+    left = events
+    while left > 0:
+        kind = chance.random()
+        key = chance.choice((None, "a", "b", f"k{chance.randrange(20)}"))
+        if kind < 0.03:
+            hw.append(topic, chance.randbytes(5000), type="huge", key=key)
+            left -= 1
+        elif kind < 0.5:
+            content: Any = chance.choice((b"x" * chance.randrange(300), "text", {"n": left}))
+            hw.append(topic, content, type=chance.choice(TYPES), key=key, meta={"m": "1"} if kind < 0.1 else None)
+            left -= 1
+        else:
+            many = min(left, chance.randrange(1, 12))
+            hw.append_many(topic, [chance.randbytes(80)] * many, types=[chance.choice(TYPES)] * many, keys=[key] * many)
+            left -= many
+
+
+def everything(hw: Engine, topic: str = "t", **wanted: Any) -> list[tuple[Any, ...]]:
+    """All that can be told of the events that are wanted."""
+    return [
+        (e.partition, e.offset, e.time, e.id, e.type, e.key, e.content, e.data, e.meta)
+        for e in hw.read(topic, **wanted)
+    ]
+
+
+def drop(hw: Engine, topic: str = "t") -> list[Deleted]:
+    """Have retention drop all finished segments from the local disk, once."""
+    deleted = hw.retain(topic, retention_segments=1)
+    hw.retain(topic, retention_segments=0)
+    return deleted
+
+
+def manifest_of(store: Store, hw: Engine, topic: str = "t", partition: int = 0) -> Manifest:
+    found = ArchiveStore(store, Clock()).manifest(
+        hw._catalogue.find(topic), partition, hw._topics.live(topic).logs[partition].place.uuid
+    )
+    assert found is not None
+    return found.record
