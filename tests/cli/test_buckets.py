@@ -23,7 +23,7 @@ def test_a_log_in_a_bucket_is_used_as_one_in_a_directory(run: Run, bucket: str) 
     run("append", bucket, "orders", "--partition", "0", stdin=b"a\nb\n")
     events = run("read", bucket, "orders", "--json").objects
     assert [event["data"] for event in events] == [{"total": 12}, "a", "b"]
-    assert run("topics", bucket, "--json").objects[0]["name"] == "orders"
+    assert run("topics", bucket, "--json").objects[0]["topic"] == "orders"
     assert bucket in run("info", bucket).out
     assert "1 of them new" in run("seal", bucket, "orders").out
     assert [event["data"] for event in run("read", bucket, "orders", "--json").objects] == [{"total": 12}, "a", "b"]
