@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import headwater
+from headwater.engine.engine import Engine
+from headwater.engine.replica.replicator import Replicator
+from headwater.storage.disk import Disk
 from tests.replica.copies import copy_once, events, replicating, same, wait_for_events
 from tests.server.serving import Server, serving
 
@@ -18,8 +22,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+class ReadOnly(Disk):
+    """As on read-only media; whoever runs the tests may be allowed everything."""
+
+    refused = 0
+
+    def open_write(self, path: Path) -> int:
+        self.refused += 1
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    def create(self, path: Path) -> int:
+        return self.open_write(path)
+
+    def writable(self, path: Path) -> bool:  # noqa: ARG002  # none is
+        return False
+
+
 def fill(path: Path | str) -> None:
-    """Events of all kinds: contents, keys, types, meta, batches, several partitions, zstd, a huge one, a transaction."""
+    """Events of all kinds: contents, keys, types, meta, batches, partitions, zstd, a huge one, a transaction."""
     with headwater.open(path) as hw:
         hw.create("orders", partitions=3, segment_bytes=16_384)
         hw.create("packed", compression="zstd", retention_bytes=1 << 30)
@@ -115,6 +135,24 @@ def test_only_the_named_topics_are_copied(tmp_path: Path) -> None:
     copy_once(tmp_path / "source", tmp_path / "replica", topics=["a", "c"])
     with headwater.open(tmp_path / "replica") as hw:
         assert hw.topics() == ["a", "c"]
+    with pytest.raises(headwater.NotFound, match="'d' at the source"):
+        copy_once(tmp_path / "source", tmp_path / "replica", topics=["a", "d"])
+
+
+def test_a_source_that_can_only_be_read_is_copied_with_its_producers(tmp_path: Path) -> None:
+    with headwater.open(tmp_path / "source") as hw:
+        first = hw.append("t", "1", producer=("p", 0, 1))
+        hw.seal("t")
+        hw.append("t", "2")
+    paths = sorted((tmp_path / "source").rglob("*"))
+    disk = ReadOnly()
+    with Engine(tmp_path / "source", create=False, disk=disk) as source:
+        Replicator(source.replication(), tmp_path / "replica", address="source").run(once=True)
+    assert sorted((tmp_path / "source").rglob("*")) == paths
+    assert disk.refused > 0
+    headwater.promote(tmp_path / "replica")
+    with headwater.open(tmp_path / "replica") as hw:
+        assert hw.append("t", "1", producer=("p", 0, 1)).offset == first.offset
 
 
 def test_events_without_durability_are_synced_at_the_source_before_they_are_copied(tmp_path: Path) -> None:

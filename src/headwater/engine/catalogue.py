@@ -58,14 +58,7 @@ class Catalogue:
         try:
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(self.path)
-            ours = ("topics", REPLICA_FILE, REPLICA_LOCK, REPLICA_STATUS)
-            strangers = [name for name in self._disk.names(self.path) if name not in ours and not name.endswith(".tmp")]
-            if strangers and SETTINGS_FILE not in strangers:
-                raise Invalid(
-                    f"{self.path} is not a log, and holds {min(strangers)!r}",
-                    hint="name a new or an empty directory",
-                    code="not_a_log",
-                )
+            self.refuse_strangers()
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(self._topics)
             # Before the settings make it a log: else a power loss could leave a log without its directory of topics, or
@@ -80,6 +73,17 @@ class Catalogue:
             raise Invalid(f"{self.path} is not a directory", code="not_a_log") from error
         except OSError as error:
             raise Unavailable(f"{self.path} cannot be made a log: {error.strerror}", code="read_only") from error
+
+    def refuse_strangers(self) -> None:
+        """Raise Invalid for a directory that is no log and holds other things; one that is not there holds none."""
+        ours = ("topics", REPLICA_FILE, REPLICA_LOCK, REPLICA_STATUS)
+        strangers = [name for name in self._disk.names(self.path) if name not in ours and not name.endswith(".tmp")]
+        if strangers and SETTINGS_FILE not in strangers:
+            raise Invalid(
+                f"{self.path} is not a log, and holds {min(strangers)!r}",
+                hint="name a new or an empty directory",
+                code="not_a_log",
+            )
 
     def open(self) -> Store:
         """Check that the directory is a log that this version understands."""
