@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +61,17 @@ class FailingStore:
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         return self._call("list", prefix, lambda: self._store.list(prefix, after))
 
-    def folders(self, prefix: str) -> Sequence[str]:
-        return self._call("folders", prefix, lambda: self._store.folders(prefix))
+    def folders(self, prefix: str) -> builtins.list[str]:
+        return builtins.list(self._call("folders", prefix, lambda: self._store.folders(prefix)))
 
     def close(self) -> None:
         self._store.close()
 
-    def fetched(self, suffix: str) -> list[str]:
+    def fetched(self, suffix: str) -> builtins.list[str]:
         """The keys that were read and end so, each once, in order."""
-        return list(dict.fromkeys(key for what, key in self.calls if what == "get_range" and key.endswith(suffix)))
+        return builtins.list(
+            dict.fromkeys(key for what, key in self.calls if what == "get_range" and key.endswith(suffix))
+        )
 
     def _call(self, what: str, key: str, do: Callable[[], Any]) -> Any:
         self._told("before", what, key)
@@ -81,7 +84,7 @@ class FailingStore:
 
 
 def open_engine(path: Path, limits: Limits = LIMITS, store: Store | None = None) -> Engine:
-    """An engine on a log directory, as a process of its own would have one; its archive is in `store`, if that is given."""
+    """An engine on a log directory, as a process of its own would have one; its archive is in the `store`."""
     engine = Engine(path, limits=limits, disk=UnsyncedDisk(), clock=Clock())
     if store is not None:
         engine._archive._open = lambda _url: store
@@ -95,7 +98,7 @@ def objects(path: Path) -> DirectoryStore:
 def fill(hw: Engine, events: int = 150, topic: str = "t", seed: int = 0, partitions: int = 1) -> None:
     """Append events of every kind, alone and together, so that there are many segments."""
     hw.create(topic, partitions=partitions, segment_bytes=SEGMENT_BYTES)
-    chance = random.Random(seed)  # noqa: S311  # not for secrets
+    chance = random.Random(seed)  # not for secrets
     left = events
     while left > 0:
         kind = chance.random()

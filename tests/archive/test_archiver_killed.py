@@ -80,7 +80,7 @@ def test_died_at_any_call_to_the_store(tmp_path: Path, filled: tuple[Path, list[
 
 
 def test_a_killed_process_leaves_an_archive_that_the_next_one_finishes(tmp_path: Path) -> None:
-    url, chance = f"objects://{tmp_path / 'archive'}", Random(4)  # noqa: S311  # not for secrets
+    url, chance = f"objects://{tmp_path / 'archive'}", Random(4)  # not for secrets
     with open_engine(tmp_path / "data") as hw:
         fill(hw, 30)
         for turn in range(4):

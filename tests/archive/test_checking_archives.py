@@ -62,7 +62,7 @@ def flip(path: Path) -> None:
 def test_damage_to_any_object_is_found(
     archive: Path, kind: str, damage: Callable[[Path], object], problem: str
 ) -> None:
-    harmed = sorted(archive.rglob(kind))[-1]
+    harmed = max(archive.rglob(kind))
     damage(harmed)
     assert problems(archive) == [(harmed.name, problem, True)]
 

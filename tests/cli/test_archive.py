@@ -32,6 +32,7 @@ def url(tmp_path: Path) -> str:
 
 def test_from_archive_to_restore_on_a_real_object_store(run: Run, filled: Path, s3_url: str, tmp_path: Path) -> None:
     before = run("read", filled, "t", "--json").out
+    run("append", filled, "böse/Namen %2F", "odd")
     (told,) = run("archive", filled, s3_url, "--once", "--seal", "--json").objects
     assert told["archived"][-1]["end"] == EVENTS
     assert told["lag"] == {"events": 0, "segments": 0}
@@ -42,17 +43,19 @@ def test_from_archive_to_restore_on_a_real_object_store(run: Run, filled: Path, 
     assert s3_url in shown
     assert "archived" in shown
     assert run("read", filled, "t", "--to", str(EVENTS), "--json").out == before
-    assert run("check", filled, "--archive").lines[-1].startswith("✓ all good in the archive: 1 topic")
-    assert run("check", s3_url).lines[-1].startswith("✓ all good: 1 topic")
+    assert run("check", filled, "--archive").lines[-1].startswith("✓ all good in the archive: 2 topics")
+    assert run("check", s3_url).lines[-1].startswith("✓ all good: 2 topics")
     restored = run("restore", s3_url, tmp_path / "back", "--topic", "t", "--to", "37").lines
     assert "restored 37 events" in restored[-1]
     assert run("read", tmp_path / "back", "t", "--json").lines == before.splitlines()[:37]
     assert run("check", tmp_path / "back").lines[-1].startswith("✓ all good")
+    run("restore", s3_url, tmp_path / "all")
+    assert run("read", tmp_path / "all", "böse/Namen %2F", "--raw").out == "odd\n"
 
 
 def test_damage_in_an_archive_is_shown_and_ends_with_1(run: Run, filled: Path, url: str, tmp_path: Path) -> None:
     run("archive", filled, url, "--once")
-    damaged = sorted((tmp_path / "archive").rglob("*.log"))[0]
+    damaged = min((tmp_path / "archive").rglob("*.log"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
     for words in ((url,), (filled, "--archive")):
         out = run("check", *words, code=1).out
@@ -92,7 +95,7 @@ def test_an_archiver_follows_the_log_until_it_is_told_to_end(
     command = [*program, "archive", str(filled), url, "--seal", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        ends = []
+        ends: list[int] = []
         while not ends or ends[-1] < EVENTS:
             ends.append(json.loads(process.stdout.readline())["end"])
         with headwater.open(filled) as hw:
