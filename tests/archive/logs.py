@@ -6,7 +6,7 @@ import builtins
 import random
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headwater.engine.engine import Engine
 from headwater.errors import Unavailable
@@ -21,6 +21,8 @@ from tests.log.unsynced import UnsyncedDisk
 
 SEGMENT_BYTES = 4096
 LIMITS = Limits(blob_bytes_min=2000, pack_bytes=2000, lock_wait_s=10.0, archive_look_s=0.02)
+T = TypeVar("T")
+
 TYPES = ("placed", "paid", "", "delivered")
 
 
@@ -69,11 +71,10 @@ class FailingStore:
 
     def fetched(self, suffix: str) -> builtins.list[str]:
         """The keys that were read and end so, each once, in order."""
-        return builtins.list(
-            dict.fromkeys(key for what, key in self.calls if what == "get_range" and key.endswith(suffix))
-        )
+        read = (key for what, key in self.calls if what == "get_range" and key.endswith(suffix))
+        return builtins.list(dict.fromkeys(read))
 
-    def _call(self, what: str, key: str, do: Callable[[], Any]) -> Any:
+    def _call(self, what: str, key: str, do: Callable[[], T]) -> T:
         self._told("before", what, key)
         self.calls.append((what, key))
         if self.down:

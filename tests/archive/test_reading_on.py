@@ -218,9 +218,10 @@ def test_a_damaged_note_is_told_while_what_is_local_is_read_and_archiving_mends_
     note.write_bytes(note.read_bytes().replace(b'"partition":0', b'"partition":1'))
     with open_engine(tmp_path / "data") as hw:
         assert everything(hw, start=start) == expected[start:]
-        for read in (lambda: everything(hw), lambda: everything(hw, start=3), lambda: everything(hw, reverse=True)):
+        asked: list[dict[str, Any]] = [{}, {"start": 3}, {"reverse": True}]
+        for each in asked:
             with pytest.raises(Corrupt) as told:
-                read()
+                everything(hw, **each)
             assert told.value.path == str(note)
         assert [finding.path for finding in hw.check().findings if finding.damage] == [str(note)]
         assert hw.archive(seal=True)

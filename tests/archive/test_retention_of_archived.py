@@ -169,7 +169,7 @@ class Recorder(Disk):
 
 def test_the_note_that_names_a_segment_is_durable_before_the_segment_goes(tmp_path: Path, url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
-        fill(hw, 60)
+        fill(hw, 120)
         hw.archive(url)
         [log] = hw._topics.live("t").logs
         forget_last(log.place)
@@ -181,4 +181,4 @@ def test_the_note_that_names_a_segment_is_durable_before_the_segment_goes(tmp_pa
             number for number, (what, name) in enumerate(disk.done) if what == "unlink" and name.endswith(".log")
         )
         assert noted < disk.done.index(("sync", "0"), noted) < gone
-        assert [event[1] for event in everything(hw)] == list(range(60))
+        assert [event[1] for event in everything(hw)] == list(range(120))
