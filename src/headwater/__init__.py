@@ -23,7 +23,7 @@ from headwater.errors import (
 )
 
 if TYPE_CHECKING:
-    from headwater.api import open  # the verb users expect, as in gzip.open
+    from headwater.api import open, promote, replica, replicate  # `open` is the verb users expect, as in gzip.open
     from headwater.client.remote import Remote
     from headwater.document import Change, Document
     from headwater.engine.consumer import Consumer
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from headwater.event import Event, Ref, Refs
     from headwater.format.events import EventBatch
     from headwater.format.producers import Producer
+    from headwater.info import Drained
     from headwater.limits import Limits
     from headwater.server.http.asgi import asgi
     from headwater.views.aggregate import Aggregate, Repository
@@ -52,6 +53,7 @@ __all__ = [
     "Corrupt",
     "Denied",
     "Document",
+    "Drained",
     "Engine",
     "Event",
     "EventBatch",
@@ -73,6 +75,9 @@ __all__ = [
     "Unsupported",
     "asgi",
     "open",
+    "promote",
+    "replica",
+    "replicate",
     "restore",
 ]
 
@@ -82,6 +87,7 @@ _HOMES = {
     "Change": "headwater.document",
     "Consumer": "headwater.engine.consumer",
     "Document": "headwater.document",
+    "Drained": "headwater.info",
     "Engine": "headwater.engine.engine",
     "Event": "headwater.event",
     "EventBatch": "headwater.format.events",
@@ -97,6 +103,9 @@ _HOMES = {
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",
     "restore": "headwater.engine.restoring",
+    "promote": "headwater.api",
+    "replica": "headwater.api",
+    "replicate": "headwater.api",
 }
 
 

@@ -68,6 +68,16 @@ class ConsumerInfo(msgspec.Struct, frozen=True):
     failures: int
 
 
+class Drained(msgspec.Struct, frozen=True):
+    """How many events were handled, and whether more is waiting: then it is true."""
+
+    handled: int
+    more: bool
+
+    def __bool__(self) -> bool:
+        return self.more
+
+
 class Deleted(msgspec.Struct, frozen=True):
     """A segment that was deleted, or would be: the offsets from `first` to before `end`, and the bytes of its files."""
 
@@ -154,3 +164,46 @@ class ViewInfo(msgspec.Struct, frozen=True):
     aside: int
     error: ViewError | None
     partitions: list[ViewPartition]
+
+
+class Maintained(msgspec.Struct):
+    """What was done to the logs of a bucket: segments made, what was trimmed, and objects that were deleted."""
+
+    segments: int = 0
+    trimmed: list[Deleted] = []
+    collected: int = 0
+
+
+class ReplicaLog(msgspec.Struct, frozen=True):
+    """One partition of a replica: where it and its source end, and how far behind it is.
+
+    `lag_s` is how old the newest event is that it has, while there are others; 0 when it has all. `trouble` says why it
+    is not copied any further.
+    """
+
+    topic: str
+    partition: int
+    end: int
+    source_end: int
+    lag: int
+    lag_bytes: int
+    lag_s: float
+    trouble: str = ""
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True):
+    """How a replica is. `state` is `copying`, `unreachable` (its source is, since `heard`), `stopped` or `promoted`."""
+
+    source: str
+    source_uuid: str
+    since: str
+    state: str
+    heard: str | None  # when the source last answered
+    promoted: str | None
+    error: str
+    logs: list[ReplicaLog]
+
+    @property
+    def lag(self) -> int:
+        """Events that the source has, as far as it told, and the replica has not."""
+        return sum(log.lag for log in self.logs)

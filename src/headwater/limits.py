@@ -22,6 +22,11 @@ PURO_TOPIC_BYTES_MAX = KIB
 PURO_KEY_BYTES_MAX = KIB
 PURO_VALUE_BYTES_MAX = 10 * MIB
 
+# Of what a replica asks its source.
+REPLICA_BYTES_MAX = 32 * MIB  # of batches in one answer, beside one that may be larger: both sides hold it in memory
+REPLICA_LOGS_MAX = 16_384  # that one question names: each is looked at until there is something
+REPLICA_WAIT_MS_MAX = 20_000  # for which a question may wait: below what proxies and clients take for silence
+
 # What a filter may ask for. It comes from outside, and is run for every event: these bound its memory and its time.
 PATTERN_BYTES_MAX = KIB  # RE2 bounds the time of a pattern, this its memory
 PATTERN_STEPS_MAX = 2000  # of the compiled pattern: at worst, RE2 takes this many for each byte of a text
@@ -99,6 +104,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     object_bytes: int = 8 * MIB  # about how much goes into one object, unless one append has more
     knowledge_s: float = 60.0  # how old a look at what was compacted and trimmed may be, from the look to the answer
     collect_s: float = 600.0  # what is superfluous is deleted after this: far above what anybody believes, or waits for
+    compact_objects: int = 64  # so many objects become a segment, in the background; 0: only when `seal` is called
+    compact_objects_max: int = 10_000  # of one segment: each is a request, and must be read before it is out of date
+    blob_orphan_s: float = 86_400.0  # a huge event that no object names is deleted after this: its upload may take long
     cache_bytes: int = 64 * MIB  # of objects that were read, kept in memory
     fetch_threads: int = 8  # objects that are fetched at once by one opened bucket
     fetch_bytes: int = 8 * MIB  # of a large object in one request
@@ -165,6 +173,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     proofs_max: int = 1000  # right passwords that a connection remembers to have seen
     certificate_look_s: float = 60.0  # how often to look for a new certificate: they are renewed days before they end
 
+    replicas_max: int = 8  # that copy at the same time: each has a thread while it waits
     members_max: int = 256  # clients that have joined consumers: two threads each, and what `member_bytes_max` allows
     member_events_max: int = 10_000  # sent to a member and not acked; then it waits. Enough to hide a slow network
     member_bytes_max: int = 16 * MIB  # the same in bytes of data: what a client must be able to hold

@@ -311,6 +311,15 @@ class LeasesConformance:
             self.settle()
         assert len(a.held) == 4
 
+    def test_what_a_dead_member_held_is_taken_within_two_leases(self, join: Callable[..., Contender]) -> None:
+        a, b = join(), join()
+        assert self.settle() == [2, 2]
+        self.contenders.remove(b)
+        for _ in range(20):
+            self.wait(LEASE_S / 10)
+            a.tend()
+        assert len(a.held) == 4
+
     def test_a_guest_takes_what_it_wants_and_is_not_counted(self, join: Callable[..., Contender]) -> None:
         guest = join(guest=[1, 3])
         assert guest.tend() == [1, 3]
@@ -333,13 +342,13 @@ class LeasesConformance:
 
     def test_no_fence_has_two_owners_and_no_cursor_goes_back(self, tmp_path: Any) -> None:
         with self.place(tmp_path) as consumers:
-            history = History(consumers(Clock()), *self.pace)
-            for number in range(4):
-                consumers_of = consumers(Clock())
-                history.begin(consumers_of, random.Random(number))
+            all_of_them = [consumers(Clock()) for _ in range(4)]
+            history = History(all_of_them[0], self.lease_ms, self.seconds)
+            for number, each in enumerate(all_of_them):
+                history.begin(each, random.Random(number))
             history.check()
 
-    pace = (120, 1.5)  # the milliseconds of a lease, and for how many seconds
+    lease_ms, seconds = 120, 1.5  # of that history
 
 
 class History:

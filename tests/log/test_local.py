@@ -15,7 +15,8 @@ from headwater.engine.engine import Engine
 from headwater.errors import Unavailable
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage import seal
-from tests.log.conformance import Log, LogConformance
+from tests.log.conformance import Log
+from tests.log.key_conformance import KeyConformance
 from tests.log.unsynced import open_unsynced
 
 
@@ -35,7 +36,7 @@ class Directory:
         log.seal(topic)
 
 
-class TestLocalLog(LogConformance):
+class TestLocalLog(KeyConformance):
     @pytest.fixture
     def place(self, tmp_path: Path) -> Iterator[Directory]:
         directory = Directory(tmp_path / "data")
@@ -48,6 +49,12 @@ class TestLocalLog(LogConformance):
 def hw(tmp_path: Path) -> Iterator[Engine]:
     with headwater.open(tmp_path / "data") as engine:
         yield engine
+
+
+def test_what_was_only_handed_to_the_system_is_not_called_durable(hw: Engine) -> None:
+    hw.append("t", b"", durability="os")
+    told = hw.describe("t").partitions[0]
+    assert (told.end, told.durable) == (1, 0)
 
 
 @pytest.mark.parametrize("sealed", [False, True])

@@ -28,6 +28,7 @@ SECTIONS = {
     "Events": ("append", "tx", "read", "tail", "export", "import"),
     "Consumers": ("consume", "consumers", "seek", "forget", "replay"),
     "Keeping": ("seal", "reindex", "retain", "archive", "restore", "check", "repair"),
+    "Replicas": ("replicate", "replica", "promote"),
     "Views": ("get", "query", "views"),
     "Serving": ("serve", "auth"),
     "Tools": ("bench", "completion"),

@@ -60,9 +60,12 @@ def _about_log(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:
 
 def where(hw: Log) -> tuple[str, str]:
     """Where a log is, and what that is."""
+    from headwater.engine.bucket import Bucket
     from headwater.engine.engine import Engine
 
-    return ("directory", str(hw.path.resolve())) if isinstance(hw, Engine) else ("server", str(hw.address))
+    if isinstance(hw, Engine):
+        return "directory", str(hw.path.resolve())
+    return ("bucket", hw.url) if isinstance(hw, Bucket) else ("server", str(hw.address))
 
 
 def _archive(hw: Log) -> list[tuple[str, str]]:

@@ -51,7 +51,12 @@ def open_log(data: str, **options: Any) -> Log:
     """As `headwater.open`; for a server, with what the options and the environment say of it."""
     import headwater
 
-    return headwater.open(data, **options, **(_credentials() if is_server(data) else {}))
+    return headwater.open(data, **options, **credentials(data))
+
+
+def credentials(data: str) -> dict[str, Any]:
+    """What the options and the environment say of who asks, if it is a server."""
+    return _credentials() if is_server(data) else {}
 
 
 def complete(data: str, ask: Callable[[Log], list[str]]) -> list[str]:

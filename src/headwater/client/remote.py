@@ -20,6 +20,7 @@ from headwater.client.appending import Appends, Upload, Who
 from headwater.client.binder import RemoteBinder
 from headwater.client.consumer import RemoteConsumer, told_place
 from headwater.client.reading import Batches, Follow, events_of, place_query
+from headwater.client.replication import RemoteSource
 from headwater.client.transaction import Transaction
 from headwater.client.transport import Transport
 from headwater.errors import Invalid, NotFound, Unsupported
@@ -82,6 +83,10 @@ class Remote:
     def limits(self) -> Limits:
         """What it accepts; the server may accept less."""
         return self._limits
+
+    def replication(self) -> RemoteSource:
+        """What a replica asks the server."""
+        return RemoteSource(self._transport)
 
     # Topics
 

@@ -12,15 +12,19 @@ import msgspec
 
 from headwater.engine.rules import check_topic, checked_name, limits_of, not_found, same, with_retention
 from headwater.errors import Conflict, Invalid, NotFound
+from headwater.format import names
 from headwater.format.settings import Retention, Store, Topic, TopicSettings
 from headwater.limits import Limits
+from headwater.storage.bucket.collection import all_older, delete_all, time_of
 from headwater.storage.bucket.meta import Knowledge
 from headwater.storage.bucket.place import TOPICS, ObjectPlace, topic_key
+from headwater.storage.bucket.probe import PREFIX
 from headwater.storage.bucket.records import Found, Records
 from headwater.storage.bucket.store import Store as ObjectStore
 from headwater.storage.disk import Clock, Disk
 
 SETTINGS = "headwater.json"
+STAMP = "stamp"  # what is put to learn the time of the store
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -45,10 +49,11 @@ class BucketCatalogue:
         """Make the place a log, unless it is one. One with other things in it is refused."""
         if self._settings.read(SETTINGS) is not None:
             return
-        stranger = next(iter(self._store.list("")), None)
-        if stranger is not None and stranger.key != SETTINGS:
+        strangers = (each.key for each in self._store.list("") if not each.key.startswith(PREFIX))
+        stranger = next(strangers, SETTINGS)
+        if stranger != SETTINGS:
             raise Invalid(
-                f"{self._store.url} is not a log, and holds {stranger.key!r}",
+                f"{self._store.url} is not a log, and holds {stranger!r}",
                 hint="name a prefix that nothing else uses",
                 code="not_a_log",
             )
@@ -103,10 +108,43 @@ class BucketCatalogue:
             if self._put(topic.name, Named(None, topic.uuid), found):
                 return
 
+    def sweep(self, name: str | None = None) -> int:
+        """Delete what is left of topics that were deleted, or never came to be; returns how many objects went."""
+        folders = self._store.folders(TOPICS) if name is None else [names.directory_of(name)]
+        return sum(self._sweep(f"{TOPICS}{folder}/") for folder in folders)
+
     def place(self, topic: Topic, partition: int) -> ObjectPlace:
         """Where a partition's log is."""
         own = limits_of(topic, self._limits)
         return ObjectPlace.of(self._store, topic, partition, self._disk, self._clock, own)
+
+    def _sweep(self, folder: str) -> int:
+        """Delete what is below one name, and not of the topic that has it, if that has been so for long enough.
+
+        Who makes a topic puts its `meta` before the name is given to it, and may sleep in between. So the record is
+        swapped before anything is deleted: whoever saw it before cannot swap it any more, and begins with a new uuid.
+        """
+        found = self._records.read(folder + "topic")
+        named = found.record if found is not None else Named()
+        alive = named.topic.uuid if named.topic is not None else ""
+        left = [uuid for uuid in self._store.folders(folder) if uuid != alive]
+        if not left:
+            return 0
+        now = time_of(self._store, STAMP)
+        changed = [each.modified for each in self._store.list(folder + "topic") if each.key == folder + "topic"]
+        older_s = self._limits.collect_s
+        if any((now - each).total_seconds() < older_s for each in changed):
+            return 0
+        old = [
+            uuid for uuid in left if uuid == named.deleted or all_older(self._store, f"{folder}{uuid}/", now, older_s)
+        ]
+        if not old:
+            return 0
+        key = folder + "topic"
+        put = self._records.create(key, named) if found is None else self._records.swap(key, named, found.version)
+        if put is None:
+            return 0
+        return sum(delete_all(self._store, (each.key for each in self._store.list(f"{folder}{uuid}/"))) for uuid in old)
 
     def _find(self, name: str) -> tuple[Topic, Found[Named]]:
         found = self._records.read(topic_key(checked_name(name, self._limits)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +31,9 @@ E = TypeVar("E", bound=HeadwaterError)
 
 SETTINGS_FILE = "headwater.json"
 TOPIC_FILE = "topic.json"
+REPLICA_FILE = "replica.json"
+REPLICA_LOCK = "replica.lock"
+REPLICA_STATUS = "replica.status"
 
 
 class Catalogue:
@@ -41,6 +45,7 @@ class Catalogue:
         self._disk = disk
         self._clock = clock
         self._limits = limits
+        self.guard: Callable[[], None] | None = None  # raises if topics may be neither made nor changed: in a replica
 
     def exists(self) -> bool:
         """Whether the directory is a log."""
@@ -53,7 +58,8 @@ class Catalogue:
         try:
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(self.path)
-            strangers = [name for name in self._disk.names(self.path) if name != "topics" and not name.endswith(".tmp")]
+            ours = ("topics", REPLICA_FILE, REPLICA_LOCK, REPLICA_STATUS)
+            strangers = [name for name in self._disk.names(self.path) if name not in ours and not name.endswith(".tmp")]
             if strangers and SETTINGS_FILE not in strangers:
                 raise Invalid(
                     f"{self.path} is not a log, and holds {min(strangers)!r}",
@@ -99,16 +105,26 @@ class Catalogue:
             except OSError as error:
                 raise Unavailable(f"topic {name!r} cannot be made durable: {error.strerror}") from error
             return False
+        if self.guard is not None:
+            self.guard()
         topic = Topic(name=name, uuid=str(self._random_uuid()), partitions=partitions, settings=chosen)
+        return self.make(topic, [(0, 0)] * partitions)
+
+    def make(self, topic: Topic, starts: Sequence[tuple[int, int]]) -> bool:
+        """Make a topic as it is described; False if one of its name is there. Durable when it returns.
+
+        `starts` tells of each partition where it begins: at which offset, behind which ticks. 0, but in a replica.
+        """
+        name, directory = topic.name, names.directory_of(topic.name)
         hidden = self._topics / f".new-{topic.uuid}"
         try:
             with self._locked():
                 self._sweep()
                 if self._disk.inode(self._topics / directory / TOPIC_FILE) is not None:
-                    return same(self.find(name), partitions)  # another process was first
+                    return same(self.find(name), topic.partitions)  # another process was first
                 self._disk.mkdir(hidden)
-                for partition in range(partitions):
-                    log.create(self._place(topic, partition, hidden))
+                for partition, (base, previous_ticks) in enumerate(starts):
+                    log.create(self._place(topic, partition, hidden), base, previous_ticks)
                 self._disk.replace(hidden / TOPIC_FILE, settings.encode(topic))
                 self._disk.rename(hidden, self._topics / directory)
                 self._disk.sync_directory(self._topics)
@@ -119,11 +135,17 @@ class Catalogue:
 
     def change(self, name: str, changes: Retention) -> Topic:
         """Change the retention of a topic, durably; returns what it is then. Raises NotFound, and Invalid."""
+        if self.guard is not None:
+            self.guard()
+        return self.settle(name, lambda chosen: with_retention(chosen, changes))
+
+    def settle(self, name: str, changed: Callable[[TopicSettings], TopicSettings]) -> Topic:
+        """Give a topic the settings that its own are changed to, durably; returns what it is then."""
         directory = self._topics / names.directory_of(checked_name(name, self._limits))
         try:
             with self._locked():
                 topic = self.find(name)
-                topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
+                topic = msgspec.structs.replace(topic, settings=changed(topic.settings))
                 check_topic(name, topic.partitions, topic.settings, self._limits)
                 for left in self._disk.names(directory):
                     if left.endswith(".tmp"):  # of whoever died at this: the lock is ours

@@ -83,7 +83,8 @@ class Consumer(Iterator[Event]):
         self._current: Holding | None = None  # whose chunk it is
         self._last: Event | None = None
         self._turns: deque[int] = deque(range(len(logs)))
-        self._ends: list[int] | None = None  # while draining: where each partition ended at the call
+        self._ends: dict[int, int] | None = None  # while draining: where each partition ended at the call
+        self._until_s: float | None = None  # while catching up: when that is over
         self._deadline_s: float | None = None
 
     @property
@@ -225,9 +226,9 @@ class Consumer(Iterator[Event]):
         what it raises is a failure; then the number of events handled is returned, and all acks are durable.
         """
         if handler is None:
-            return self._drain()
+            return self._drain(self._all_ends())
         handled = 0
-        for event in self._drain():
+        for event in self._drain(self._all_ends()):
             try:
                 handler(event)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the event
@@ -237,6 +238,21 @@ class Consumer(Iterator[Event]):
                 handled += 1
         self.flush()
         return handled
+
+    def catch_up(self, ends: dict[int, int], until_s: float) -> Iterator[Event]:
+        """For a guest: the events of some partitions up to these ends, as far as they are free, or become so.
+
+        It waits for a partition that somebody else holds until that one is seen to live, or to be dead; in no case
+        longer than `until_s` of the monotonic clock.
+        """
+        self._leases.guest = sorted(ends)
+        self._until_s = until_s
+        with self._mutex:
+            self._member.look_up()
+        try:
+            yield from self._drain(ends)
+        finally:
+            self._until_s = None
 
     # Acks
 
@@ -521,7 +537,7 @@ class Consumer(Iterator[Event]):
         """Whether more of a partition may be handed out: it stays, nothing waits for its retry, it is not drained."""
         if holding.leaving or holding.retry_s > now_s:
             return False
-        drained = self._ends is not None and holding.end >= self._ends[holding.partition]
+        drained = self._ends is not None and holding.end >= self._ends.get(holding.partition, 0)
         return not drained or bool(holding.again or holding.rest)
 
     def _chunk(self, holding: Holding) -> list[Event]:
@@ -572,24 +588,30 @@ class Consumer(Iterator[Event]):
             _log.warning("consumer %r: %d events of %s are gone, it goes on after them", self.name, gone, where)
         return events or (self._read(holding) if gone else [])
 
-    def _drain(self) -> Iterator[Event]:
-        self._ends = [log.end() for log in self._logs]
+    def _all_ends(self) -> dict[int, int]:
+        return {number: log.end() for number, log in enumerate(self._logs)}
+
+    def _drain(self, ends: dict[int, int]) -> Iterator[Event]:
+        self._ends = ends
         try:
             yield from self
         finally:
             self._ends = None
 
-    def _drained(self, ends: list[int]) -> bool:
-        """Whether everything up to these ends was handed out here, or acked elsewhere."""
+    def _drained(self, ends: dict[int, int]) -> bool:
+        """Whether everything up to these ends was handed out here, acked elsewhere, or is left to who lives there."""
+        if self._until_s is not None and self._monotonic() >= self._until_s:
+            return True
         others = []
-        for number, end in enumerate(ends):
+        for number, end in ends.items():
             holding = self._held.get(number)
             if holding is None:
                 others.append(number)
             elif holding.end < end or holding.again or holding.rest:
                 return False
         stored = self._leases.peek(others)
-        return all(number in stored and stored[number].cursor >= ends[number] for number in others)
+        behind = {number for number in others if number not in stored or stored[number].cursor < ends[number]}
+        return not behind or (self._until_s is not None and self._leases.busy(behind) == behind)
 
     def _set_aside(self, event: Event, error: object) -> None:
         self._append_aside(self, event, error)
@@ -602,6 +624,8 @@ class Consumer(Iterator[Event]):
         holdings = list(self._held.values())
         pauses_s = [each.retry_s - now for each in holdings if each.retry_s > now]
         sleep_s = min([self._member.period_s, *pauses_s])
+        if self._until_s is not None:
+            sleep_s = max(0.0, min(sleep_s, self._until_s - now))
         if self._timeout is not None and not (pauses_s and self._ends is not None):  # draining means retries too
             if self._deadline_s is None:
                 self._deadline_s = now + self._timeout

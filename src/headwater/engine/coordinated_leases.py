@@ -24,7 +24,6 @@ from headwater.limits import CONSUMER_MEMBERS_MAX
 from headwater.storage.coordinator import CursorRecord, Kept, SharedCursors, Sign
 from headwater.storage.disk import Clock
 
-SIGN_STEP_S = 1.0  # stores tell times of change in whole seconds
 SWEPT_LEASES = 10  # a member that was silent for so many leases is taken out of the list
 
 S = TypeVar("S")
@@ -83,7 +82,7 @@ class CoordinatedLeases:
         self._lease_s = lease_ms / 1000
         self._memory = memory
         self._threads = threads
-        self._guest = guest
+        self.guest = guest
         self._mutex = threading.Lock()  # protects all below; held during requests, which are in order for that
         self._mine: dict[int, _Mine] = {}  # what this member wrote last
         self._first: dict[int, str] = {}  # the version of each record of others when it was seen first
@@ -95,12 +94,12 @@ class CoordinatedLeases:
         with self._mutex:
             lost = self._renew(held)
             ours = held.keys() - set(lost)
-            if self._guest is None:
+            if self.guest is None:
                 live, doubtful = self._look_at_members()
                 share = share_of([bytes.fromhex(member) for member in live], self.id, self._partitions)
                 wanted: Sequence[int] = range(self._partitions)
             else:
-                share, doubtful, wanted = self._partitions, False, self._guest
+                share, doubtful, wanted = self._partitions, False, self.guest
             room = max(0, share - len(ours))
             others = [number for number in wanted if number not in ours]
             free = self._watch(others)[:room] if others and (room or doubtful) else []
@@ -126,7 +125,7 @@ class CoordinatedLeases:
             released = self._each(
                 lambda each: self._update(each.partition, each.fence, _further(each, **freed), last=True), progress
             )
-            if leave and self._guest is None:
+            if leave and self.guest is None:
                 self._cursors.leave([self._owner])
         return [each.partition for each, there in zip(progress, released, strict=True) if not there]
 
@@ -277,7 +276,7 @@ class CoordinatedLeases:
             self._signed_s = now_s
         live, now_s = self._live(), self._clock.monotonic()
         late = [self._signs[member] for member in live if member != self._owner]
-        return live, any(now_s >= seen.since_s + lease_s / 2 + SIGN_STEP_S for seen, lease_s in late)
+        return live, any(now_s >= seen.since_s + lease_s / 2 for seen, lease_s in late)
 
     def _see(self, signs: dict[str, Sign]) -> None:
         now_s = self._clock.monotonic()
@@ -287,7 +286,7 @@ class CoordinatedLeases:
             seen = before[member][0] if member in before else None
             if seen is None or seen.mark != sign.mark:
                 seen = Seen(sign.mark, now_s)
-            elif now_s >= seen.since_s + SWEPT_LEASES * (sign.lease_ms / 1000 + SIGN_STEP_S):
+            elif now_s >= seen.since_s + SWEPT_LEASES * sign.lease_ms / 1000:
                 silent.append(member)
                 continue
             self._signs[member] = seen, sign.lease_ms / 1000
@@ -296,7 +295,7 @@ class CoordinatedLeases:
 
     def _live(self) -> list[str]:
         now_s = self._clock.monotonic()
-        live = (m for m, (seen, lease_s) in self._signs.items() if now_s < seen.since_s + lease_s + SIGN_STEP_S)
+        live = (m for m, (seen, lease_s) in self._signs.items() if now_s < seen.since_s + lease_s)
         return sorted({*live, self._owner})
 
     def _each(self, work: Callable[[S], T], items: Sequence[S]) -> list[T]:

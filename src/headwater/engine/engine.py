@@ -19,8 +19,11 @@ from headwater.engine.catalogue import Catalogue
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.file_consumers import FileConsumers
 from headwater.engine.info import partition_info
+from headwater.engine.replica.marker import Marker
+from headwater.engine.replica.source import LocalSource
 from headwater.engine.retaining import Keeper
 from headwater.engine.serving import wants_sync
+from headwater.engine.topics import OpenTopic
 from headwater.engine.transaction import Transaction
 from headwater.engine.verbs import Verbs
 from headwater.errors import HeadwaterError, NotFound, Unavailable
@@ -28,7 +31,7 @@ from headwater.event import Durability
 from headwater.format import given
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
-from headwater.format.settings import Retention, Topic
+from headwater.format.settings import Replica, Retention, Topic, TopicSettings
 from headwater.info import Archived, Deleted, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.archive.archive import Archive
@@ -64,10 +67,14 @@ class Engine(Verbs[LocalLog]):
         if create:
             self._catalogue.init()
         self._store = self._catalogue.open()
+        self._marker = Marker(path, disk, clock)
+        self._guard = self._marker.refuse if self._marker.follows() else None  # only a replica needs to look again
+        self._catalogue.guard = self._guard
         self._consumers = FileConsumers(path, disk, clock, limits, partial(restore, path / "journal"))
         super().__init__(str(path), limits, disk, clock, sync=sync)
         self._archive = Archive(path, disk, clock, limits)
-        self._keeper = Keeper(self._catalogue, self._consumers.slowest, self._archive)
+        follows = (lambda: False) if self._guard is None else self._marker.follows
+        self._keeper = Keeper(self._catalogue, self._consumers.slowest, self._archive, follows)
         self._sealer = Sealer(self._keeper.rolled)
         self._closing = threading.Lock()  # protects `_closed`
         self._journal = Journal(path / "journal", self._disk, self._checkpoint)
@@ -89,6 +96,15 @@ class Engine(Verbs[LocalLog]):
         self.check_open()
         self._catalogue.open()
 
+    def replication(self) -> LocalSource:
+        """What a replica asks this directory."""
+        return LocalSource(self)
+
+    @property
+    def replica(self) -> Replica | None:
+        """What it is a replica of, also once it was promoted; None if it never was one."""
+        return self._marker.read()
+
     # Topics
 
     def describe(self, topic: str) -> TopicInfo:
@@ -103,16 +119,25 @@ class Engine(Verbs[LocalLog]):
             partitions=partitions,
         )
 
+    def settings_of(self, topic: str) -> TopicSettings:
+        """What a topic was made with, and keeps, as any process may have changed it; raises NotFound."""
+        return self._catalogue.find(topic).settings
+
     def delete(self, topic: str) -> None:
         """Delete a topic and all its events, for every process; raises NotFound. Made again, it starts afresh."""
         opened = self._topics.live(topic)
+        if self._guard is not None:
+            self._guard()
+        self._delete(opened)
+
+    def _delete(self, opened: OpenTopic[LocalLog]) -> None:
         with ExitStack() as stack:
             for log in opened.logs:  # in the order of partitions, as everybody who locks several
                 stack.enter_context(log.deleting())
             try:
                 self._catalogue.remove(opened.topic)
             except OSError as error:
-                raise Unavailable(f"topic {topic!r} cannot be deleted: {error.strerror}") from error
+                raise Unavailable(f"topic {opened.topic.name!r} cannot be deleted: {error.strerror}") from error
         self._topics.forget(opened)
         for log in opened.logs:
             log.close()
@@ -158,6 +183,8 @@ class Engine(Verbs[LocalLog]):
         gone durably: a read of it raises NotFound with the code `offset_gone` and the `oldest` offset.
         """
         logs = self._topics.live(topic).chosen(partition)
+        if self._guard is not None and not dry_run:
+            self._guard()
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
 
     def archive(
@@ -247,7 +274,7 @@ class Engine(Verbs[LocalLog]):
 
     def _new_log(self, topic: Topic, partition: int) -> LocalLog:
         place = self._catalogue.place(topic, partition)
-        return LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged, self._archive)
+        return LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged, self._archive, self._guard)
 
     def _rolled(self, place: Place) -> None:
         self._sealer.rolled(place)

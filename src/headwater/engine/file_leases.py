@@ -27,7 +27,7 @@ class FileLeases:
         self.ack_s = ack_ms / 1000
         self._clock = clock
         self._lease_ns = lease_ms * 1_000_000
-        self._guest = guest
+        self.guest = guest
         self._first: dict[int, int] = {}  # the counter of each slot when it was seen first
 
     def tend(self, held: dict[int, int], *, claim: bool) -> Round:
@@ -39,7 +39,7 @@ class FileLeases:
         with cursors.held():
             now = self._now_ns()
             expiry = now + self._lease_ns
-            members = [] if self._guest is not None else cursors.put_member(Member(self.id, expiry), now)
+            members = [] if self.guest is not None else cursors.put_member(Member(self.id, expiry), now)
             slots = cursors.slots()
             lost = [number for number, fence in held.items() if not self._owns(slots[number], fence)]
             ours = held.keys() - set(lost)
@@ -50,7 +50,7 @@ class FileLeases:
                     expiry = min(expiry, slots[number].expiry_ns)
             share = share_of(members, self.id, len(slots)) if members else len(slots)
             room = max(0, share - len(ours))
-            wanted = range(len(slots)) if self._guest is None else self._guest
+            wanted = range(len(slots)) if self.guest is None else self.guest
             others = [number for number in wanted if number not in ours]
             for number in others:
                 self._first.setdefault(number, slots[number].counter)

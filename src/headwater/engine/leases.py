@@ -73,6 +73,9 @@ class Leases(Protocol):
     locks a log: the caller has made durable what it stores. NotFound means that the consumer was deleted.
     """
 
+    guest: Sequence[int] | None
+    """The partitions that a guest wants; None for a member."""
+
     @property
     def id(self) -> bytes:
         """What tells this member from all others: new for each, and never used again."""

@@ -117,6 +117,9 @@ class Log(Protocol):
     def pause_s(self) -> float | None:
         """After how many seconds a sleeper should look again even if nobody wakes it; None if somebody always does."""
 
+    def secured(self) -> int:
+        """Up to where it is durable, at least: a crash does not take that back. Does not look for more."""
+
     def state(self) -> State:
         """How far it has come; raises NotFound if its topic was deleted."""
 

@@ -254,7 +254,7 @@ class Member:
         with self.mutex:
             cursor, failures = holding.failing()
             failing, reached = cursor, holding.handed
-        durable = holding.log.state().secured_offset
+        durable = holding.log.secured()
         if cursor > durable:
             if exact:
                 holding.log.sync()

@@ -15,13 +15,14 @@ from uuid import UUID
 import msgspec
 
 from headwater.engine.catalogue import Catalogue
+from headwater.engine.log import Log
 from headwater.engine.reading import resolve
 from headwater.engine.rules import with_retention
 from headwater.errors import HeadwaterError, Invalid
 from headwater.event import ticks_of
 from headwater.format.archive import Manifest
 from headwater.format.names import log_uuid
-from headwater.format.settings import Retention, Topic
+from headwater.format.settings import Retention, Topic, TopicSettings
 from headwater.format.tail import OPEN, Slot
 from headwater.info import Deleted
 from headwater.storage import retention
@@ -46,9 +47,19 @@ def no_consumers(_topic: Topic, _partition: int) -> int | None:
 class Keeper:
     """Keeps the logs of one directory within the bounds of their topics."""
 
-    def __init__(self, catalogue: Catalogue, slowest: Slowest = no_consumers, archive: Archive | None = None) -> None:
-        """What is not in the `archive`, if the directory has one, is not deleted."""
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        slowest: Slowest = no_consumers,
+        archive: Archive | None = None,
+        follows: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """What is not in the `archive`, if the directory has one, is not deleted.
+
+        `follows` tells that it is a replica, which keeps what its source keeps, whatever is said of its topics.
+        """
         self.slowest = slowest
+        self._follows = follows
         self._catalogue = catalogue
         self._archive = archive
         self._kept: dict[bytes, int] = {}  # of each log, the segment that had to stay when it was looked at last
@@ -94,7 +105,7 @@ class Keeper:
     ) -> list[Deleted]:
         """Change what the topic of these logs keeps, if there are changes, and delete what it need not keep now."""
         name = logs[0].place.topic
-        bounds = [_before(log, before, len(logs)) for log in logs]
+        bounds = [bound_of(log, before, len(logs)) for log in logs]
         topic = self._catalogue.find(name)
         if changes and dry_run:
             topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
@@ -148,6 +159,8 @@ class Keeper:
         topic = topic or self._catalogue.find(place.topic)
         if log_uuid(UUID(topic.uuid), place.partition) != place.uuid:
             raise deleted(place)
+        if self._follows():
+            return Rules(TopicSettings())
         passed = self.slowest(topic, place.partition) if topic.settings.retention_consumers else None
         return Rules(topic.settings, passed)
 
@@ -156,7 +169,7 @@ def _deleted(place: Place, segment: Segment) -> Deleted:
     return Deleted(place.topic, place.partition, segment.base, segment.end, segment.bytes)
 
 
-def _before(log: LocalLog, before: int | datetime | None, logs: int) -> tuple[int, int]:
+def bound_of(log: Log, before: int | datetime | None, logs: int) -> tuple[int, int]:
     """What ends before this may go: an offset, and ticks."""
     if before is None:
         return 0, 0

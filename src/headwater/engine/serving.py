@@ -222,6 +222,10 @@ class Serving(Generic[L]):
         """What a topic is now: its uuid, its settings, how many partitions; raises NotFound."""
         return self._topics.live(name).topic
 
+    def partition_log(self, topic: str, partition: int) -> L:
+        """One log of a topic as it is now, for who copies it; raises NotFound."""
+        return self._topics.live(topic).chosen(partition)[0]
+
     def bell(self) -> Bell:
         """What a thread sleeps on until one of its cursors has more."""
         return Bell(self._disk, self._clock)

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import builtins
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack
 from weakref import WeakSet
 
 import msgspec
 
-from headwater.engine import dead, reading, waiting
+from headwater.engine import dead, draining, reading, waiting
 from headwater.engine.appends import Appends
 from headwater.engine.consumer import Consumer, Kept, place
 from headwater.engine.consumers import Consumers
 from headwater.engine.follow import Follow
-from headwater.engine.log import L, Upload
+from headwater.engine.leases import Leases
+from headwater.engine.log import L, Log, Upload
 from headwater.engine.rules import with_retention
+from headwater.engine.selection import Selection
 from headwater.engine.serving import Serving, wants_sync
 from headwater.engine.topics import Catalogue, OpenTopic
 from headwater.engine.transfer.exporting import Progress as TransferProgress
@@ -33,7 +35,7 @@ from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, Topic, TopicSettings
-from headwater.info import ConsumerInfo, TopicInfo
+from headwater.info import ConsumerInfo, Drained, TopicInfo
 from headwater.limits import Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
@@ -348,22 +350,44 @@ class Verbs(Serving[L]):
         With `kept`, the truth about its cursors is elsewhere, and those stored here only follow.
         """
         opened = self._topics.live(topic)
-        changes = {"lease_ms": lease_ms, "failures_max": failures_max}
-        chosen = {name: value for name, value in changes.items() if value is not None}
-        limits = msgspec.structs.replace(self._limits, **chosen)
-        if limits.lease_ms < LEASE_MS_MIN or limits.failures_max < 1:
-            raise Invalid(f"a lease has at least {LEASE_MS_MIN} ms, and an event may fail at least once")
+        limits = self._consumer_limits(lease_ms, failures_max)
         selection = self._selection(type, key, match)
-        reading.check_id(opened.logs, start)
-        leases = self._consumers.join(
-            name, opened.topic, limits.lease_ms, lambda: [place(log, start, len(opened.logs)) for log in opened.logs]
-        )
-        aside = partial(dead.set_aside, self) if kept is None else kept.set_aside
-        place_of = None if kept is None else kept.cursor
-        own = self._disk, self._clock
-        member = Consumer(name, opened.logs, leases, selection, limits, *own, aside, timeout, place_of)
-        self._members.add(member)
-        return member
+        leases = self._leases(name, opened, limits, start)
+        return self._joined(name, opened, selection, limits, leases, timeout, kept)
+
+    def drain(
+        self,
+        consumer: str,
+        topic: str,
+        handler: Callable[[Event], object],
+        *,
+        seconds: float | None = None,
+        partitions: Iterable[int] | None = None,
+        start: At = "earliest",
+        type: str | None = None,
+        key: bytes | str | None = None,
+        match: Mapping[str, Any] | None = None,
+        lease_ms: int | None = None,
+        failures_max: int | None = None,
+    ) -> Drained:
+        """Hand what waits for a consumer to `handler`, commit, give everything back, and tell whether more waits.
+
+        For a function that is woken now and then. It takes the partitions that are free, or only those of `partitions`;
+        those that others hold are left to them, and count as more while something waits there. What the handler returns
+        from is acked, what it raises is a failure, as in `Consumer.drain`. It ends when it has caught up, or after
+        `seconds`, between two events. All acks are durable when it returns. The rest is as in `consumer`.
+        """
+        opened = self._topics.live(topic)
+        numbers = sorted({*partitions}) if partitions is not None else range(len(opened.logs))
+        logs = [log for number in numbers for log in opened.chosen(number)]
+        limits = self._consumer_limits(lease_ms, failures_max)
+        selection = self._selection(type, key, match)
+        leases = self._leases(consumer, opened, limits, start, guest=())
+
+        def join(leases: Leases) -> Consumer:
+            return self._joined(consumer, opened, selection, limits, leases)
+
+        return draining.drain(join, leases, logs, handler, seconds, self._clock)
 
     def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
         """Where each consumer of a topic, or of all, is in each partition, and who reads there; empty if none."""
@@ -396,6 +420,39 @@ class Verbs(Serving[L]):
         With `consumer`, only what that one could not handle; the rest is then passed over.
         """
         return dead.replay(self, topic, consumer)
+
+    def _consumer_limits(self, lease_ms: int | None, failures_max: int | None) -> Limits:
+        changes = {"lease_ms": lease_ms, "failures_max": failures_max}
+        chosen = {name: value for name, value in changes.items() if value is not None}
+        limits = msgspec.structs.replace(self._limits, **chosen)
+        if limits.lease_ms < LEASE_MS_MIN or limits.failures_max < 1:
+            raise Invalid(f"a lease has at least {LEASE_MS_MIN} ms, and an event may fail at least once")
+        return limits
+
+    def _leases(
+        self, name: str, opened: OpenTopic[L], limits: Limits, start: At, guest: Sequence[int] | None = None
+    ) -> Leases:
+        """The part of a new member or guest of a consumer, which is made if it is new."""
+        reading.check_id(opened.logs, start)
+        starts = partial(_starts, opened.logs, start)
+        return self._consumers.join(name, opened.topic, limits.lease_ms, starts, guest)
+
+    def _joined(
+        self,
+        name: str,
+        opened: OpenTopic[L],
+        selection: Selection,
+        limits: Limits,
+        leases: Leases,
+        timeout: float | None = None,
+        kept: Kept | None = None,
+    ) -> Consumer:
+        aside = partial(dead.set_aside, self) if kept is None else kept.set_aside
+        place_of = None if kept is None else kept.cursor
+        own = self._disk, self._clock
+        member = Consumer(name, opened.logs, leases, selection, limits, *own, aside, timeout, place_of)
+        self._members.add(member)
+        return member
 
     # Importing and exporting, as docs/TRANSFER.md tells
 
@@ -495,3 +552,7 @@ def _take_all(upload: Upload, pieces: Iterable[bytes]) -> Rows:
         return upload.commit()
     finally:
         upload.discard()
+
+
+def _starts(logs: Sequence[Log], start: At) -> list[int]:
+    return [place(log, start, len(logs)) for log in logs]

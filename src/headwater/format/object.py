@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
 
 import msgspec
 from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
+from headwater.format.batch import peek
 from headwater.format.producers import Answer, Known
 
 MAGIC = b"HWOBJECT"
@@ -16,7 +17,13 @@ VERSION = 1
 PREFIX_BYTES = 24
 HEAD_BYTES_MAX = 16 * 1024 * 1024  # a damaged length must not ask for more memory than the largest head takes
 
+TABLE_ENTRY_BYTES = 24
+
 _PREFIX = Struct("<8sHHII4s")
+_ENTRY = Struct("<Q16s")
+_CRC = Struct("<I")
+
+assert _ENTRY.size == TABLE_ENTRY_BYTES
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -28,7 +35,10 @@ class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an object says of itself. `size` is that of its batches; `batches`: offset, position, ticks of each."""
+    """What an object says of itself. `size` is that of its batches; `batches`: offset, position, ticks of each.
+
+    `objects` says how many objects a segment was made of; their table is behind the batches.
+    """
 
     log: str
     base: int
@@ -43,6 +53,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     blobs: dict[str, str] = {}
     producers: list[Told] = []
     batches: list[tuple[int, int, int]] = []
+    objects: int = 0
 
 
 _decoder = msgspec.json.Decoder(Head)
@@ -50,10 +61,48 @@ _decoder = msgspec.json.Decoder(Head)
 
 def encode(head: Head, batches: Sequence[bytes]) -> bytes:
     """The bytes of an object; the head's `size` is that of the batches."""
+    return b"".join((encode_head(head), *batches))
+
+
+def encode_head(head: Head) -> bytes:
+    """What stands before the batches."""
     text = msgspec.json.encode(head)
     text += b" " * (-len(text) & 7)
-    prefix = _PREFIX.pack(MAGIC, VERSION, 0, len(text), crc32c(text), bytes(4))
-    return b"".join((prefix, text, *batches))
+    return _PREFIX.pack(MAGIC, VERSION, 0, len(text), crc32c(text), bytes(4)) + text
+
+
+def encode_segment(head: Head, batches: Sequence[bytes], table: bytes) -> list[bytes]:
+    """The pieces of a segment; its head gets `size`, `batches` and `objects`. `table` is as `encode_table` makes it.
+
+    The positions of batches count from the start of the object, behind a head whose length depends on them.
+    """
+    start = 0
+    while True:
+        position, rows = start, []
+        for batch in batches:
+            _, _, offset, ticks = peek(memoryview(batch), 0)
+            rows.append((offset, position, ticks))
+            position += len(batch)
+        full = msgspec.structs.replace(
+            head, size=position - start, batches=rows, objects=len(table) // TABLE_ENTRY_BYTES
+        )
+        encoded = encode_head(full)
+        if len(encoded) <= start:
+            return [_padded(encoded, start), *batches, table + _CRC.pack(crc32c(table))]
+        start = len(encoded)
+
+
+def encode_table(objects: Iterable[tuple[int, str]]) -> bytes:
+    """The first offset and the nonce of each object that a segment was made of."""
+    return b"".join(_ENTRY.pack(base, bytes.fromhex(nonce)) for base, nonce in objects)
+
+
+def decode_table(stored: memoryview, path: str = "") -> dict[int, str]:
+    """The nonces by the first offsets, from all that is behind the batches; raises Corrupt."""
+    table = stored[:-4]
+    if len(stored) < 4 or len(table) % TABLE_ENTRY_BYTES or crc32c(table) != _CRC.unpack(stored[-4:])[0]:
+        raise _damaged("has a damaged table of objects", path, len(stored))
+    return {base: nonce.hex() for base, nonce in _ENTRY.iter_unpack(table)}
 
 
 def decode(stored: memoryview, path: str = "") -> tuple[Head, int]:
@@ -97,6 +146,12 @@ def told(known: dict[str, Known]) -> list[Told]:
 def known(told: Sequence[Told]) -> dict[str, Known]:
     """The same, read back."""
     return {each.id: Known(each.epoch, [Answer(*answer) for answer in each.answers]) for each in told}
+
+
+def _padded(encoded: bytes, size: int) -> bytes:
+    """An encoded head with so many spaces behind it that it has this size."""
+    text = encoded[PREFIX_BYTES:] + b" " * (size - len(encoded))
+    return _PREFIX.pack(MAGIC, VERSION, 0, len(text), crc32c(text), bytes(4)) + text
 
 
 def _damaged(reason: str, path: str, size: int) -> Corrupt:

@@ -59,19 +59,29 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     settings: TopicSettings = TopicSettings()
 
 
-T = TypeVar("T", Store, Topic, Archive, Note)
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """`replica.json`: that a directory is, or was, a replica of another log, and takes no appends until `promoted`."""
+
+    format: int = FORMAT
+    source: str  # its address, without anything secret
+    source_uuid: str
+    since: str
+    promoted: str | None = None  # when
+
+
+T = TypeVar("T", Store, Topic, Archive, Note, Replica)
 
 # Made while the module is imported, which one thread does: msgspec learns a type at its first use, and two threads that
 # come first at the same time crash the interpreter.
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Store, Topic, Archive, Note)
+    kind: msgspec.json.Decoder(kind) for kind in (Store, Topic, Archive, Note, Replica)
 }
 
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(TopicSettings)}
 
 
-def encode(settings: Store | Topic | Archive | Note) -> bytes:
+def encode(settings: Store | Topic | Archive | Note | Replica) -> bytes:
     plain = msgspec.to_builtins(settings)
     if isinstance(
         settings, Topic

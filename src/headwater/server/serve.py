@@ -134,6 +134,7 @@ async def _serve(
         store.members.leave()  # before their connections end, which would look like the death of their clients
         connections.stop()
         store.changes.close()
+        store.replicas.source.stop()
         store.feeds.close()  # whoever waits for more has had all there will be
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):

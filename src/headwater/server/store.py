@@ -16,6 +16,7 @@ from headwater.server.feeds import Feeds
 from headwater.server.http.message import Budget
 from headwater.server.members import Members
 from headwater.server.metrics import Metrics
+from headwater.server.replicas import Replicas
 from headwater.server.settings import Settings
 from headwater.views.local import Local
 
@@ -41,6 +42,7 @@ class Store:
         self.commits = Commits(engine, self.loop, metrics)
         self.feeds = Feeds(engine, self.blocking, self.loop, settings, metrics.live)
         self.changes = Changes(engine, self.blocking, self.loop, settings)
+        self.replicas = Replicas(engine, settings.limits.replicas_max)
         self.members = Members(engine, settings.limits, settings.heartbeat_s)
 
     async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -78,6 +80,7 @@ class Store:
         """End live delivery, finish what waits, and let go of the threads. The log stays open: it is not ours."""
         self.feeds.close()
         self.changes.close()
+        await self.loop.run_in_executor(None, self.replicas.close)
         await self.loop.run_in_executor(None, self.members.close)
         while not self.commits.idle:
             await asyncio.sleep(0.005)

@@ -7,7 +7,7 @@ which begins anew with descriptors of its own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +15,10 @@ from headwater.errors import HeadwaterError
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
 from headwater.format.names import file_of
-from headwater.format.producers import Producer
+from headwater.format.producers import Known, Producer
 from headwater.format.segment import SegmentHeader
 from headwater.format.tail import Slot
-from headwater.storage import recovery
+from headwater.storage import copying, recovery
 from headwater.storage.archive.archive import Archive
 from headwater.storage.archive.archived import Archived
 from headwater.storage.blobs import StoredBlob
@@ -34,11 +34,14 @@ from headwater.storage.upload import Upload
 from headwater.storage.writer import Writer
 
 
-def create(place: Place) -> None:
-    """Make the files of a new log. The caller syncs the directory that holds `place.path`."""
+def create(place: Place, base: int = 0, previous_ticks: int = 0) -> None:
+    """Make the files of a new log. The caller syncs the directory that holds `place.path`.
+
+    It begins at offset `base`, behind an event with `previous_ticks`: a replica begins where its source does.
+    """
     place.disk.mkdir(place.path)
     file_id = int.from_bytes(place.clock.random_bytes(4), "little")
-    header = SegmentHeader(file_id, place.uuid, 0, 0, place.clock.ticks())
+    header = SegmentHeader(file_id, place.uuid, base, previous_ticks, place.clock.ticks())
     place.disk.close(place.disk.create(place.lock))
     place.disk.close(recovery.write_segment(place, header))
 
@@ -53,10 +56,12 @@ class LocalLog:
         may_roll: Callable[[Place, Slot], None] = lambda _place, _slot: None,
         on_damaged_index: Callable[[Place, int], None] = lambda _place, _base: None,
         archive: Archive | None = None,
+        guard: Callable[[], None] | None = None,
     ) -> None:
         """`on_roll` hears of a finished segment, `on_damaged_index` of a segment whose index cannot be used.
 
-        `may_roll` raises if a new segment must not be begun. What was dropped here is read from the `archive`.
+        `may_roll` raises if a new segment must not be begun, `guard` if nothing may be appended: to a replica. What was
+        dropped here is read from the `archive`.
         """
         self.place = place
         self.topic = place.topic
@@ -65,6 +70,7 @@ class LocalLog:
         self.blob_bytes_in_memory = place.limits.blob_bytes_in_memory
         self._on_roll = on_roll
         self._may_roll = may_roll
+        self._guard = guard
         self._learned = -1  # the segment whose keys were read last
         self._identity = _identity(place)
         self.archived = Archived(place, archive) if archive is not None else None
@@ -110,6 +116,8 @@ class LocalLog:
         guard: tuple[int | None, Producer | None] | None = None,
     ) -> Upload:
         """One event whose pieces arrive in their own time: bounded memory, and no lock held meanwhile."""
+        if self._guard is not None:
+            self._guard()
         return Upload(self.place, self.append, content, type, key, meta, sync=sync, guard=guard)
 
     def start(self) -> int:
@@ -129,6 +137,10 @@ class LocalLog:
         """What is visible, durable and last."""
         return self._reader.slot()
 
+    def secured(self) -> int:
+        """Up to where it is durable."""
+        return self.state().secured_offset
+
     def batches(
         self,
         start: int,
@@ -143,6 +155,36 @@ class LocalLog:
         Those that cannot hold a wanted type or the key are left out; others may hold neither.
         """
         return self._reader.batches(start, stop, backwards=backwards, types=types, key=key)
+
+    def stored(self, start: int, stop: int) -> Iterator[Batch]:
+        """Every batch that holds the offsets from `start` to `stop`, also those that stand for lost events."""
+        return Cursor(self._reader, start).batches(stop, lost=True)
+
+    def take(self, batches: Sequence[Batch], spooled: Mapping[int, Path]) -> None:
+        """Append batches of another log of the same uuid as they are; returns when they are durable.
+
+        They must begin at the end of this one, else Conflict. `spooled` has the files of huge events, by their offsets.
+        For a replica, which takes them from its source: whatever guards against appends does not hold here.
+        """
+        copying.check(batches)
+        with self._writer() as writer:
+            writer.take(batches, spooled)
+
+    def producers(self) -> tuple[int, dict[str, Known]]:
+        """What is remembered of producers now, and the offset as of which that is."""
+        with self._writer() as writer:
+            return writer.producers()
+
+    def remember(self, known: dict[str, Known]) -> bool:
+        """Remember what another log of the same uuid remembers of producers, durably; False if it must wait.
+
+        Nothing that it tells may be behind the end of this log.
+        """
+        with self._writer() as writer:
+            done, rolled = writer.remember(known)
+        if rolled:
+            self._on_roll(self.place)
+        return done
 
     def version(self, key: bytes, slot: Slot | None = None) -> int | None:
         """The offset of the key's last event; None if there is none.
@@ -242,6 +284,7 @@ class LocalLog:
             lambda: self._on_roll(self.place),
             self._reader.version,
             lambda slot: self._may_roll(self.place, slot),
+            self._guard,
         )
         self._group = Group(writer, self.place.limits.commit_bytes_max)
 

@@ -49,10 +49,39 @@ class Producers:
     def snapshot(self, slot: Slot, base: int) -> bytes | None:
         """What to keep beside a new segment that begins at `base`; None if there are no producers to remember."""
         self._absorb(slot)
-        oldest = self._place.clock.ticks() - self._place.limits.producer_age_ms * TICKS_PER_MS
+        oldest = self._oldest_ticks()
         for id in [id for id, known in self._known.items() if known.answers[-1].ticks < oldest]:
             del self._known[id]
         return format.encode(self._place.uuid, base, self._known) if self._known else None
+
+    def known(self, slot: Slot) -> dict[str, Known]:
+        """All that is remembered; whoever gets it may keep it."""
+        self._absorb(slot)
+        return {id: Known(known.epoch, list(known.answers)) for id, known in self._known.items()}
+
+    def merged(self, others: dict[str, Known], slot: Slot) -> dict[str, Known] | None:
+        """What is remembered here and in another log that has the same events; None if that is no more than here."""
+        merged = self.known(slot)
+        oldest = self._oldest_ticks()
+        for id, other in others.items():
+            if other.answers[-1].ticks < oldest:
+                continue  # the next snapshot would leave it out
+            mine = merged.setdefault(id, Known(0, []))
+            answers = {answer.offset: answer for answer in (*other.answers, *mine.answers)}
+            mine.epoch = max(mine.epoch, other.epoch)
+            mine.answers = [answers[offset] for offset in sorted(answers)][-self._place.limits.producer_answers_max :]
+        if merged == self._known:
+            return None
+        order = sorted(merged, key=lambda name: merged[name].answers[-1].offset)
+        return {id: merged[id] for id in order[-self._place.limits.producers_max :]}
+
+    def learn(self, known: dict[str, Known]) -> None:
+        """Take this for what is remembered, up to where the log was read."""
+        self._known = known
+
+    def _oldest_ticks(self) -> int:
+        """A producer whose last request is older than this is forgotten."""
+        return self._place.clock.ticks() - self._place.limits.producer_age_ms * TICKS_PER_MS
 
     def rolled(self, slot: Slot) -> None:
         """A new segment was begun with this process's snapshot."""

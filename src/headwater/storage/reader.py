@@ -456,10 +456,13 @@ class Cursor:
         self._generation = -1
         self._position = -1
 
-    def batches(self, stop: int, types: TypeTest | None = None, key: bytes | None = None) -> Iterator[Batch]:
+    def batches(
+        self, stop: int, types: TypeTest | None = None, key: bytes | None = None, *, lost: bool = False
+    ) -> Iterator[Batch]:
         """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
 
-        Those that cannot hold a wanted type or the key are left out; others may hold neither.
+        Those that cannot hold a wanted type or the key are left out; others may hold neither. `lost`: those that stand
+        for lost events come, too.
         """
         slot = self._reader.slot()
         stop = min(stop, slot.visible_offset)
@@ -478,7 +481,7 @@ class Cursor:
                 continue
             for batch in segment.window(self._position, end).batches(self._position, self._batch_offset):
                 self._pass(batch)
-                if not batch.flags & LOST:
+                if lost or not batch.flags & LOST:
                     yield batch
                 if self.offset >= stop:
                     return

@@ -9,9 +9,10 @@ the syncs, and giving the space back, come after it. Safe from any thread and pr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -40,6 +41,18 @@ class Segment(msgspec.Struct, frozen=True):
     base: int
     end: int
     bytes: int
+
+
+class Finished(Protocol):
+    """A segment that nobody appends to, wherever it is."""
+
+    @property
+    def end(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+S = TypeVar("S", bound=Finished)
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -93,21 +106,28 @@ def due(place: Place, slot: Slot, segments: list[Segment], rules: Rules) -> list
 
     All that is below the active segment is durable, because a roll syncs it: nothing else is ever deleted.
     """
+    durable = min(slot.segment, slot.durable_offset)
+    finished = [segment for segment in segments[:-1] if segment.end <= durable]
+    total = sum(segment.bytes for segment in segments)
+    return surplus(finished, total, len(segments), rules, place.clock.ticks(), partial(_last_ticks, place))
+
+
+def surplus(
+    finished: Sequence[S], total: int, left: int, rules: Rules, now: int, last_ticks: Callable[[S], int]
+) -> list[S]:
+    """Those of the finished segments, oldest first, that have to go from a log of so many bytes and segments in all."""
     kept = rules.settings
     hard = kept.retention_bytes_hard
-    oldest_ticks = rules.oldest_ticks(place.clock.ticks())
-    total, left = sum(segment.bytes for segment in segments), len(segments)
-    found: list[Segment] = []
-    for segment in segments[:-1]:
-        if segment.end > min(slot.segment, slot.durable_offset):
-            break
+    oldest_ticks = rules.oldest_ticks(now)
+    found: list[S] = []
+    for segment in finished:
         if rules.archived is not None and segment.end > rules.archived:
             break
         wanted = not (
             (kept.retention_bytes and total > kept.retention_bytes)
             or (kept.retention_segments and left > kept.retention_segments)
             or segment.end <= rules.before
-            or (oldest_ticks and _last_ticks(place, segment) < oldest_ticks)
+            or (oldest_ticks and last_ticks(segment) < oldest_ticks)
         )
         over = hard and total > hard and (kept.overflow == "delete" or kept.retention_consumers)
         if not over and wanted:

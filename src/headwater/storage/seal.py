@@ -9,24 +9,20 @@ stays as it is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
 
 from headwater.format import segment as segment_format
-from headwater.format.batch import BLOB, DATA, KEY, LOST, META, TYPE, Batch, encode
-from headwater.format.column import Column, concat, concat_repeated
+from headwater.format.batch import BLOB, LOST, TYPE, Batch
+from headwater.format.column import Column
 from headwater.format.index import Index
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.storage.keys import KeyEntries
+from headwater.storage.packing import Pause, packed, runs, too_large
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
-
-SPLIT_FROM = 2  # times the packed size: above this, a batch is split, so that a look-up need not verify so much
-
-Pause = Callable[[], None]
 
 
 def seal(place: Place, base: int, pause: Pause = lambda: None, *, anew: bool = False) -> bool:
@@ -116,14 +112,9 @@ def _types_of(batch: Batch) -> set[bytes]:
 def _worth_packing(place: Place, segment: SegmentFile) -> bool:
     """Not if its batches have about the right size already: then rewriting would only cost."""
     batches = len(segment.map(segment.size()).positions)
-    return batches > 2 * max(1, segment.size() // place.limits.pack_bytes) or _too_large(
+    return batches > 2 * max(1, segment.size() // place.limits.pack_bytes) or too_large(
         segment.size() // max(1, batches), place
     )
-
-
-def _too_large(size: int, place: Place) -> bool:
-    """Whether a batch is so large that finding one event in it costs much more than it need."""
-    return size > SPLIT_FROM * place.limits.pack_bytes
 
 
 def _pack(place: Place, segment: SegmentFile, pause: Pause) -> int:
@@ -137,10 +128,10 @@ def _pack(place: Place, segment: SegmentFile, pause: Pause) -> int:
         disk.write(fd, header.encode(), 0)
         position = segment_format.HEADER_BYTES
         window = segment.window(HEADER_BYTES, segment.size())
-        for run in _runs(window.batches(HEADER_BYTES, segment.base), place, pause):
-            for packed in _packed(run, place):
-                disk.write(fd, packed, position)
-                position += len(packed)
+        for run in runs(window.batches(HEADER_BYTES, segment.base), place, pause):
+            for stored in packed(run, place):
+                disk.write(fd, stored, position)
+                position += len(stored)
                 pause()
         disk.fdatasync(fd)
         disk.rename(temporary, path)
@@ -151,62 +142,6 @@ def _pack(place: Place, segment: SegmentFile, pause: Pause) -> int:
         disk.release(fd)
         raise
     return fd
-
-
-def _runs(batches: Iterator[Batch], place: Place, pause: Pause) -> Iterator[list[Batch]]:
-    """Neighbours that may become one batch. Huge events and lost ranges stay alone."""
-    run: list[Batch] = []
-    events = size = 0
-    for number, batch in enumerate(batches):
-        alone = batch.flags & (BLOB | LOST)
-        full = events + batch.count > place.limits.pack_events or size + batch.size > place.limits.pack_bytes
-        if run and (alone or full or batch.content != run[0].content or run[0].flags & (BLOB | LOST)):
-            yield run
-            run, events, size = [], 0, 0
-        run.append(batch)
-        events += batch.count
-        size += batch.size
-        if number % 256 == 255:
-            pause()
-    if run:
-        yield run
-
-
-def _packed(run: list[Batch], place: Place) -> Iterator[bytes]:
-    """The bytes of the batches that a run of neighbours becomes: one, or, if a single one is too large, several."""
-    batch = run[0]
-    if len(run) > 1:
-        yield merge(run, zstd=place.zstd)
-    elif batch.count > 1 and _too_large(batch.size, place):
-        yield from split(batch, -(-batch.size // place.limits.pack_bytes), zstd=place.zstd)
-    else:
-        yield bytes(batch.stored())
-
-
-def split(batch: Batch, parts: int, *, zstd: bool) -> Iterator[bytes]:
-    """The bytes of batches that hold the events of a large one, verified, with their offsets and ticks."""
-    batch.validate()
-    ticks = batch.ticks()
-    step = -(-batch.count // parts)
-    for lo in range(0, batch.count, step):
-        hi = min(lo + step, batch.count)
-        columns = {
-            kind: None if (column := batch.column(kind)) is None else column.slice(lo, hi)
-            for kind in (TYPE, KEY, DATA, META)
-        }
-        base = batch.base_offset + lo, int(ticks[lo])
-        yield encode(*base, hi - lo, batch.content, columns, ticks=ticks[lo:hi], zstd=zstd)
-
-
-def merge(run: list[Batch], *, zstd: bool) -> bytes:
-    """The bytes of one batch that holds the events of neighbouring ones, verified, with their offsets and ticks."""
-    counts = [batch.count for batch in run]
-    columns: dict[int, Column | None] = {}
-    for kind in (TYPE, KEY, DATA, META):
-        parts = [batch.column(kind) for batch in run]
-        columns[kind] = concat_repeated(parts, counts) if kind == TYPE else concat(parts, counts)
-    ticks = np.concatenate([batch.ticks() for batch in run])
-    return encode(run[0].base_offset, run[0].base_ticks, sum(counts), run[0].content, columns, ticks=ticks, zstd=zstd)
 
 
 def _remove_orphans(place: Place, segment: SegmentFile) -> None:

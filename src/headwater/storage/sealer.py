@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from headwater.errors import HeadwaterError, NotFound
 from headwater.storage import seal
 from headwater.storage.failures import unavailable
+from headwater.storage.packing import Pause
 from headwater.storage.place import Place
 
 log = logging.getLogger("headwater")
@@ -97,24 +98,24 @@ class Sealer:
         return self._stopping
 
 
-def seal_all(place: Place, pause: seal.Pause = lambda: None) -> int:
+def seal_all(place: Place, pause: Pause = lambda: None) -> int:
     """Seal every finished segment of a log that is not sealed; returns how many."""
     return sum(seal_each(place, pause))
 
 
-def seal_each(place: Place, pause: seal.Pause) -> Iterator[int]:
+def seal_each(place: Place, pause: Pause) -> Iterator[int]:
     """The same, one at a time: 1 for each segment that was sealed, 0 if another process is at it or it is gone."""
     bases = place.segments()
     for base in seal.unsealed(place, bases[-1]) if bases else ():
         yield int(_seal(place, base, pause))
 
 
-def reindex(place: Place, base: int, pause: seal.Pause = lambda: None) -> bool:
+def reindex(place: Place, base: int, pause: Pause = lambda: None) -> bool:
     """Make the index of a finished segment again from what it holds; False if another process is at it."""
     return _seal(place, base, pause, anew=True)
 
 
-def _seal(place: Place, base: int, pause: seal.Pause, *, anew: bool = False) -> bool:
+def _seal(place: Place, base: int, pause: Pause, *, anew: bool = False) -> bool:
     try:
         return seal.seal(place, base, pause, anew=anew)
     except FileNotFoundError:  # removed meanwhile

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from msgspec import structs
 
-from headwater.format.batch import encode_one
+from headwater.format.batch import BLOB, Batch, encode_one
 from headwater.format.journal import Share
-from headwater.format.producers import stamped_bytes
+from headwater.format.producers import Known, stamped_bytes
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, ROLLING, Slot
-from headwater.storage import journal, recovery, repair
+from headwater.storage import copying, journal, recovery, repair
 from headwater.storage.admission import Admission, VersionOf
 from headwater.storage.disk import wait_for_lock
 from headwater.storage.failures import deleted, frozen, locked, repeated, unavailable
@@ -57,10 +58,11 @@ class Writer:
         on_roll: Callable[[], None],
         version_of: VersionOf,
         may_roll: Callable[[Slot], None] = lambda _: None,
+        guard: Callable[[], None] | None = None,
     ) -> None:
         """`identity` is of the log's lock: another one there means another log. `version_of` tells a key's version.
 
-        `may_roll` raises if a new segment must not be begun.
+        `may_roll` raises if a new segment must not be begun, `guard` if nothing may be appended.
         """
         self._place = place
         self._identity = identity
@@ -69,6 +71,7 @@ class Writer:
         self._clock = place.clock
         self._on_roll = on_roll
         self._may_roll = may_roll
+        self._guard = guard
         self._boot_id = place.clock.boot_id()
         self._lock_fd = -1
         self._fd = -1
@@ -95,6 +98,8 @@ class Writer:
         Rows whose conditions do not hold get an `error` instead. Returns those that must wait for others in the group:
         they are to be committed next.
         """
+        if self._guard is not None:
+            self._guard()
         tail = self._lock()
         rolled = False
         rest: list[Rows] = []
@@ -120,7 +125,7 @@ class Writer:
                     sync = sync or rows.sync
                     stamped = stamped or rows.producer is not None
                     if rows.spooled is not None:
-                        self._settle_blob(rows, slot)
+                        self._settle_blob(rows.spooled, rows.offset, slot)
                 end = slot.visible_position + len(data)
                 self._write(tail, slot, data, end, sync)
                 durable = (offset, end) if sync else (slot.durable_offset, slot.durable_position)
@@ -139,6 +144,8 @@ class Writer:
 
     def prepare(self, group: list[Rows], *, journaled: bool) -> Prepared:
         """Take the lock for a transaction, and make ready what it brings to this log. Raises if it may not go in."""
+        if self._guard is not None:
+            self._guard()
         tail = self._lock()
         try:
             slot = self._absorb(tail)
@@ -158,7 +165,7 @@ class Writer:
             tail.begin()
             for rows in group:
                 if rows.spooled is not None:
-                    self._settle_blob(rows, prepared.slot)
+                    self._settle_blob(rows.spooled, rows.offset, prepared.slot)
         except BaseException:
             self._unlock()
             raise
@@ -215,6 +222,68 @@ class Writer:
         finally:
             self._unlock()
         return True
+
+    def take(self, batches: Sequence[Batch], spooled: Mapping[int, Path]) -> None:
+        """Append batches of another log as they are, durably; raises Conflict if they do not follow on what is here."""
+        tail = self._lock()
+        rolled = False
+        try:
+            slot = self._absorb(tail)
+            copying.check_follows(self._place, slot, batches)
+            old = self._clock.ticks() > self._segment_ends_ticks and slot.visible_position > HEADER_BYTES
+            position = self._segment_bytes if old else slot.visible_position
+            for number, run in enumerate(copying.runs(batches, position, self._segment_bytes)):
+                if number:
+                    slot = self._roll(tail, slot)
+                    rolled = True
+                if run:
+                    slot = self._take_run(tail, slot, run, spooled)
+        finally:
+            self._unlock()
+        tail.wake()
+        if rolled:
+            self._on_roll()
+
+    def _take_run(self, tail: Tail, slot: Slot, run: list[Batch], spooled: Mapping[int, Path]) -> Slot:
+        tail.begin()
+        for batch in run:
+            if batch.flags & BLOB:
+                self._settle_blob(spooled[batch.base_offset], batch.base_offset, slot)
+        data, stamped = copying.joined(run)
+        end = slot.visible_position + len(data)
+        self._write(tail, slot, data, end, sync=True)
+        offset = run[-1].end_offset
+        producers = slot.visible_position + stamped if stamped else slot.producers_position
+        return self._publish(tail, slot, offset, end, offset, end, run[-1].last_ticks, producers=producers)
+
+    def producers(self) -> tuple[int, dict[str, Known]]:
+        """What is remembered of producers, and the offset as of which that is."""
+        tail = self._lock()
+        try:
+            slot = self._absorb(tail)
+            return slot.visible_offset, self._admission.producers.known(slot)
+        finally:
+            self._unlock()
+
+    def remember(self, known: dict[str, Known]) -> tuple[bool, bool]:
+        """Remember more of producers; whether that is done, and whether it took a new segment, with its snapshot.
+
+        An empty segment has no place for it: its snapshot is of its first offset, which is written already.
+        """
+        tail = self._lock()
+        try:
+            slot = self._absorb(tail)
+            news = self._admission.producers.merged(known, slot)
+            if news is None:
+                return True, False
+            if slot.visible_position == HEADER_BYTES:
+                return False, False
+            self._admission.producers.learn(news)
+            self._roll(tail, slot, producers=True)
+        finally:
+            self._unlock()
+        tail.wake()
+        return True, True
 
     def drop(self, prepared: Prepared, *, freeze: bool = False) -> None:
         """Let go of a transaction that is not to be. `freeze` if a later recovery may yet find that it is."""
@@ -469,7 +538,7 @@ class Writer:
         self._header = header
         self._segment_ends_ticks = header.begun_ticks + self._place.limits.segment_age_ms * TICKS_PER_MS
 
-    def _roll(self, tail: Tail, slot: Slot) -> Slot:
+    def _roll(self, tail: Tail, slot: Slot, *, producers: bool = False) -> Slot:
         """Begin a new segment. The old one is synced first, so that only the last can have a torn tail.
 
         The state says so before the new file is there: if this process dies, whoever comes next must not go on in
@@ -481,7 +550,7 @@ class Writer:
         base = slot.visible_offset
         begun_ticks = max(self._clock.ticks(), slot.last_ticks + 1)
         file_id = int.from_bytes(self._clock.random_bytes(4), "little")
-        producers = self._header.producers or slot.producers_position > 0
+        producers = producers or self._header.producers or slot.producers_position > 0
         try:
             snapshot = self._admission.producers.snapshot(slot, base) if producers else None
             if snapshot is not None:
@@ -552,14 +621,13 @@ class Writer:
         self._slot = slot.then(state)
         tail.publish(self._slot)
 
-    def _settle_blob(self, rows: Rows, slot: Slot) -> None:
+    def _settle_blob(self, spooled: Path, offset: int, slot: Slot) -> None:
         """Move a spooled blob to its offset in the active segment, before the batch that names it is written."""
-        assert rows.spooled is not None
         blobs = self._place.blobs(slot.segment)
         try:
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(blobs)
-            self._disk.rename(rows.spooled, blobs / f"{rows.offset:020d}.blob")
+            self._disk.rename(spooled, blobs / f"{offset:020d}.blob")
             self._disk.sync_directory(blobs)
             self._disk.sync_directory(self._place.path)  # each time: who made it may have died before it was durable
         except OSError as error:

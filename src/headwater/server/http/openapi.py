@@ -15,7 +15,9 @@ import msgspec
 import headwater
 from headwater.document import Document
 from headwater.event import Durability
+from headwater.format import replication
 from headwater.format.jsonl import Line
+from headwater.format.replication import TopicState
 from headwater.info import BinderInfo, ConsumerInfo, Deleted, TopicInfo, ViewInfo
 from headwater.server.http import parameters
 from headwater.server.http.binders import Asked as Found
@@ -150,6 +152,19 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/topic/{name}/items"): Operation(
         "Read, in the format that is accepted; live with wait_for_more.", _ITEMS_OUT, (404, 406, 410, 413, 501)
+    ),
+    ("GET", "/topic/{name}/producers"): Operation(
+        "What is remembered of the producers of a partition, for a replica.",
+        {"application/octet-stream": BYTES},
+        (404, 413),
+        headers=(("headwater-from", NUMBER),),
+    ),
+    ("GET", "/replication/topics"): Operation("The topics, for a replica.", _json(list[TopicState])),
+    ("POST", "/replication/batches"): Operation(
+        "The batches that follow in some logs, for a replica.",
+        {replication.MEDIA_TYPE: BYTES},
+        (413, 415),
+        _json(replication.Question),
     ),
     ("POST", "/api/events"): Operation(
         "Put an event on the bus. The body must be UTF-8.",

@@ -88,6 +88,7 @@ _SETTINGS = (
 CREATE = _SETTINGS
 
 VERSION = (KEY._replace(description="The key: bytes, percent-encoded.", required=True), PARTITION)
+PRODUCERS = (PARTITION,)
 REPLAY = (Parameter("consumer", TEXT, "Only what this consumer has set aside."),)
 
 _EXPECTED = {"oneOf": [NUMBER, {"type": "string", "const": "none"}]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain as chained
 
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable, Unsupported
@@ -19,6 +19,7 @@ from headwater.format.producers import Answer
 from headwater.storage import producers
 from headwater.storage.bucket.backoff import Backoff
 from headwater.storage.bucket.chain import Chain, Tip
+from headwater.storage.bucket.packed import packed_in
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.rows import Rows, encode, mergeable
 
@@ -65,11 +66,17 @@ class Unit:
 class Appender:
     """The writing side of one partition in one process."""
 
-    def __init__(self, place: ObjectPlace, chain: Chain, *, patient: bool) -> None:
-        """`patient`: those who wait for their append linger, too, as `append_later` does."""
+    def __init__(
+        self, place: ObjectPlace, chain: Chain, *, patient: bool, was_put: Callable[[], None] = lambda: None
+    ) -> None:
+        """`patient`: those who wait for their append linger, too, as `append_later` does.
+
+        `was_put` is called for each object that is in the log; it must not wait.
+        """
         self._place = place
         self._chain = chain
         self._patient = patient
+        self._was_put = was_put
         self._writer = place.clock.random_bytes(8).hex()
         self._changed = threading.Condition()  # protects all below
         self._queue: deque[Unit] = deque()
@@ -218,6 +225,7 @@ class Appender:
             if self._put(head, format.encode(head, batches)):
                 self._chain.take(head)
                 self._chain.hint()
+                self._was_put()
                 return units
             losses += 1
             if losses >= LOSSES_IN_A_ROW:
@@ -292,28 +300,35 @@ class Appender:
         return format.told(known)
 
     def _put(self, head: Head, data: bytes) -> bool:
-        """Put an object at its place, durably; False if another one is there."""
+        """Put an object at its place, durably; False if it is not in the log: another one was first."""
+        knowledge = self._chain.knowledge
+        ours = self._created(head, data)
+        if knowledge.stands(head.base):
+            return ours
+        # So much time has passed since the end was looked for that this place was freed: whatever is there now is in
+        # no log. But ours may have been there before, if the answer to a first request was lost.
+        landed = packed_in(self._place, knowledge.meta(), head.base, head.nonce)
+        if ours:
+            self._place.store.delete([self._place.events_at(head.base)])
+        return landed
+
+    def _created(self, head: Head, data: bytes) -> bool:
+        """Put an object; False if another one is there."""
         store, key = self._place.store, self._place.events_at(head.base)
         backoff = Backoff(self._place.clock, FIRST_PAUSE_S, PAUSE_S_MAX, REFUSED_S_MAX)
         while store.create(key, data) is None:
             stored = store.get(key)
             if stored is not None:
-                if self._chain.decode(key, stored.data).nonce != head.nonce:
-                    return False
-                break  # it is ours: the answer was lost
+                return self._chain.decode(key, stored.data).nonce == head.nonce  # if so, the answer was lost
+            if not self._chain.knowledge.stands(head.base):
+                return False
             if not backoff.pause():
                 raise Unavailable(
                     f"{self._place}: {store.url} refuses an object that is not there",
                     hint="try again",
                     code="store_unavailable",
                 )
-        if self._chain.knowledge.fresh():
-            return True
-        # From the look at the end to this answer, so much time has passed that the place may have been freed meanwhile.
-        if head.base >= self._chain.knowledge.look().reached.offset:
-            return True
-        store.delete([key])
-        return False
+        return True
 
     def _put_last(self) -> bool:
         tip = self._tip()

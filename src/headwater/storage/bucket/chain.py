@@ -82,7 +82,7 @@ class Chain:
                 if meta.reached.offset > tip.end:  # this process slept while what it knew was collected
                     tip = self._begin()
                 stored = self._place.store.get(self._place.events_at(tip.end))
-                if not self.knowledge.fresh():
+                if not self.knowledge.stands(tip.end):
                     continue
                 if stored is None:
                     return tip
@@ -191,7 +191,7 @@ class Chain:
         while True:
             meta = self.knowledge.look()
             tip = self._from(meta, self._hinted_base(meta)) or self._from(meta, meta.reached.offset)
-            if not self.knowledge.fresh():
+            if not self.knowledge.stands(meta.reached.offset):
                 continue
             self._tip = tip or Tip.of(meta.reached)
             return self._tip
@@ -203,7 +203,7 @@ class Chain:
             return None
         key = self._place.events_at(self._bases[-1])
         stored = self._place.store.get(key)
-        if stored is None:  # a ghost that its writer took away, or all was collected meanwhile: look again
+        if stored is None or not self.knowledge.stands(self._bases[-1]):  # all was collected meanwhile: look again
             self._bases = []
             self._known_from = meta.reached.offset
             return None

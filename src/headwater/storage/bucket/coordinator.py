@@ -27,7 +27,9 @@ class BucketCoordinator:
 
     def names(self, topic: Topic) -> list[str]:
         """The names of all consumers of a topic, sorted."""
-        return sorted(unquote(folder) for folder in self._store.folders(f"{prefix_of(topic)}consumers/"))
+        prefix = f"{prefix_of(topic)}consumers/"
+        # Not by its folders: one may be named for a while when what was in it is deleted.
+        return sorted({unquote(each.key.removeprefix(prefix).partition("/")[0]) for each in self._store.list(prefix)})
 
     def consumer(self, topic: Topic, name: str) -> BucketCursors:
         """What is kept of one."""
@@ -46,6 +48,7 @@ class BucketCursors:
         self._records = records
         self._cursors = cursors
         self._members = members
+        self._signs = 0
 
     @property
     def url(self) -> str:
@@ -76,8 +79,12 @@ class BucketCursors:
         self._store.delete([listed.key for listed in self._store.list(self._members)])
 
     def sign(self, member: str, lease_ms: int) -> None:
-        """Give a sign of life: the name tells of the lease, so that a list is all that others need."""
-        self._store.put(f"{self._members}{member}-{lease_ms}", b"alive\n")
+        """Give a sign of life: the name tells of the lease, so that a list is all that others need.
+
+        The size changes each time: stores tell times in whole seconds.
+        """
+        self._signs += 1
+        self._store.put(f"{self._members}{member}-{lease_ms}", b"alive\n" + b"." * (self._signs % 2))
 
     def signs(self) -> dict[str, Sign]:
         """The last sign of each member."""
@@ -85,7 +92,7 @@ class BucketCursors:
         for listed in self._store.list(self._members):
             member, _, lease_ms = listed.key.removeprefix(self._members).partition("-")
             if lease_ms.isascii() and lease_ms.isdecimal():
-                found[member] = Sign(listed.modified.isoformat(), int(lease_ms))
+                found[member] = Sign(f"{listed.modified.isoformat()} {listed.size}", int(lease_ms))
         return found
 
     def leave(self, members: Iterable[str]) -> None:

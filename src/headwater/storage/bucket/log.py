@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from functools import partial
 from typing import NamedTuple
 
 from headwater.errors import Unsupported
@@ -34,8 +35,16 @@ class ObjectState(NamedTuple):
 class ObjectLog:
     """An open log."""
 
-    def __init__(self, place: ObjectPlace, cache: Cache, pool: Callable[[], Executor], *, patient: bool) -> None:
-        """`pool` gives the threads that fetch; `patient` as in `Appender`."""
+    def __init__(
+        self,
+        place: ObjectPlace,
+        cache: Cache,
+        pool: Callable[[], Executor],
+        *,
+        patient: bool = False,
+        was_put: Callable[[ObjectLog], None] = lambda _: None,
+    ) -> None:
+        """`pool` gives the threads that fetch; `patient` and `was_put` as in `Appender`."""
         self.place = place
         self.topic = place.topic
         self.partition = place.partition
@@ -43,7 +52,7 @@ class ObjectLog:
         self.blob_bytes_in_memory = place.limits.blob_bytes_in_memory
         self.chain = Chain(place, cache)
         self._reader = Reader(place, self.chain, pool)
-        self._appender = Appender(place, self.chain, patient=patient)
+        self._appender = Appender(place, self.chain, patient=patient, was_put=partial(was_put, self))
 
     # Appending
 
@@ -105,6 +114,10 @@ class ObjectLog:
         """How far it has come now; raises NotFound if its topic was deleted."""
         tip = self.chain.advance()
         return ObjectState(tip.end, tip.end, tip.ticks)
+
+    def secured(self) -> int:
+        """All that is known is durable."""
+        return self.chain.tip.end
 
     def batches(
         self,

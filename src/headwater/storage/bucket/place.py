@@ -58,6 +58,11 @@ class ObjectPlace(msgspec.Struct, frozen=True):
         return f"{self.prefix}tail/{self.partition}"
 
     @property
+    def stamp(self) -> str:
+        """What is put to learn the time of the store."""
+        return f"{self.prefix}stamp/{self.partition}"
+
+    @property
     def events(self) -> str:
         """What the keys of its objects of events begin with."""
         return f"{self.prefix}events/{self.partition}/"
@@ -80,6 +85,10 @@ class ObjectPlace(msgspec.Struct, frozen=True):
 
     def blob(self, id: str) -> str:
         return self.blobs + id
+
+    def short(self, key: str) -> str:
+        """A key without what all keys of the topic begin with."""
+        return key.removeprefix(self.prefix)
 
     def path(self, key: str) -> str:
         """A key as messages name it."""

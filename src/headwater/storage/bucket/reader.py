@@ -22,6 +22,7 @@ from headwater.storage.bucket.chain import Chain
 from headwater.storage.bucket.meta import Meta, Segment
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.failures import offset_gone
+from headwater.storage.packing import part
 
 HEAD_BYTES = 16 * 1024  # enough for most heads in one request
 HEADS_KEPT = 4096
@@ -115,6 +116,8 @@ class Reader:
             offset = batch.end_offset
             position += batch.size
             yield batch
+        if offset < piece.end and not piece.size:  # the next one is not where it was said to be
+            raise Missed
         if offset != piece.end:
             raise corrupt(f"an object ends at offset {offset} instead of {piece.end}", path, 0, end)
 
@@ -176,11 +179,12 @@ class Reader:
     def _ranges(self, segment: Segment, start: int, stop: int) -> list[Piece]:
         """The parts of a segment that hold some offsets, each about as large as one request should be."""
         key = self._place.segment(segment.base, segment.end, segment.nonce)
-        table = self.head(key).batches
+        head = self.head(key)
+        table = head.batches
         lo = max(0, bisect_right(table, start, key=lambda entry: entry[0]) - 1)
         hi = bisect_right(table, stop - 1, key=lambda entry: entry[0])
         ends = [*(entry[0] for entry in table[1:]), segment.end]
-        positions = [*(entry[1] for entry in table), segment.bytes]
+        positions = [*(entry[1] for entry in table), table[0][1] + head.size]
         found: list[Piece] = []
         first = lo
         for number in range(lo, hi):
@@ -200,7 +204,7 @@ class Reader:
             data = self._place.store.get_range(key, 0, HEAD_BYTES)
             if data is not None and (size := format.head_bytes(data)) > HEAD_BYTES:
                 data = self._place.store.get_range(key, 0, size)
-        if data is None or not self._chain.knowledge.fresh():
+        if data is None or not self._believed(key):
             raise Missed
         head = format.decode(data, self._place.path(key))[0]
         self._note(key, head)
@@ -226,15 +230,22 @@ class Reader:
         else:
             stored = store.get(piece.key)
             data = None if stored is None else stored.data
-            if data is not None:
-                self._chain.decode(piece.key, data)
-        if data is None or not self._chain.knowledge.fresh():
+        if data is None or not self._believed(piece.key):
             raise Missed
+        if not piece.size:
+            self._chain.decode(piece.key, data)
         cache.put(piece.key, data, piece.position)
         return data
 
+    def _believed(self, key: str) -> bool:
+        """Whether what was found at a key is what the log has there. Nobody else ever puts a segment in its place."""
+        if not key.startswith(self._place.events):
+            return True
+        return self._chain.knowledge.stands(int(key.removeprefix(self._place.events)))
+
     def _backwards(self, start: int, stop: int) -> Iterator[Batch]:
         doubts = 0
+        begun = False  # then what was handed out of a batch is not handed out again as a part of a larger one
         stop = min(stop, self.end())
         while start < stop:
             try:
@@ -245,8 +256,8 @@ class Reader:
                     for batch in reversed(list(self.decoded(piece, self._fetch(piece)))):
                         if batch.base_offset < stop and batch.end_offset > start:
                             if not batch.flags & LOST:
-                                yield batch
-                            stop = batch.base_offset
+                                yield cut(batch, 0, stop) if begun else batch
+                            stop, begun = batch.base_offset, True
                             doubts = 0
             except Missed:
                 doubts += 1
@@ -271,6 +282,7 @@ class ObjectCursor:
         """
         reader = self._reader
         doubts = 0
+        begun = False  # then what was handed out of a batch is not handed out again as a part of a larger one
         stop = min(stop, reader.end())
         while self.offset < stop:
             try:
@@ -280,12 +292,22 @@ class ObjectCursor:
                             continue
                         if batch.base_offset >= stop:
                             break
-                        self.offset = batch.end_offset
+                        lo, self.offset = self.offset, batch.end_offset
                         doubts = 0
                         if not batch.flags & LOST:
-                            yield batch
+                            yield cut(batch, lo, batch.end_offset) if begun else batch
+                        begun = True
             except Missed:
                 doubts += 1
                 if doubts > DOUBTS_MAX:
                     raise reader.lost(self.offset) from None
                 reader.recover(self.offset)
+
+
+def cut(batch: Batch, start: int, stop: int) -> Batch:
+    """The part of a batch from an offset to before another; the batch itself if it has nothing else."""
+    lo, hi = max(0, start - batch.base_offset), min(batch.count, stop - batch.base_offset)
+    if (lo, hi) == (0, batch.count):
+        return batch
+    data = memoryview(part(batch, lo, hi, zstd=False))
+    return decode(data, 0, len(data), batch.path)

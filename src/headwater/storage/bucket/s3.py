@@ -26,7 +26,7 @@ from headwater.errors import Unsupported
 from headwater.limits import DEFAULTS, MIB, Limits
 from headwater.storage.bucket.backoff import Backoff
 from headwater.storage.bucket.keys import checked, checked_prefix
-from headwater.storage.bucket.s3_failures import answer_of, gave_up, missing_bucket, refusal
+from headwater.storage.bucket.s3_failures import answer_of, gave_up, missing_bucket, refusal, without_conditions
 from headwater.storage.bucket.store import Listed, Stored
 from headwater.storage.disk import Clock
 
@@ -235,11 +235,7 @@ class S3Store:
 
     def _version(self, e_tag: str | None) -> str:
         if e_tag is None:
-            raise Unsupported(
-                f"{self.url} gives no ETags, by which an object is compared and swapped",
-                hint="use a store that enforces If-None-Match and If-Match",
-                code="no_conditional_writes",
-            )
+            raise without_conditions(self.url)
         return e_tag
 
     def _check_uploaded(self, key: str, size: int, error: Exception) -> None:

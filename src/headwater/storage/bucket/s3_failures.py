@@ -9,7 +9,8 @@ from headwater.errors import Denied, HeadwaterError, Invalid, NotFound, Unavaila
 
 _STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
-_METADATA = ("http://169.254.169.254/", "http://169.254.170.2/")  # where machines on AWS ask for their credentials
+_METADATA = re.compile(r"https?://([^/ ]+/latest/(api/token|meta-data/)|169\.254\.170\.)")
+"""Where machines on AWS ask for their credentials."""
 
 _DENIED_HINTS = {
     "ExpiredToken": "the session token has expired: get a new one",
@@ -52,17 +53,13 @@ def refusal(url: str, error: Exception, answered: bool) -> HeadwaterError | None
     `answered`: whether the store ever did. Credentials that cannot be had at first will not come.
     """
     answer = answer_of(error)
-    if any(address in answer.line for address in _METADATA):
+    if _METADATA.search(answer.line):
         return None if answered else _without_credentials(url)
     refused = _misdirected(url, answer)
     if refused is not None:
         return refused
-    if answer.status == 501:
-        return Unsupported(
-            f"{url} does not know conditional writes, without which writers overwrite each other's events",
-            hint="use a store that enforces If-None-Match and If-Match",
-            code="no_conditional_writes",
-        )
+    if answer.status == 501 or "ETag Header missing" in answer.line:
+        return without_conditions(url)
     if answer.code in _TEMPORARY or answer.status in (0, 408, 429) or answer.status >= 500:
         return None
     if answer.status in (401, 403):
@@ -77,6 +74,15 @@ def _misdirected(url: str, answer: Answer) -> Invalid | None:
     if "redirect without LOCATION" in answer.line or answer.code in _ELSEWHERE:
         return Invalid(f"{url}: the bucket is in another region", hint="add ?region=…", code="wrong_region")
     return None
+
+
+def without_conditions(url: str) -> Unsupported:
+    """The store does not know conditions, or gives no ETag to name in one."""
+    return Unsupported(
+        f"{url} does not know conditional writes, without which writers overwrite each other's events",
+        hint="use a store that enforces If-None-Match and If-Match",
+        code="no_conditional_writes",
+    )
 
 
 def gave_up(url: str, error: Exception, after_s: float) -> Unavailable:

@@ -1,0 +1,106 @@
+"""`headwater replicate`: copy a log to another directory, and follow it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import complete_directory, data_argument, json_option
+from headwater.cli.opening import credentials
+
+if TYPE_CHECKING:
+    from headwater.info import ReplicaInfo
+
+
+@command(
+    examples=[
+        "headwater replicate http://primary:7450 data",
+        "headwater replicate headwaters://primary:7451 data --topic orders --topic payments",
+        "headwater replicate /mnt/primary/data data --once",
+        "headwater replicate http://primary:7450 data --json | jq .lag",
+    ]
+)
+@click.argument("source", metavar="SOURCE", shell_complete=complete_directory)
+@data_argument
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; may be given several times.")
+@click.option("--once", is_flag=True, help="End when all is here that is there now.")
+@click.option("--delete", is_flag=True, help="Delete topics here that were deleted at the source.")
+@click.option(
+    "--restart-topic", "restart", multiple=True, metavar="TOPIC", help="Delete this topic here, and copy it anew."
+)
+@json_option("One JSON object a second, as replica does.")
+def replicate(
+    source: str,
+    data: str,
+    topics: tuple[str, ...],
+    once: bool,
+    delete: bool,
+    restart: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Copy the log SOURCE, a server or a directory, to the directory DATA, and go on as it grows.
+
+    DATA gets the same batches: the same offsets, times and ids, and what is remembered of producers. It can be read,
+    followed, consumed and served, and written only when it was promoted. Whatever interrupts this, it goes on where it
+    was when it is started again. Ends with Ctrl-C or SIGTERM; see replica, and docs/REPLICATION.md.
+    """
+    from headwater.api import replicator
+    from headwater.limits import DEFAULTS
+
+    with (
+        _shown(as_json) as told,
+        replicator(source, data, topics or None, delete, restart, told, DEFAULTS, credentials(source)) as copying,
+        _until_signalled(copying.stop),
+    ):
+        info = copying.run(once=once)
+    if not as_json:
+        behind = f", {show.count(info.lag, 'event')} behind" if info.lag else ""
+        show.done(f"{data} has {show.count(sum(log.end for log in info.logs), 'offset')} of {info.source}{behind}")
+
+
+@contextlib.contextmanager
+def _until_signalled(stop: Callable[[], None]) -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM end it where it can be ended."""
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _shown(as_json: bool) -> Iterator[Callable[[ReplicaInfo], None]]:
+    """What tells how it is: on a terminal a table, elsewhere a line when something has changed."""
+    from headwater.cli.replica import drawn, told
+
+    console = show.console()
+    if as_json:
+        yield lambda info: click.echo(show.json_line(told(info)))
+    elif console.is_terminal:
+        from rich.live import Live
+
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            yield lambda info: live.update(drawn(info), refresh=True)
+    else:
+        yield _Lines()
+
+
+class _Lines:
+    """A line whenever the state changes, or whether it has caught up."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+
+    def __call__(self, info: ReplicaInfo) -> None:
+        now = info.state, info.lag > 0, info.error
+        if now != self._last and info.state != "stopped":
+            self._last = now
+            how = info.error or (f"{show.count(info.lag, 'event')} behind" if info.lag else "has all")
+            click.echo(f"{info.state}: {how}")

@@ -1,0 +1,375 @@
+"""The verbs on a bucket. `Bucket` is what `headwater.open("s3://…")` returns; safe from any thread.
+
+There is no server and no lock: any number of programs on any machines open the same bucket (docs/BUCKET.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, Unpack
+
+import msgspec
+
+from headwater.engine.appends import Appends
+from headwater.engine.bucket_catalogue import BucketCatalogue
+from headwater.engine.bucket_keeper import BucketKeeper
+from headwater.engine.consumer import Consumer
+from headwater.engine.coordinated_consumers import CoordinatedConsumers
+from headwater.engine.serving import wants_sync
+from headwater.engine.verbs import Verbs
+from headwater.errors import Closed, Denied, Invalid, NotFound, Unavailable, Unsupported
+from headwater.event import Content, Durability, Event, Ref, time_of
+from headwater.format import given
+from headwater.format.given import Data, Meta
+from headwater.format.producers import Producer
+from headwater.format.settings import Retention, Topic
+from headwater.info import Deleted, Maintained, PartitionInfo, TopicInfo
+from headwater.limits import DEFAULTS, Limits
+from headwater.storage.bucket.appender import Unit
+from headwater.storage.bucket.cache import Cache
+from headwater.storage.bucket.coordinator import BucketCoordinator
+from headwater.storage.bucket.log import ObjectLog
+from headwater.storage.bucket.opening import open_store
+from headwater.storage.bucket.probe import probe
+from headwater.storage.bucket.store import Store
+from headwater.storage.coordinator import Coordinator
+from headwater.storage.disk import Clock, Disk
+from headwater.storage.rows import Rows
+
+VIEWS_HINT = "use a directory or a server"
+
+
+class Pending:
+    """An append that is on its way. `result()` waits until it is durable; safe from any thread."""
+
+    def __init__(self, log: ObjectLog, unit: Unit) -> None:
+        self._log = log
+        self._unit = unit
+
+    def done(self) -> bool:
+        """Whether it is durable, or has failed."""
+        return self._unit.done
+
+    def result(self, timeout: float | None = None) -> Ref:
+        """Where the event is, when it is durable; raises what kept it from being, Unavailable if the time is over."""
+        if not self._unit.wait(timeout):
+            raise Unavailable(f"the append is not done after {timeout:g} s", hint="wait on", code="pending")
+        self._unit.check()
+        rows = self._unit.rows[0]
+        return Ref(self._log.topic, self._log.partition, rows.offset, rows.ticks, self._log.node, "fsync")
+
+
+class BucketTransaction(Appends[ObjectLog]):
+    """A transaction in a bucket: over one partition. It is one object."""
+
+    def ack(self, *events: Event, consumer: Consumer | None = None) -> None:  # noqa: ARG002
+        """Not to be had: raises Unsupported."""
+        raise Unsupported(
+            "a bucket cannot ack an event in a transaction", hint="append, then ack: it is done at least once"
+        )
+
+    def commit(self) -> list[Ref]:
+        """Append all of it, durably. Raises Unsupported if it is over several partitions: nothing is done then."""
+        self._check()
+        logs = {id(log): log for log, _ in self._appends}
+        if len(logs) > 1:
+            places = ", ".join(sorted({str(log.place) for log in logs.values()}))
+            raise Unsupported(
+                f"a transaction in a bucket is over one partition, not {len(logs)}: {places}",
+                hint="give all events one key or partition; a directory and a server have transactions over several",
+            )
+        self._over = True
+        if self._appends:
+            group = [rows for _, rows in self._appends]
+            if self._producer is not None:
+                group[0].guard(group[0].expected, self._producer)
+            (log,) = logs.values()
+            log.append_together(group)
+        return self._settled(journaled=True)
+
+
+class Bucket(Verbs[ObjectLog]):
+    """An open bucket. Close it, or use it in a `with` statement: what waits to be appended is then."""
+
+    _catalogue: BucketCatalogue
+    _consumers: CoordinatedConsumers
+
+    def __init__(
+        self,
+        store: Store,
+        coordinator: Coordinator,
+        *,
+        create: bool = True,
+        durability: Durability = "fsync",
+        limits: Limits = DEFAULTS,
+        patient: bool = False,
+        disk: Disk,
+        clock: Clock,
+    ) -> None:
+        """`patient`: those who wait for an append linger, too, so that many threads share an object."""
+        self._store = store
+        self._patient = patient
+        self._catalogue = BucketCatalogue(store, disk, clock, limits)
+        self._consumers = CoordinatedConsumers(coordinator, clock, limits, self._catalogue.find)
+        self._cache = Cache(limits.cache_bytes)
+        self._pool: ThreadPoolExecutor | None = None
+        self._closing = threading.Lock()  # protects `_closed` and the making of `_pool`
+        if create:
+            probe(store, clock)
+            self._catalogue.init()
+        self._settings = self._catalogue.open()
+        if not create:  # only now, so that nothing is made where nothing is
+            with contextlib.suppress(Denied):  # whoever may only read loses nothing
+                probe(store, clock)
+        self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._slowest)
+        super().__init__(store.url, limits, disk, clock, sync=wants_sync(durability))
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._store.url
+
+    @property
+    def uuid(self) -> str:
+        """What identifies this log, wherever it is copied."""
+        return self._settings.uuid
+
+    # Topics
+
+    def describe(self, topic: str) -> TopicInfo:
+        """What a topic is and holds; raises NotFound. Lists its objects, to tell their number and bytes."""
+        opened = self._topics.live(topic)
+        described = self._catalogue.find(topic)
+        return TopicInfo(
+            name=described.name,
+            uuid=described.uuid,
+            settings=msgspec.to_builtins(described.settings),
+            partitions=[_partition_info(log) for log in opened.logs],
+        )
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic and all its events, for everybody; raises NotFound. Made again, it starts afresh."""
+        opened = self._topics.live(topic)
+        self._catalogue.remove(opened.topic)
+        for log in opened.logs:
+            log.finish()
+        self._topics.forget(opened)
+        for log in opened.logs:
+            log.close()
+
+    # Appending
+
+    def append_later(
+        self,
+        topic: str,
+        data: Data,
+        *,
+        type: str = "",
+        key: bytes | str | None = None,
+        meta: Meta | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
+    ) -> Pending:
+        """Append one event with others that come soon, and go on meanwhile: fewer objects, at a fraction of the price.
+
+        They linger for `linger_ms`, or until there are `linger_bytes`. Nothing is durable before `Pending.result()`,
+        `flush()` or `close()` has returned. Waits while `buffer_bytes` are on their way.
+        """
+        opened = self._open.get(topic) or self._topics.for_append(topic)
+        given.check_content(content)
+        encoded, content = given.encode_data(data, content)
+        encoded_key = given.encode_key(key, self._limits)
+        told = given.check_producer(producer, self._limits)
+        log = opened.choose(encoded_key, partition, told)
+        given.check_size(len(encoded), log.place.limits)
+        if len(encoded) > log.place.limits.blob_bytes_min:
+            raise Invalid("a huge event cannot wait for others", hint="append it alone: hw.append(…)")
+        values = given.encode_type(type), encoded_key, given.encode_meta(meta, self._limits)
+        rows = Rows.one(content, True, encoded, *values)
+        rows.guard(None, told)
+        return Pending(log, log.append_later(rows))
+
+    def flush(self) -> None:
+        """Append all that waits; it is durable when this returns, or its `Pending` tells why not."""
+        self.check_open()
+        for opened in list(self._open.values()):
+            for log in opened.logs:
+                log.flush()
+
+    def transaction(
+        self, *, durability: Durability | None = None, producer: Producer | tuple[str, int, int] | None = None
+    ) -> BucketTransaction:
+        """Appends to one partition, all or nothing: `with hw.transaction() as tx: tx.append(…)`.
+
+        Committed when the block ends, and discarded if it raises. Over several partitions it raises Unsupported.
+        """
+        self.check_open()
+        if durability is not None:
+            wants_sync(durability)
+        return BucketTransaction(self, sync=True, producer=given.check_producer(producer, self._limits))
+
+    # Keeping
+
+    def seal(self, topic: str) -> int:
+        """Make segments of all that was appended, whether it is worth it or not; returns how many."""
+        return self._keeper.seal(self._topics.live(topic).logs)
+
+    def retain(
+        self,
+        topic: str,
+        *,
+        before: int | datetime | None = None,
+        partition: int | None = None,
+        dry_run: bool = False,
+        **changes: Unpack[Retention],
+    ) -> list[Deleted]:
+        """Trim the oldest segments that need not be kept; returns them. `dry_run` only tells which.
+
+        As in a directory; what is not compacted yet is the active segment. What is returned is gone durably: a read of
+        it raises NotFound with the code `offset_gone` and the `oldest` offset, for others within `knowledge_s`. Its
+        objects are deleted after `collect_s`. Raises Unsupported for a hard bound.
+        """
+        logs = self._topics.live(topic).chosen(partition)
+        return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
+
+    def maintain(self, topic: str | None = None) -> Maintained:
+        """Compact, trim and collect a topic, or all of them, once; returns what was done.
+
+        Programs that append do this by themselves, now and then; for a bucket that nobody appends to any more, or
+        whose writers have `compact_objects=0`. May run at any time, and several times at once.
+        """
+        done = Maintained()
+        for name in self.topics() if topic is None else [topic]:
+            with contextlib.suppress(*((NotFound,) if topic is None else ())):  # deleted meanwhile
+                opened = self._topics.live(name)
+                one = self._keeper.maintain(self._catalogue.find(name), opened.logs)
+                done.segments += one.segments
+                done.trimmed += one.trimmed
+                done.collected += one.collected
+        done.collected += self._keeper.sweep(topic)
+        return done
+
+    def check(self, topic: str | None = None, progress: object = None) -> Any:
+        """Verify every checksum and invariant of a topic, or of all; changes nothing."""
+        raise _cannot("check", f"{topic} {progress}")
+
+    # What a bucket cannot do; docs/BUCKET.md has the table
+
+    def reindex(self, topic: str | None = None, progress: object = None) -> int:  # noqa: ARG002  # as a directory's
+        """Not to be had: raises Unsupported. A bucket has no index."""
+        raise _cannot("reindex", "a bucket has no index that could be made again")
+
+    def repair(self, topic: str | None = None, *, apply: bool = False) -> Any:  # noqa: ARG002  # as a directory's
+        """Not to be had: raises Unsupported. An object is there as it was put, or it is not."""
+        raise _cannot("repair", "restore the objects that 'headwater check' names from a copy of the bucket")
+
+    def binder(self, name: str) -> Any:  # noqa: ARG002  # as a directory's
+        """Not to be had: raises Unsupported. Documents need a directory."""
+        raise _cannot("keep documents", VIEWS_HINT)
+
+    def binders(self) -> list[str]:
+        """Not to be had: raises Unsupported."""
+        raise _cannot("keep documents", VIEWS_HINT)
+
+    def views(self) -> Any:
+        """Not to be had: raises Unsupported."""
+        raise _cannot("run projections and functions", VIEWS_HINT)
+
+    def replication(self) -> Any:
+        """Not to be had: raises Unsupported."""
+        raise _cannot("be replicated", "it is where all machines can reach it; a directory and a server can be")
+
+    # Ending
+
+    def close(self) -> None:
+        """Append what waits, stop followers, and let go of everything. May be called twice."""
+        for member in list(self._members):
+            member.close()
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            pool, self._pool = self._pool, None
+        self._keeper.close()
+        self._topics.close()
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+        self._consumers.close()
+        self._store.close()
+
+    def _new_log(self, topic: Topic, partition: int) -> ObjectLog:
+        place = self._catalogue.place(topic, partition)
+        return ObjectLog(place, self._cache, self._threads, patient=self._patient, was_put=self._keeper.was_put)
+
+    def _slowest(self, topic: Topic, partition: int) -> int | None:
+        return self._consumers.slowest(topic, partition)
+
+    def _threads(self) -> Executor:
+        """The threads that fetch."""
+        with self._closing:
+            if self._closed:
+                raise Closed(f"{self._name} was closed")
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._limits.fetch_threads, thread_name_prefix="headwater-fetch")
+            return self._pool
+
+
+def open_bucket(
+    url: str,
+    *,
+    create: bool = True,
+    durability: Durability = "fsync",
+    limits: Limits = DEFAULTS,
+    linger_ms: int | None = None,
+    coordinator: str | None = None,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+) -> Bucket:
+    """The log at an address of an object store; `headwater.open` tells the rest."""
+    disk, clock = disk or Disk(), clock or Clock()
+    if linger_ms is not None:
+        limits = msgspec.structs.replace(limits, linger_ms=linger_ms)
+    store = open_store(url, clock=clock, disk=disk, limits=limits)
+    options: dict[str, Any] = {"limits": limits, "disk": disk, "clock": clock, "patient": linger_ms is not None}
+    return Bucket(store, open_coordinator(coordinator, store, clock), create=create, durability=durability, **options)
+
+
+def open_coordinator(address: str | None, store: Store, clock: Clock) -> Coordinator:
+    """Where the consumers of a bucket keep their cursors: in the bucket, or at an address of their own."""
+    if address is None:
+        return BucketCoordinator(store, clock)
+    from headwater.storage.dynamodb import DynamoCoordinator, is_dynamodb
+
+    if not is_dynamodb(address):
+        hint = "it is dynamodb://table?region=…, or, left out, the bucket itself"
+        raise Unsupported(f"{address!r} is no coordinator", hint=hint)
+    return DynamoCoordinator(address, clock)
+
+
+def _cannot(what: str, hint: str) -> Unsupported:
+    return Unsupported(f"a bucket cannot {what}", hint=hint, code="bucket_cannot")
+
+
+def _partition_info(log: ObjectLog) -> PartitionInfo:
+    place, state, start = log.place, log.state(), log.start()
+    objects = [each.size for each in place.store.list(place.events)]
+    segments = [each.size for each in place.store.list(place.segments)]
+    blobs = [each.size for each in place.store.list(place.blobs)]
+    first = next(iter(log.batches(start, state.visible_offset)), None)
+    return PartitionInfo(
+        place.partition,
+        start,
+        state.visible_offset,
+        state.visible_offset,
+        len(objects) + len(segments),
+        len(segments),
+        sum(objects) + sum(segments) + sum(blobs),
+        None if first is None else time_of(first.base_ticks).isoformat(),
+        time_of(state.last_ticks).isoformat() if state.last_ticks else None,
+        "open",
+        [],
+    )

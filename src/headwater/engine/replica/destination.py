@@ -1,0 +1,91 @@
+"""The directory of a replica, as the one who copies to it uses it: topics with the uuids of their source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from headwater.engine.engine import Engine
+from headwater.engine.replica.source import Source
+from headwater.engine.topics import OpenTopic
+from headwater.errors import Corrupt, HeadwaterError
+from headwater.format.batch import BLOB, DATA, Batch
+from headwater.format.replication import TopicState
+from headwater.format.settings import Topic
+from headwater.limits import DATA_BYTES_CEILING, Limits
+from headwater.storage.blobs import Spool
+from headwater.storage.disk import Clock, Disk
+from headwater.storage.log import LocalLog
+
+
+class SourceFailed(Exception):
+    """What the source raised while something was being written here: the copying is tried again."""
+
+    def __init__(self, error: HeadwaterError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Destination(Engine):
+    """An open replica. What others are refused here, this does: it is for whoever holds the lock of the replica."""
+
+    def __init__(self, path: Path, limits: Limits, disk: Disk, clock: Clock) -> None:
+        # How large data may be, the source has decided.
+        limits = msgspec.structs.replace(limits, data_bytes_max=DATA_BYTES_CEILING)
+        super().__init__(path, limits=limits, disk=disk, clock=clock)
+
+    def here(self) -> dict[str, Topic]:
+        """The topics that are here, by name."""
+        return {name: self.topic(name) for name in self.topics()}
+
+    def adopt(self, state: TopicState) -> OpenTopic[LocalLog]:
+        """A topic as the source has it, made if it is not there: its logs begin where the source's begin. Durable."""
+        topic = Topic(name=state.name, uuid=state.uuid, partitions=len(state.logs), settings=state.settings)
+        self._catalogue.make(topic, [(log.start, log.ticks_before) for log in state.logs])
+        if self._catalogue.find(state.name).settings != state.settings:
+            self._catalogue.settle(state.name, lambda _: state.settings)
+        return self._topics.live(state.name)
+
+    def opened(self, name: str) -> OpenTopic[LocalLog]:
+        """A topic that is here."""
+        return self._topics.live(name)
+
+    def drop(self, name: str) -> None:
+        """Delete a topic here."""
+        self._delete(self._topics.live(name))
+
+    def forget_before(self, log: LocalLog, start: int) -> None:
+        """Delete the segments of which the source has nothing any more."""
+        if log.start() < start:
+            self._keeper.retain([log], changes={}, before=start, dry_run=False)
+
+
+def take(log: LocalLog, batches: list[Batch], source: Source) -> None:
+    """Append batches of the source, with the data of huge events, each streamed to its file and verified. Durable."""
+    spools: dict[int, Spool] = {}
+    try:
+        for batch in batches:
+            if batch.flags & BLOB:
+                spool = spools[batch.base_offset] = Spool(log.place)
+                _fill(spool, batch, _chunks(source, log, batch))
+        log.take(batches, {offset: spool.path for offset, spool in spools.items()})
+    finally:
+        for spool in spools.values():
+            spool.close()
+
+
+def _chunks(source: Source, log: LocalLog, batch: Batch) -> Iterator[bytes]:
+    try:
+        yield from source.blob(log.topic, log.partition, batch).chunks()
+    except HeadwaterError as error:
+        raise SourceFailed(error) from error
+
+
+def _fill(spool: Spool, batch: Batch, chunks: Iterator[bytes]) -> None:
+    for chunk in chunks:
+        spool.write(chunk)
+    spool.finish()
+    if spool.reference != batch.only(DATA):
+        raise SourceFailed(Corrupt(f"the data of the event at offset {batch.base_offset} is not what its batch says"))

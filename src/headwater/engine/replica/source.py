@@ -1,0 +1,204 @@
+"""Where a replica copies from: a protocol with few questions, and the one that a directory answers.
+
+A server answers with a `LocalSource` of its own; the client has the same questions for it (client/replication.py).
+Only what is durable is told: else a power loss could take from the source what a replica has, and give its offsets to
+other events.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
+
+from headwater.engine.follow import SLICE_S, wait_for_more
+from headwater.errors import Corrupt, HeadwaterError, NotFound
+from headwater.event import Blob
+from headwater.format.batch import Batch
+from headwater.format.producers import Known
+from headwater.format.replication import Answer, LogState, Share, TopicState, Wanted
+from headwater.storage import retention
+from headwater.storage.log import LocalLog
+
+if TYPE_CHECKING:
+    from headwater.engine.engine import Engine
+
+SYNC_EVERY_S = 0.05  # events without durability of their own are synced for replicas, but not more often than this
+
+
+class Source(Protocol):
+    """A log that can be copied, batch by batch. Safe from any thread."""
+
+    @property
+    def uuid(self) -> str:
+        """What identifies the log."""
+        ...
+
+    def topics(self) -> list[TopicState]:
+        """All topics that may be read."""
+        ...
+
+    def more(self, logs: Sequence[Wanted], bytes_max: int, wait_s: float) -> Answer:
+        """What follows in these logs: about `bytes_max` in all, as soon as there is anything, or nothing in time."""
+        ...
+
+    def blob(self, topic: str, partition: int, batch: Batch) -> Blob:
+        """The data of a huge event, verified as it is read."""
+        ...
+
+    def producers(self, topic: str, partition: int) -> dict[str, Known]:
+        """What is remembered of the producers of a log."""
+        ...
+
+
+class LocalSource:
+    """A directory as a source, opened by somebody who closes it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.uuid = engine.uuid
+        self._engine = engine
+        self._bell = engine.disk.shared_word()  # rung when nobody is to wait any more
+        self._synced_s: WeakKeyDictionary[LocalLog, float] = WeakKeyDictionary()
+        self._syncing = threading.Lock()  # protects `_synced_s`
+        self._over = False
+
+    def topics(self, may: Callable[[str], bool] = lambda _: True) -> list[TopicState]:
+        """All topics, or those that one may read. One that is deleted meanwhile is left out."""
+        return [state for name in self._engine.topics() if may(name) for state in self._state(name)]
+
+    def more(self, logs: Sequence[Wanted], bytes_max: int, wait_s: float) -> Answer:
+        """What follows in these logs; one that is damaged says so, and the others go on."""
+        clock = self._engine.clock
+        deadline = clock.monotonic() + wait_s
+        while True:
+            answer = self._look(logs, bytes_max)
+            left_s = deadline - clock.monotonic()
+            if answer.shares or left_s <= 0 or self._over:
+                return answer
+            self._wait(logs, min(left_s, SLICE_S))
+
+    def blob(self, topic: str, partition: int, batch: Batch) -> Blob:
+        log = self._engine.partition_log(topic, partition)
+        stored = next(log.stored(batch.base_offset, batch.end_offset))  # which knows the file that it is in
+        return log.blob(stored)
+
+    def producers(self, topic: str, partition: int) -> dict[str, Known]:
+        return self._engine.partition_log(topic, partition).producers()[1]
+
+    def stop(self) -> None:
+        """Have those who wait return; nobody waits from now on."""
+        self._over = True
+        self._engine.disk.store(self._bell, 0, b"\1")
+        self._engine.disk.wake(self._bell, 0)
+
+    def _state(self, name: str) -> Iterator[TopicState]:
+        try:
+            topic = self._engine.topic(name)
+            logs = [self._engine.partition_log(name, number) for number in range(topic.partitions)]
+            ends = [self._durable(log, beyond=log.state().durable_offset) for log in logs]
+            states = [LogState(log.start(), log.ticks_before_start(), end) for log, end in zip(logs, ends, strict=True)]
+            # The settings as they are now, which another process may have changed; the uuid as of these logs.
+            yield TopicState(name, topic.uuid, self._engine.settings_of(name), states)
+        except NotFound:
+            return
+
+    def _look(self, logs: Sequence[Wanted], bytes_max: int) -> Answer:
+        shares: list[Share] = []
+        data: list[memoryview] = []
+        room = bytes_max
+        for number, wanted in enumerate(logs):
+            share, found = self._share(number, wanted, room)
+            if share.state != "ok" or share.size:
+                shares.append(share)
+                data.append(memoryview(found))
+                room -= share.size
+                if room <= 0:
+                    break
+        return Answer(self._engine.clock.ticks(), shares, data)
+
+    def _share(self, number: int, wanted: Wanted, room: int) -> tuple[Share, bytes]:
+        try:
+            if self._engine.topic(wanted.topic).uuid != wanted.uuid:
+                return Share(number, "gone"), b""
+            log = self._engine.partition_log(wanted.topic, wanted.partition)
+            end = self._durable(log, beyond=wanted.offset)
+            start = log.start()
+            if wanted.offset < start:
+                return Share(number, "behind", start, end), b""
+            if wanted.offset > end or not _same(log, wanted, start):
+                return Share(number, "diverged", start, end), b""
+            found, reached = _read(log, wanted.offset, end, room)
+            left = _bytes_between(log, reached, end) if reached < end else 0
+        except NotFound as error:
+            oldest = error.facts.get("oldest", 0)
+            return Share(number, "behind" if error.code == "offset_gone" else "gone", oldest), b""
+        except Corrupt as error:  # of this log: the others can go on
+            return Share(number, "damaged", reason=error.message), b""
+        return Share(number, "ok", start, end, log.state().segment, left, len(found)), found
+
+    def _durable(self, log: LocalLog, beyond: int) -> int:
+        """How far a log is durable; synced if that is not beyond an offset, and it could be."""
+        slot = log.state()
+        durable = max(slot.durable_offset, slot.safe_offset)
+        if durable <= beyond and slot.visible_offset > durable and self._may_sync(log):
+            log.sync()
+            durable = log.state().durable_offset
+        return durable
+
+    def _may_sync(self, log: LocalLog) -> bool:
+        now = self._engine.clock.monotonic()
+        with self._syncing:
+            if now - self._synced_s.get(log, -SYNC_EVERY_S) < SYNC_EVERY_S:
+                return False
+            self._synced_s[log] = now
+        return True
+
+    def _wait(self, logs: Sequence[Wanted], wait_s: float) -> None:
+        places = []
+        bell = self._bell, 0, 0
+        for wanted in logs:
+            try:
+                log = self._engine.partition_log(wanted.topic, wanted.partition)
+                slot = log.state()
+            except HeadwaterError:
+                continue  # the next look tells
+            if max(slot.durable_offset, slot.safe_offset) > wanted.offset:
+                return  # it came meanwhile
+            if slot.visible_offset > wanted.offset:
+                wait_s = min(wait_s, SYNC_EVERY_S)  # then it may be synced
+            places.append((log, max(slot.visible_offset, wanted.offset)))
+        wait_for_more(places, wait_s, self._engine.disk, self._engine.clock, lambda: self._over, bell)
+
+
+def _same(log: LocalLog, wanted: Wanted, start: int) -> bool:
+    """Whether the event before the wanted ones is the one that the replica has; True if that cannot be told."""
+    last = wanted.offset - 1
+    if wanted.ticks is None or last < start:
+        return True
+    for batch in log.stored(last, wanted.offset):
+        return int(batch.ticks()[last - batch.base_offset]) == wanted.ticks
+    return True
+
+
+def _read(log: LocalLog, offset: int, end: int, room: int) -> tuple[bytes, int]:
+    """Whole batches from an offset on, at least one, and where they end."""
+    found: list[memoryview] = []
+    size = 0
+    for batch in log.stored(offset, end):
+        if found and size + batch.size > room:
+            break
+        found.append(batch.raw())
+        size += batch.size
+        offset = batch.end_offset
+    return b"".join(found), offset
+
+
+def _bytes_between(log: LocalLog, offset: int, end: int) -> int:
+    """About how many bytes of segments hold these offsets."""
+    total = 0.0
+    for segment in retention.survey(log.place, log.state()):
+        events = min(segment.end, end) - max(segment.base, offset)
+        if events > 0:
+            total += segment.bytes * events / (segment.end - segment.base)
+    return int(total)

@@ -1,0 +1,52 @@
+"""What a replica asks: the topics, the batches that follow on what it has, and what is remembered of producers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from headwater.errors import Invalid
+from headwater.format import producers, replication
+from headwater.limits import PARTITIONS_MAX, REPLICA_BYTES_MAX, REPLICA_LOGS_MAX, REPLICA_WAIT_MS_MAX
+from headwater.server.access import require
+from headwater.server.http.message import Request, Response, json
+from headwater.server.store import Store
+
+_QUESTION_BYTES_MAX = 8 * 1024 * 1024
+
+
+async def list_topics(store: Store, request: Request) -> Response:
+    """All topics that the user may read, and where their logs begin and end."""
+    found = await store.blocking(store.replicas.source.topics, lambda name: request.user.may("read", name))
+    return json(msgspec.to_builtins(found))
+
+
+async def batches(store: Store, request: Request) -> Response:
+    """The batches that follow in some logs."""
+    try:
+        asked = replication.decode_question(await request.body(_QUESTION_BYTES_MAX))
+    except msgspec.MsgspecError as error:
+        raise Invalid(f"the body cannot be used: {error}", code="bad_body") from error
+    if len(asked.logs) > REPLICA_LOGS_MAX:
+        raise Invalid(f"{len(asked.logs)} logs are asked for, and may be {REPLICA_LOGS_MAX}", code="bad_body")
+    for name in {wanted.topic for wanted in asked.logs}:
+        require(request.user, "read", name)
+    bytes_max, wait_s = min(asked.bytes_max, REPLICA_BYTES_MAX), min(asked.wait_ms, REPLICA_WAIT_MS_MAX) / 1000
+    ask = partial(store.replicas.source.more, asked.logs, bytes_max, wait_s)
+    answer = await store.loop.run_in_executor(store.replicas.threads, ask)
+    body = await store.blocking(replication.encode, answer)
+    return Response(200, (("content-type", replication.MEDIA_TYPE),), body)
+
+
+async def remembered(store: Store, request: Request) -> Response:
+    """What is remembered of the producers of one log, as a snapshot as of its end."""
+    partition = request.query.number("partition", 0, most=PARTITIONS_MAX) or 0
+
+    def read() -> tuple[int, bytes]:
+        log = store.engine.partition_log(request.name, partition)
+        end, known = log.producers()
+        return end, producers.encode(log.place.uuid, end, known)
+
+    end, snapshot = await store.blocking(read)
+    return Response(200, (("content-type", "application/octet-stream"), ("headwater-from", str(end))), snapshot)

@@ -1,0 +1,23 @@
+"""The replicas of a served log: what they ask waits in a thread of a few that do nothing else.
+
+So replicas that wait for more take no thread from other requests.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from headwater.views.local import Local
+
+
+class Replicas:
+    """The replicas of one served log."""
+
+    def __init__(self, engine: Local, threads: int) -> None:
+        self.source = engine.replication()
+        self.threads = ThreadPoolExecutor(threads, "headwater-replica")
+
+    def close(self) -> None:
+        """Answer those who wait, and let go of the threads."""
+        self.source.stop()
+        self.threads.shutdown(wait=True, cancel_futures=True)

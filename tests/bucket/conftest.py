@@ -1,0 +1,54 @@
+"""Buckets to try things on: one in a directory, whose store can be made to stop, to lose answers, and to count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.engine.bucket import Bucket, open_coordinator
+from headwater.limits import DEFAULTS, Limits
+from headwater.storage.bucket.opening import open_store
+from headwater.storage.disk import Clock
+from tests.bucket.hooked import HookedStore
+from tests.log.unsynced import UnsyncedDisk
+
+Opener = Callable[..., Bucket]
+
+
+def hooks_of(bucket: Bucket) -> HookedStore:
+    """The store of a bucket that `opener` opened."""
+    store = bucket._store
+    assert isinstance(store, HookedStore)
+    return store
+
+
+@pytest.fixture
+def bucket_url(tmp_path: Path) -> str:
+    return f"objects://{tmp_path}/bucket"
+
+
+@pytest.fixture
+def opener(bucket_url: str) -> Iterator[Opener]:
+    """Opens the same bucket again and again, each time with a store of its own; all are closed at the end."""
+    opened: list[Bucket] = []
+
+    def open(*, limits: Limits = DEFAULTS, clock: Clock | None = None, **options: Any) -> Bucket:
+        disk, clock = UnsyncedDisk(), clock or Clock()
+        store = HookedStore(open_store(bucket_url, clock=clock, disk=disk, limits=limits))
+        opened.append(
+            Bucket(store, open_coordinator(None, store, clock), limits=limits, disk=disk, clock=clock, **options)
+        )
+        return opened[-1]
+
+    yield open
+    for bucket in opened:
+        hooks_of(bucket).__init__(hooks_of(bucket).within)  # type: ignore[misc]  # nothing stops any more
+        bucket.close()
+
+
+@pytest.fixture
+def hw(opener: Opener) -> Bucket:
+    return opener()

@@ -1,0 +1,210 @@
+"""What fails for a while is tried again, until the time is over; what cannot help is told at once."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from itertools import chain, repeat
+
+import pytest
+
+from headwater.errors import Denied, HeadwaterError, Invalid, Unavailable, Unsupported
+from headwater.limits import Limits
+from headwater.storage.bucket.backoff import Backoff
+from headwater.storage.bucket.opening import open_store
+from headwater.storage.bucket.store import Store
+from headwater.storage.disk import Clock, Disk
+
+OK = b'HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: "x"\r\n\r\n'
+FOUND = (
+    b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\nETag: "x"\r\nLast-Modified: Mon, 16 Nov 2026 13:28:55 GMT\r\n\r\nfound'
+)
+
+
+def refused(status: str, code: str = "") -> bytes:
+    body = f"<Error><Code>{code}</Code></Error>".encode()
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
+
+
+class Answering:
+    """A server that gives the answers it was told, one after the other and the last again and again; b"" is none."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._answers = chain(answers, repeat(answers[-1]))
+        self.asked = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"s3://bucket/x?endpoint=http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                with client:
+                    client.recv(65_536)
+                    self.asked += 1
+                    client.sendall(next(self._answers))
+
+
+class HastyClock(Clock):
+    """A clock whose pauses are short."""
+
+    def sleep(self, seconds: float) -> None:  # type: ignore[override]  # not of the class
+        super().sleep(seconds / 50)
+
+
+@contextlib.contextmanager
+def answering(*answers: bytes, retry_s: float = 30.0) -> Iterator[tuple[Answering, Store]]:
+    server = Answering(*answers)
+    try:
+        yield server, open_store(server.url, clock=HastyClock(), disk=Disk(), limits=Limits(store_retry_s=retry_s))
+    finally:
+        server.close()
+
+
+PASSING = [
+    refused("503 Slow Down", "SlowDown"),
+    refused("429 Too Many Requests"),
+    refused("500 Internal Server Error", "InternalError"),
+    refused("400 Bad Request", "RequestTimeout"),
+    b"",
+    b"no HTTP\r\n\r\n",
+]
+
+
+def test_what_passes_is_tried_again() -> None:
+    with answering(*PASSING, OK) as (server, store):
+        assert store.create("key", b"1") == '"x"'
+        assert server.asked == len(PASSING) + 1
+    with answering(*PASSING, FOUND) as (server, store):
+        found = store.get("key")
+        assert found is not None
+        assert bytes(found.data) == b"found"
+
+
+def test_an_answer_that_was_cut_short_is_asked_for_again() -> None:
+    with answering(FOUND[:-2], FOUND) as (server, store):
+        found = store.get("key")
+        assert found is not None
+        assert bytes(found.data) == b"found"
+        assert server.asked == 2
+
+
+@pytest.mark.parametrize("answer", PASSING)
+def test_what_does_not_pass_is_unavailable_after_a_while(answer: bytes) -> None:
+    with answering(answer, retry_s=0.1) as (server, store):
+        with pytest.raises(Unavailable, match="has failed for") as failed:
+            store.create("key", b"1")
+        assert failed.value.code == "store_unavailable"
+        assert failed.value.hint
+        assert server.asked > 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "code"),
+    [
+        (refused("403 Forbidden", "AccessDenied"), Denied, "forbidden"),
+        (refused("401 Unauthorized"), Denied, "forbidden"),
+        (refused("400 Bad Request", "InvalidRequest"), Invalid, "store_refused"),
+        (refused("400 Bad Request", "AuthorizationHeaderMalformed"), Invalid, "wrong_region"),
+        (refused("301 Moved Permanently", "PermanentRedirect"), Invalid, "wrong_region"),
+        (refused("501 Not Implemented", "NotImplemented"), Unsupported, "no_conditional_writes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", Unsupported, "no_conditional_writes"),
+    ],
+)
+def test_what_cannot_pass_is_told_at_once(answer: bytes, error: type[HeadwaterError], code: str) -> None:
+    with answering(answer) as (server, store):
+        with pytest.raises(error) as failed:
+            store.create("key", b"1")
+        assert failed.value.code == code
+        assert failed.value.hint or code == "store_refused"
+        assert server.asked == 1
+
+
+@pytest.mark.parametrize("status", ["409 Conflict", "412 Precondition Failed"])
+def test_a_condition_that_failed_is_no_error(status: str) -> None:
+    with answering(refused(status)) as (server, store):
+        assert store.create("key", b"1") is None
+        assert store.swap("key", b"1", '"x"') is None
+        assert server.asked == 2
+
+
+def test_a_swap_of_what_is_gone_may_be_a_404() -> None:
+    with answering(refused("404 Not Found", "NoSuchKey")) as (_, store):
+        assert store.swap("key", b"1", '"x"') is None
+
+
+def test_without_credentials_the_hint_tells_where_they_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    server = Answering(refused("404 Not Found"))
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", server.url.partition("endpoint=")[2])
+    store = open_store("s3://bucket", clock=Clock(), disk=Disk())
+    with pytest.raises(Denied, match="AWS_ACCESS_KEY_ID") as failed:
+        store.get("key")
+    assert failed.value.code == "no_credentials"
+    server.close()
+
+
+def _use(store: Store, told: str) -> None:
+    try:
+        store.get("key")
+    except Unsupported as error:
+        os.write(int(told), error.code.encode())
+
+
+def test_a_forked_child_is_refused_instead_of_waiting_forever() -> None:
+    with answering(FOUND) as (_, store):
+        store.get("key")
+        read, write = os.pipe()
+        process = multiprocessing.get_context("fork").Process(target=_use, args=(store, str(write)))
+        process.start()
+        process.join(20)
+        process.kill()
+        process.join()
+        process.close()
+        os.close(write)
+        assert os.read(read, 100) == b"forked"
+        os.close(read)
+
+
+class CountedClock(Clock):
+    """A clock that sleeps in no time, and remembers for how long."""
+
+    def __init__(self, random: bytes) -> None:
+        self.slept: list[float] = []
+        self._random = random
+
+    def monotonic(self) -> float:
+        return sum(self.slept)
+
+    def sleep(self, seconds: float) -> None:  # type: ignore[override]  # not of the class
+        self.slept.append(seconds)
+
+    def random_bytes(self, nbytes: int | None = None) -> bytes:
+        return self._random[:nbytes]
+
+
+def test_pauses_grow_up_to_a_limit_and_end_with_the_time() -> None:
+    clock = CountedClock(b"\xff\xff\xff\xff")
+    backoff = Backoff(clock, 1.0, 5.0, 20.0)
+    while backoff.pause():
+        pass
+    assert clock.slept == pytest.approx([1, 2, 4, 5, 5, 3], abs=0.01)
+    assert not backoff.pause()
+
+
+def test_a_pause_is_anything_between_nothing_and_its_ceiling() -> None:
+    for random, expected in ((b"\0\0\0\0", 0.0), (b"\x80\0\0\0", 0.5)):
+        clock = CountedClock(random)
+        assert Backoff(clock, 1.0, 5.0, 20.0).pause()
+        assert clock.slept == [expected]
