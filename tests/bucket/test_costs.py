@@ -147,7 +147,7 @@ def test_following(seaweed: Seaweed, url: str, proxy: Chaos) -> None:
                 if number:
                     assert counted(found) == told("one who follows")
         proxy.seen.clear()
-        assert list(reader.follow("t", start="latest", timeout=2.0)) == []
+        assert list(reader.follow("t", start="latest", timeout=0.5)) == []
         looks = [seen for seen in proxy.seen if seen.status == 404]
         assert counted(proxy.seen) == Requests(0, len(looks) * told("nothing is new").get)
 
