@@ -116,10 +116,13 @@ def dynamodb_table() -> str:
     return f"headwater-{uuid.uuid4().hex}"
 
 
-def begin() -> None:
-    """Let this process be the one that servers end with, unless it belongs to a run that has begun."""
+def begin(home: Path | None = None) -> None:
+    """Let this process be the one that servers end with, unless it belongs to a run that has begun.
+
+    Their files are below `home`, or else where temporary files are.
+    """
     if RUN not in os.environ:
-        run = Path(tempfile.mkdtemp(prefix="headwater-servers-"))
+        run = Path(tempfile.mkdtemp(prefix="headwater-servers-", dir=home))
         (run / "owner").write_text(str(os.getpid()))
         os.environ[RUN] = str(run)
         _owned.append(run)

@@ -15,7 +15,9 @@ import msgspec
 
 from headwater.engine.appends import Appends
 from headwater.engine.bucket_catalogue import BucketCatalogue
+from headwater.engine.bucket_checking import check_bucket
 from headwater.engine.bucket_keeper import BucketKeeper
+from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer
 from headwater.engine.coordinated_consumers import CoordinatedConsumers
 from headwater.engine.serving import wants_sync
@@ -124,7 +126,7 @@ class Bucket(Verbs[ObjectLog]):
         if not create:  # only now, so that nothing is made where nothing is
             with contextlib.suppress(Denied):  # whoever may only read loses nothing
                 probe(store, clock)
-        self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._slowest)
+        self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._consumers.slowest)
         super().__init__(store.url, limits, disk, clock, sync=wants_sync(durability))
 
     @property
@@ -253,9 +255,13 @@ class Bucket(Verbs[ObjectLog]):
         done.collected += self._keeper.sweep(topic)
         return done
 
-    def check(self, topic: str | None = None, progress: object = None) -> Any:
-        """Verify every checksum and invariant of a topic, or of all; changes nothing."""
-        raise _cannot("check", f"{topic} {progress}")
+    def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
+        """Fetch every object, and verify every checksum and invariant of a topic, or of all; changes nothing.
+
+        `progress` is called with the bytes that are done, and all of them.
+        """
+        self.check_open()
+        return check_bucket(self._catalogue, topic, progress)
 
     # What a bucket cannot do; docs/BUCKET.md has the table
 
@@ -305,9 +311,6 @@ class Bucket(Verbs[ObjectLog]):
         place = self._catalogue.place(topic, partition)
         return ObjectLog(place, self._cache, self._threads, patient=self._patient, was_put=self._keeper.was_put)
 
-    def _slowest(self, topic: Topic, partition: int) -> int | None:
-        return self._consumers.slowest(topic, partition)
-
     def _threads(self) -> Executor:
         """The threads that fetch."""
         with self._closing:
@@ -356,8 +359,9 @@ def _cannot(what: str, hint: str) -> Unsupported:
 
 def _partition_info(log: ObjectLog) -> PartitionInfo:
     place, state, start = log.place, log.state(), log.start()
-    objects = [each.size for each in place.store.list(place.events)]
-    segments = [each.size for each in place.store.list(place.segments)]
+    meta = log.chain.knowledge.meta()
+    objects = [each.size for each in place.store.list(place.events) if each.key >= place.events_at(meta.reached.offset)]
+    segments = [each.bytes for each in meta.segments]
     blobs = [each.size for each in place.store.list(place.blobs)]
     first = next(iter(log.batches(start, state.visible_offset)), None)
     return PartitionInfo(
