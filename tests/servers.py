@@ -116,10 +116,13 @@ def dynamodb_table() -> str:
     return f"headwater-{uuid.uuid4().hex}"
 
 
-def begin() -> None:
-    """Let this process be the one that servers end with, unless it belongs to a run that has begun."""
+def begin(home: Path | None = None) -> None:
+    """Let this process be the one that servers end with, unless it belongs to a run that has begun.
+
+    Their files are below `home`, or else where temporary files are.
+    """
     if RUN not in os.environ:
-        run = Path(tempfile.mkdtemp(prefix="headwater-servers-"))
+        run = Path(tempfile.mkdtemp(prefix="headwater-servers-", dir=home))
         (run / "owner").write_text(str(os.getpid()))
         os.environ[RUN] = str(run)
         _owned.append(run)
@@ -216,13 +219,14 @@ def _started(
     answers: Callable[[str], bool],
 ) -> dict[str, Any]:
     """Start a server on ports that are free, and wait until it answers; on others if somebody else takes them first."""
-    owner = (Path(os.environ[RUN]) / "owner").read_text()
+    run = Path(os.environ[RUN])
+    owner = (run / "owner").read_text()
     log = directory / "log"
     for attempt in range(TRIES):
         chosen = _free_ports(ports)
         data = directory / f"data{attempt}"
         data.mkdir()
-        keeper = [sys.executable, str(Path(__file__).with_name("keeper.py")), owner, *command(chosen, data)]
+        keeper = [sys.executable, str(Path(__file__).with_name("keeper.py")), owner, str(run), *command(chosen, data)]
         with log.open("ab") as output:
             process = subprocess.Popen(
                 keeper, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory, start_new_session=True

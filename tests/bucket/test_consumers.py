@@ -1,0 +1,68 @@
+"""Consumers of a bucket: the tests of consumers in a directory, unchanged, and what differs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.engine.bucket import Bucket, open_bucket
+from headwater.errors import Unsupported
+from headwater.limits import Limits
+from tests.engine import test_consumers as in_a_directory
+from tests.engine.test_consumers import fill, now
+from tests.log.unsynced import UnsyncedDisk
+
+LIMITS = Limits(retry_ms=1, bucket_ack_ms=5, follow_ms=5, follow_ms_max=20)
+
+OF_A_DIRECTORY = {
+    "test_a_start_that_is_not_durable_is_made_so": "all that is in a bucket is durable",
+    "test_the_log_is_durable_as_far_as_a_cursor_is_stored": "the same",
+    "test_what_retention_took_is_skipped_and_told": "it takes away files",
+    "test_a_forked_child_has_none_of_its_parents_leases": "a bucket is opened anew in a child",
+    "test_moves_name_what_a_transaction_stores_and_change_nothing": "transactions do not ack here",
+}
+
+
+@pytest.fixture
+def hw(tmp_path: Path) -> Iterator[Bucket]:
+    with open_bucket(f"objects://{tmp_path}/objects", limits=LIMITS, disk=UnsyncedDisk()) as bucket:
+        yield bucket
+
+
+def _same() -> dict[str, object]:
+    """The tests that need nothing but the verbs. Those with a path open a directory."""
+    every = {name: test for name, test in vars(in_a_directory).items() if name.startswith("test_")}
+    assert every.keys() >= OF_A_DIRECTORY.keys()
+    needs = {name: inspect.signature(test).parameters for name, test in every.items()}
+    return {
+        name: test
+        for name, test in every.items()
+        if "hw" in needs[name] and "path" not in needs[name] and name not in OF_A_DIRECTORY
+    }
+
+
+globals().update(_same())
+
+
+def test_a_transaction_cannot_ack(hw: Bucket) -> None:
+    fill(hw, 3)
+    with now(hw) as consumer:
+        event = next(consumer)
+        with pytest.raises(Unsupported, match="append, then ack") as refused:
+            consumer.moves([event])
+        assert refused.value.code == "unsupported"
+        with pytest.raises(Unsupported), hw.transaction() as tx:
+            tx.ack(event)
+
+
+def test_owners_and_leases_are_told_as_far_as_they_are_known(hw: Bucket) -> None:
+    fill(hw, 3)
+    with now(hw) as consumer, open_bucket(hw.url, disk=UnsyncedDisk()) as other:
+        (here,), (there,) = hw.consumers("t"), other.consumers("t")
+        assert (here.owner, here.fence, here.lag) == (there.owner, there.fence, there.lag) == (consumer.id, 1, 3)
+        assert 0 < here.lease_ms <= 10_000
+        assert there.lease_ms == 0
+    assert hw.consumers("t")[0].owner is None
