@@ -125,7 +125,12 @@ class Programs(RuleBasedStateMachine):
     def stopped(self, program: int, stop: tuple[str, str, bool], meanwhile: list[tuple[str, int]]) -> None:
         """Have a program stop at its next such call, if it comes to one, while others act."""
         others = [(act, number) for act, number in meanwhile if number != program]
-        self.programs[program].store._hooks.append((*stop, lambda: [self.do(*each) for each in others]))
+
+        def act() -> None:
+            for each in others:
+                self.do(*each)
+
+        self.programs[program].store._hooks.append((*stop, act))
 
     def go(self, program: int, act: Callable[[], object]) -> None:
         try:
