@@ -205,7 +205,7 @@ def test_a_follower_that_slept_before_its_look_at_the_end_does_not_take_a_ghost_
     assert reader.log.end() == 1
 
     def slept() -> None:
-        overtake(other, b"b", b"c")
+        overtake(other, b"b")
         other.ghost(1, b"ghost", reader.log.chain.tip.nonce)
         if looked:
             looking = threading.Thread(target=reader.knowledge.look)
@@ -213,8 +213,10 @@ def test_a_follower_that_slept_before_its_look_at_the_end_does_not_take_a_ghost_
             looking.join()
 
     with reader.store.before("get", EVENTS, slept):
-        assert reader.log.end() == 3
-    assert reader.read() == [b"a", b"b", b"c"]
+        assert reader.log.end() == 2
+    assert reader.log.chain.tip.nonce == other.knowledge.look().compacted.nonce
+    assert reader.append(b"c") == [2]
+    assert stage.open().read() == reader.read() == [b"a", b"b", b"c"]
 
 
 def test_what_was_compacted_stays_for_a_slow_reader_until_nobody_can_believe_in_it(stage: Stage) -> None:
@@ -233,6 +235,23 @@ def test_what_was_compacted_stays_for_a_slow_reader_until_nobody_can_believe_in_
     stage.clock.now_s += 10
     other.collect()
     assert other.objects() == []
+
+
+def test_a_segment_that_was_merged_stays_until_nobody_can_believe_in_it(stage: Stage) -> None:
+    reader, other = stage.open(cache_bytes=0), stage.open()
+    other.append(b"a", b"b", b"c")
+    other.compact()
+    stage.clock.now_s += SLEEP_S
+    other.collect_all()
+    assert reader.read() == [b"a", b"b", b"c"]
+    other.append(b"d", b"e", b"f")
+    other.compact()
+    assert len(other.knowledge.look().segments) == 1
+    other.collect()
+    assert len(other.segments()) == 2
+    assert reader.read(0)[:3] == [b"a", b"b", b"c"]
+    other.collect_all()
+    assert len(other.segments()) == 1
 
 
 # Compactors and collectors
@@ -358,6 +377,18 @@ def test_two_collectors_are_harmless(stage: Stage) -> None:
         one.collect()
     assert stage.open().read() == [b"a", b"b", b"c"]
     assert one.objects() == []
+
+
+def test_a_collector_that_slept_does_not_set_the_mark_back(stage: Stage) -> None:
+    """It would make others believe in places that are free."""
+    sleeper, other, writer = stage.open(), stage.open(), stage.open()
+    writer.append(b"a")
+    sleeper.compact()
+    with sleeper.store.before("swap", "/meta/", lambda: overtake(other, b"b", b"c")):
+        sleeper.collect()
+    assert sleeper.knowledge.look().mark.offset == 3
+    with writer.store.before("create", EVENTS, lambda: overtake(other, b"d")):
+        assert writer.append(b"late") == [4]
 
 
 def test_a_lost_answer_to_the_swap_does_not_make_a_second_segment(stage: Stage) -> None:
