@@ -12,7 +12,7 @@ from headwater.engine.bucket import Bucket, open_bucket
 from headwater.errors import Unsupported
 from headwater.limits import Limits
 from tests.engine import test_consumers as in_a_directory
-from tests.engine.test_consumers import fill, now
+from tests.engine.test_consumers import fill, now, numbers
 from tests.log.unsynced import UnsyncedDisk
 
 LIMITS = Limits(retry_ms=1, bucket_ack_ms=5, follow_ms=5, follow_ms_max=20)
@@ -56,6 +56,15 @@ def test_a_transaction_cannot_ack(hw: Bucket) -> None:
         assert refused.value.code == "unsupported"
         with pytest.raises(Unsupported), hw.transaction() as tx:
             tx.ack(event)
+
+
+def test_what_others_appended_just_now_is_found_without_waiting(hw: Bucket) -> None:
+    fill(hw, 3)
+    rarely = Limits(follow_ms=60_000, follow_ms_max=60_000)
+    with open_bucket(hw.url, limits=rarely, disk=UnsyncedDisk()) as other, now(other) as consumer:
+        for first in (0, 3):
+            assert numbers(consumer) == [first, first + 1, first + 2]
+            fill(hw, 3, first=first + 3)
 
 
 def test_owners_and_leases_are_told_as_far_as_they_are_known(hw: Bucket) -> None:

@@ -60,7 +60,7 @@ class TestDirectoryStore(LeasesConformance):
 
 
 class TestSeaweed(LeasesConformance):
-    lease_ms, seconds = 1000, 4.0  # whoever loses a race there waits for a second
+    lease_ms, seconds = 800, 3.0  # whoever loses a race there waits for a second
 
     @pytest.fixture(autouse=True)
     def of_the_server(self, s3_url: str) -> None:

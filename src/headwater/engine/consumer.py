@@ -630,8 +630,8 @@ class Consumer(Iterator[Event]):
             if self._deadline_s is None:
                 self._deadline_s = now + self._timeout
             sleep_s = min(sleep_s, self._deadline_s - now)
-            if self._deadline_s <= now:
-                return False
+            if self._deadline_s <= now:  # where looking costs, what was seen may be old: once more before it ends
+                return any(each.log.end() > each.end for each in holdings if self._open_handed(each, now))
         places = [(each.log, each.end if self._open_handed(each, now) else NEVER) for each in holdings]
         wait_for_more(places, sleep_s, self._disk, self._clock, self._disturbed)
         if self._woken:
