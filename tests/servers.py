@@ -219,13 +219,14 @@ def _started(
     answers: Callable[[str], bool],
 ) -> dict[str, Any]:
     """Start a server on ports that are free, and wait until it answers; on others if somebody else takes them first."""
-    owner = (Path(os.environ[RUN]) / "owner").read_text()
+    run = Path(os.environ[RUN])
+    owner = (run / "owner").read_text()
     log = directory / "log"
     for attempt in range(TRIES):
         chosen = _free_ports(ports)
         data = directory / f"data{attempt}"
         data.mkdir()
-        keeper = [sys.executable, str(Path(__file__).with_name("keeper.py")), owner, *command(chosen, data)]
+        keeper = [sys.executable, str(Path(__file__).with_name("keeper.py")), owner, str(run), *command(chosen, data)]
         with log.open("ab") as output:
             process = subprocess.Popen(
                 keeper, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory, start_new_session=True

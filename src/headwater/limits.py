@@ -94,6 +94,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # The archive of a directory.
     archive_cache_bytes: int = GIB  # fetched segments that a log directory keeps: a read back and forth stays local
     archive_transfers: int = 4  # files that go to or come from an archive at once: a few fill most networks
+    archive_retry_s: float = 10.0  # whoever reads waits so long for an archive that is out of reach
     archive_look_s: float = 1.0  # how often an archiver looks for finished segments: a look costs little
 
     # In a bucket.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headwater.engine.engine import Engine
 from headwater.errors import Unavailable
@@ -20,6 +21,8 @@ from tests.log.unsynced import UnsyncedDisk
 
 SEGMENT_BYTES = 4096
 LIMITS = Limits(blob_bytes_min=2000, pack_bytes=2000, lock_wait_s=10.0, archive_look_s=0.02)
+T = TypeVar("T")
+
 TYPES = ("placed", "paid", "", "delivered")
 
 
@@ -60,17 +63,18 @@ class FailingStore:
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         return self._call("list", prefix, lambda: self._store.list(prefix, after))
 
-    def folders(self, prefix: str) -> Sequence[str]:
-        return self._call("folders", prefix, lambda: self._store.folders(prefix))
+    def folders(self, prefix: str) -> builtins.list[str]:
+        return builtins.list(self._call("folders", prefix, lambda: self._store.folders(prefix)))
 
     def close(self) -> None:
         self._store.close()
 
-    def fetched(self, suffix: str) -> list[str]:
+    def fetched(self, suffix: str) -> builtins.list[str]:
         """The keys that were read and end so, each once, in order."""
-        return list(dict.fromkeys(key for what, key in self.calls if what == "get_range" and key.endswith(suffix)))
+        read = (key for what, key in self.calls if what == "get_range" and key.endswith(suffix))
+        return builtins.list(dict.fromkeys(read))
 
-    def _call(self, what: str, key: str, do: Callable[[], Any]) -> Any:
+    def _call(self, what: str, key: str, do: Callable[[], T]) -> T:
         self._told("before", what, key)
         self.calls.append((what, key))
         if self.down:
@@ -81,7 +85,7 @@ class FailingStore:
 
 
 def open_engine(path: Path, limits: Limits = LIMITS, store: Store | None = None) -> Engine:
-    """An engine on a log directory, as a process of its own would have one; its archive is in `store`, if that is given."""
+    """An engine on a log directory, as a process of its own would have one; its archive is in the `store`."""
     engine = Engine(path, limits=limits, disk=UnsyncedDisk(), clock=Clock())
     if store is not None:
         engine._archive._open = lambda _url: store

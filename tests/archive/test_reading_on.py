@@ -207,6 +207,27 @@ def test_an_engine_that_was_open_before_goes_on_when_another_process_drops(tmp_p
         assert reader.append("t", b"", key="a", expected_version=version).offset == len(expected)
 
 
+def test_a_damaged_note_is_told_while_what_is_local_is_read_and_archiving_mends_it(tmp_path: Path) -> None:
+    with open_engine(tmp_path / "data") as hw:
+        fill(hw)
+        hw.archive(f"objects://{tmp_path / 'archive'}")
+        expected = everything(hw)
+        drop(hw)
+        [log] = hw._topics.live("t").logs
+        start, note = log.local_start(), log.place.archived
+    note.write_bytes(note.read_bytes().replace(b'"partition":0', b'"partition":1'))
+    with open_engine(tmp_path / "data") as hw:
+        assert everything(hw, start=start) == expected[start:]
+        asked: list[dict[str, Any]] = [{}, {"start": 3}, {"reverse": True}]
+        for each in asked:
+            with pytest.raises(Corrupt) as told:
+                everything(hw, **each)
+            assert told.value.path == str(note)
+        assert [finding.path for finding in hw.check().findings if finding.damage] == [str(note)]
+        assert hw.archive(seal=True)
+        assert everything(hw) == expected
+
+
 def test_a_log_whose_beginning_was_deleted_before_it_had_an_archive_begins_there(tmp_path: Path) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
@@ -217,7 +238,7 @@ def test_a_log_whose_beginning_was_deleted_before_it_had_an_archive_begins_there
         hw.archive()
         drop(hw)
         assert hw.describe("t").partitions[0].start == gone
-        assert [event.offset for event in hw.read("t")][0] == gone
+        assert next(event.offset for event in hw.read("t")) == gone
         with pytest.raises(NotFound) as told:
             next(hw.read("t", start=0))
         assert (told.value.code, told.value.oldest) == ("offset_gone", gone)

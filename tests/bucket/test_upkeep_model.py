@@ -22,12 +22,24 @@ from tests.bucket.stage import Opened, Stage, datas
 PROGRAMS = 3
 
 programs = st.integers(0, PROGRAMS - 1)
-acts = st.one_of(
-    st.tuples(st.sampled_from(["append", "compact", "collect", "collect all", "look", "ghost"]), programs),
-    st.tuples(st.just("trim"), programs),
-    st.tuples(st.sampled_from(["30 s", "100 s", "700 s"]), programs),
+acts = st.tuples(
+    st.sampled_from(
+        [
+            "append",
+            "compact",
+            "collect",
+            "overtake",
+            "overtake and leave a ghost",
+            "look",
+            "ghost",
+            "trim",
+            "30 s",
+            "700 s",
+        ]
+    ),
+    programs,
 )
-meanwhile = st.lists(acts, max_size=6)
+meanwhile = st.lists(acts, min_size=1, max_size=4)
 stops = st.sampled_from(
     [
         ("create", "/events/", False),
@@ -82,8 +94,12 @@ class Programs(RuleBasedStateMachine):
             one.compact()
         elif act == "collect":
             one.collect()
-        elif act == "collect all":
+        elif act.startswith("overtake"):
+            self.append(program)
+            one.compact()
             one.collect_all()
+            if act != "overtake":
+                self.ghost(one)
         elif act == "look":
             one.knowledge.look()
         elif act == "trim":
@@ -98,8 +114,8 @@ class Programs(RuleBasedStateMachine):
         """Somebody who slept for long, and died then, has put an object in a place that was freed."""
         reached = self.truth.knowledge.look().reached.offset
         free = sorted(set(range(reached)) - set(self.truth.objects()))
-        if free:
-            one.ghost(free[-1], b"ghost")
+        for base in free[-3:]:
+            one.ghost(base, b"ghost")
 
     def stopped(self, program: int, stop: tuple[str, str, bool], meanwhile: list[tuple[str, int]]) -> None:
         """Have a program stop at its next such call, if it comes to one, while others act."""
@@ -118,7 +134,7 @@ class Programs(RuleBasedStateMachine):
     def step(self, act: tuple[str, int]) -> None:
         self.do(*act)
 
-    @rule(program=programs, stop=stops, meanwhile=meanwhile)
+    @rule(program=programs, stop=stops.filter(lambda stop: stop[0] in ("create", "get")), meanwhile=meanwhile)
     def append_slowly(self, program: int, stop: tuple[str, str, bool], meanwhile: list[tuple[str, int]]) -> None:
         """Others may append first: what counts is the offset that it is told."""
         one = self.programs[program]
@@ -137,7 +153,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(
         program=programs,
-        act=st.sampled_from(["compact", "collect", "collect all", "trim"]),
+        act=st.sampled_from(["compact", "collect", "overtake", "trim"]),
         stop=stops,
         meanwhile=meanwhile,
     )
@@ -147,7 +163,7 @@ class Programs(RuleBasedStateMachine):
         self.stopped(program, stop, meanwhile)
         self.go(program, lambda: self.do(act, program))
 
-    @rule(program=programs, stop=stops, meanwhile=meanwhile)
+    @rule(program=programs, stop=stops.filter(lambda stop: stop[0] == "get"), meanwhile=meanwhile)
     def read(self, program: int, stop: tuple[str, str, bool], meanwhile: list[tuple[str, int]]) -> None:
         one = self.programs[program]
         start, end = one.log.start(), one.log.end()

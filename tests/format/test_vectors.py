@@ -15,6 +15,7 @@ import headwater
 from headwater.errors import HeadwaterError
 from headwater.event import Event
 from headwater.format import batch, blob, cursors, frames, journal, producers, segment, settings, tail
+from headwater.format.archive import Archive, Note
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.index import Index
 from headwater.format.keyhash import key_hash
@@ -215,6 +216,15 @@ def test_the_golden_settings_are_read() -> None:
         topic = settings.decode(stored, settings.Topic)
         assert (topic.name, topic.partitions) == (meaning["name"], meaning["partitions"])
         assert {field: getattr(topic.settings, field) for field in meaning["settings"]} == meaning["settings"]
+        assert independent_reader.read_settings(stored) == meaning
+
+
+def test_the_golden_files_of_an_archive_are_read() -> None:
+    for name in ("archive-json", "archived-json"):
+        stored, meaning = golden(name)
+        del meaning["what"]
+        read = settings.decode(stored, Archive) if name == "archive-json" else settings.decode(stored, Note)
+        assert msgspec.to_builtins(read) == meaning
         assert independent_reader.read_settings(stored) == meaning
 
 

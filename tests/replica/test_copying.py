@@ -10,8 +10,10 @@ import pytest
 
 import headwater
 from headwater.engine.engine import Engine
+from headwater.engine.replica.destination import Destination, SourceFailed, take
 from headwater.engine.replica.replicator import Replicator
-from headwater.storage.disk import Disk
+from headwater.limits import DEFAULTS
+from headwater.storage.disk import Clock, Disk
 from tests.replica.copies import copy_once, events, replicating, same, wait_for_events
 from tests.server.serving import Server, serving
 
@@ -20,6 +22,20 @@ from tests.server.serving import Server, serving
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("server") / "data") as running:
         yield running
+
+
+class Lying:
+    """A source whose huge events have this data."""
+
+    def __init__(self, data: bytes) -> None:
+        self.size = len(data)
+        self._data = data
+
+    def blob(self, *_: object) -> Lying:
+        return self
+
+    def chunks(self) -> Iterator[bytes]:
+        yield self._data
 
 
 class ReadOnly(Disk):
@@ -205,10 +221,44 @@ def test_what_the_source_deletes_goes_here_too_and_nothing_before_that(tmp_path:
     assert 0 < first <= start
 
 
+def test_a_replica_keeps_what_its_source_keeps_whatever_its_topics_say(tmp_path: Path) -> None:
+    """At the source a consumer has not passed what the topic need not keep; here there is no such consumer."""
+    with headwater.open(tmp_path / "source") as hw:
+        hw.create("t", segment_bytes=4096, retention_segments=2, retention_consumers=True)
+        with hw.consumer("slow", "t"):
+            pass
+        for n in range(200):
+            hw.append("t", b"%d" % n * 40)
+        assert not hw.retain("t")
+        copy_once(tmp_path / "source", tmp_path / "replica")
+        assert same(tmp_path / "source", tmp_path / "replica") == 200
+    headwater.promote(tmp_path / "replica")
+    with headwater.open(tmp_path / "replica") as hw:
+        assert hw.retain("t"), "from now on its own settings count"
+
+
+def test_huge_data_that_is_not_what_its_batch_says_is_not_taken(tmp_path: Path) -> None:
+    with headwater.open(tmp_path / "source") as hw:
+        hw.append("t", iter([b"x" * 2_000_000]))
+        copy_once(tmp_path / "source", tmp_path / "replica", topics=[])
+        state = hw.replication().topics()[0]
+        batches = list(hw.partition_log("t", 0).stored(0, 1))
+    with Destination(tmp_path / "replica", DEFAULTS, Disk(), Clock()) as here:
+        (log,) = here.adopt(state).logs
+        for wrong in (b"y" * 2_000_000, b"x" * 1_999_999, b""):
+            with pytest.raises(SourceFailed, match="not what its batch says"):
+                take(log, batches, Lying(wrong))  # type: ignore[arg-type]  # all that it is asked for
+        assert log.end() == 0
+        assert list(log.place.spool.iterdir()) == []
+        take(log, batches, Lying(b"x" * 2_000_000))  # type: ignore[arg-type]  # as above
+        assert log.end() == 1
+
+
 def test_a_replica_that_fell_behind_says_so_and_begins_anew_when_it_is_told_to(tmp_path: Path) -> None:
     with headwater.open(tmp_path / "source") as hw:
         hw.create("t", segment_bytes=4096)
-        hw.append("t", b"0")
+        for n in range(100):
+            hw.append("t", b"%d" % n * 40)
         hw.append("other", b"0")
         copy_once(tmp_path / "source", tmp_path / "replica")
         for n in range(200):
@@ -218,7 +268,7 @@ def test_a_replica_that_fell_behind_says_so_and_begins_anew_when_it_is_told_to(t
     with pytest.raises(headwater.Conflict, match="--restart-topic t") as caught:
         copy_once(tmp_path / "source", tmp_path / "replica")
     assert caught.value.code == "fell_behind"
-    assert len(events(tmp_path / "replica", "t")) == 1, "what it has is left"
+    assert len(events(tmp_path / "replica", "t")) == 100, "what it has is left"
     assert len(events(tmp_path / "replica", "other")) == 2, "the others go on"
     copy_once(tmp_path / "source", tmp_path / "replica", restart=["t"])
     same(tmp_path / "source", tmp_path / "replica")

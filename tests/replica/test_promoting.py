@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,15 @@ def test_nothing_is_written_to_a_replica(protocol: str, replica: Path) -> None:
         assert hw.topics() == ["t", "u"]
         assert len(list(hw.read("t"))) == 20
     assert events(replica, "t") + events(replica, "u") == before
+
+
+def test_a_stream_is_refused_before_it_is_read(replica: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        raise AssertionError
+        yield b""
+
+    with headwater.open(replica) as hw, pytest.raises(headwater.Unavailable):
+        hw.append("t", pieces())
 
 
 def test_plain_http_and_the_command_line_are_refused_too(replica: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,25 @@ from crc32c import crc32c
 
 from headwater.event import Content
 from headwater.format import batch, blob, cursors, frames, journal, producers, settings, tail
+from headwater.format.archive import Archive, ArchivedFile, ArchivedSegment, Note
 from headwater.format.batch import DATA, KEY, META, PRODUCER, TYPE
 from headwater.format.column import Column
 from headwater.format.cursors import CursorsHeader, CursorSlot, Member
 from headwater.format.index import Index
 from headwater.format.journal import Entry, Move, Share
 from headwater.format.keyhash import U64, key_hash
+from headwater.format.names import file_of
 from headwater.format.producers import Answer, Known, Producer
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import Store, Topic, TopicSettings
 from headwater.format.tail import Slot
-from tests.vectors import tcp
+from tests.vectors import objects, tcp
 
 HERE = Path(__file__).parent
 TICKS = 139_271_094_615_000_000  # 2024-02-13T09:31:01.500000Z
 UUID = "6e8bc430-9c3a-41d9-9669-0800200c9a66"
 LOG_UUID = bytes(range(16))
+ARCHIVE = "s3://bucket/archive?region=eu-central-1"
 BOOT_ID = bytes(range(0xF0, 0x100))
 
 Vector = tuple[bytes, dict[str, Any]]
@@ -42,7 +46,7 @@ Rows = Sequence[tuple[str, bytes | None, bytes, bytes | None]]
 
 def vectors() -> dict[str, Vector]:
     """The bytes and the meaning of every golden file, by its name."""
-    return {**_batches(), **_frames(), **_files(), **tcp.vectors()}
+    return {**_batches(), **_frames(), **_files(), **objects.vectors(), **tcp.vectors()}
 
 
 def main() -> None:
@@ -317,6 +321,11 @@ def _files() -> dict[str, Vector]:
             },
         ),
         "headwater-json": (settings.encode(Store(uuid=UUID)), {"what": "headwater.json", "format": 1, "uuid": UUID}),
+        "archive-json": (
+            settings.encode(Archive(url=ARCHIVE)),
+            {"what": "archive.json of a log directory", "format": 1, "url": ARCHIVE},
+        ),
+        "archived-json": (settings.encode(_note()), {"what": "archived.json"} | msgspec.to_builtins(_note())),
     } | {
         f"{name}-json": (
             settings.encode(topic),
@@ -336,6 +345,21 @@ def _files() -> dict[str, Vector]:
         )
         for name, topic in topics.items()
     }
+
+
+def _note() -> Note:
+    """Two archived segments; the first has a huge event, the second a snapshot of producers behind it."""
+
+    def file(name: str) -> ArchivedFile:
+        return ArchivedFile(name, len(name), sha256(name.encode()).hexdigest())
+
+    first = [file_of(0, "log"), file_of(0, "index"), f"{file_of(0, 'blobs')}/{file_of(17, 'blob')}"]
+    second = [file_of(1000, "log"), file_of(1000, "index"), file_of(1500, "producers")]
+    segments = [
+        ArchivedSegment(0, 1000, 0, TICKS, TICKS + 2000, 0xDEADBEEF, list(map(file, first))),
+        ArchivedSegment(1000, 1500, TICKS + 2000, TICKS + 2001, TICKS + 9000, 17, list(map(file, second))),
+    ]
+    return Note(topic="orders", uuid=UUID, partition=2, segments=segments)
 
 
 def _cursors() -> Vector:

@@ -86,9 +86,17 @@ def _logs(
                 report.findings.append(_finding(topic.name, partition, error))
             if manifest is not None:
                 yield place, manifest
-            local = directory.place(topic, partition) if directory is not None else None
-            if local is not None and (noted := note.read(local)) is not None:
-                report.findings += log_check.missing(local, archive.store, manifest, noted)
+            if directory is not None:
+                report.findings += _missing(archive, directory.place(topic, partition), manifest)
+
+
+def _missing(archive: ArchiveStore, local: Place, manifest: Manifest | None) -> Iterator[Finding]:
+    """What the log directory knows to be archived, and is not in the archive."""
+    try:
+        noted = note.read(local)
+    except Corrupt:
+        return  # the check of the directory tells
+    yield from log_check.missing(local, archive.store, manifest, noted)
 
 
 def _topics(archive: ArchiveStore, name: str | None, report: CheckReport) -> Iterator[Topic]:

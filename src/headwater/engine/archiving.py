@@ -117,6 +117,7 @@ class Archiver:
         """The logs that have something to archive, and their segments."""
         for topic, log in self._live(failures):
             try:
+                self._tell(topic)
                 if seal:
                     log.roll(tell=False)
                 active = log.state().segment
@@ -125,7 +126,6 @@ class Archiver:
                 found = self._log(topic, log, active)
                 segments = found.pending(active) if found is not None else []
                 if segments and found is not None:
-                    self._tell(self._catalogue.find(topic.name))
                     yield found, segments
                 elif found is None or found.manifest.end == active:
                     self._done[log.place.uuid] = active
@@ -139,9 +139,8 @@ class Archiver:
         failures += broken
         for each in described:
             try:
-                opened = self._topics.live(each.name)
-                for log in opened.logs:
-                    yield opened.topic, log
+                for log in self._topics.live(each.name).logs:
+                    yield each, log
             except NotFound:
                 continue
             except HeadwaterError as error:
@@ -159,7 +158,7 @@ class Archiver:
         return found
 
     def _tell(self, topic: Topic) -> None:
-        """Have the archive know a topic as it is now, before anything of it comes there."""
+        """Have the archive know a topic as it is now, before anything of it comes there; also if that is nothing."""
         if self._told.get(topic.name) == topic:
             return
         records, key = self._archive.topics, topic_key(topic.name)

@@ -6,10 +6,12 @@ There is no server and no lock: any number of programs on any machines open the 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Unpack
+from weakref import WeakSet
 
 import msgspec
 
@@ -40,6 +42,8 @@ from headwater.storage.bucket.store import Store
 from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
+
+_buckets: WeakSet[Bucket] = WeakSet()  # which cannot be used in a forked child
 
 VIEWS_HINT = "use a directory or a server"
 
@@ -128,6 +132,7 @@ class Bucket(Verbs[ObjectLog]):
                 probe(store, clock)
         self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._consumers.slowest)
         super().__init__(store.url, limits, disk, clock, sync=wants_sync(durability))
+        _buckets.add(self)
 
     @property
     def url(self) -> str:
@@ -307,6 +312,15 @@ class Bucket(Verbs[ObjectLog]):
         self._consumers.close()
         self._store.close()
 
+    def after_fork(self) -> None:
+        """In a forked child, where it is called by itself: what the parent opened cannot be used, nor be closed."""
+        self._name += ", which was opened before this process was forked,"
+        self._closing = threading.Lock()
+        self._closed = True
+        self._open.clear()
+        for member in list(self._members):
+            member.after_fork()
+
     def _new_log(self, topic: Topic, partition: int) -> ObjectLog:
         place = self._catalogue.place(topic, partition)
         return ObjectLog(place, self._cache, self._threads, patient=self._patient, was_put=self._keeper.was_put)
@@ -319,6 +333,14 @@ class Bucket(Verbs[ObjectLog]):
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._limits.fetch_threads, thread_name_prefix="headwater-fetch")
             return self._pool
+
+
+def _after_fork() -> None:
+    for bucket in list(_buckets):
+        bucket.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_bucket(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -58,18 +59,20 @@ def restore(
     try:
         archive = ArchiveStore(store, clock)
         building = path.parent / f".{path.name}.restoring"
+        catalogue = Catalogue(building, disk, clock, limits)
+        with reaching(url):
+            uuid = archive.owner()
+            topics = [archive.topic_in(directory) for directory in archive.directories(topic)]
+            logs = [log for each in topics for log in _logs(archive, catalogue, each, partition, to)]
         try:
             with contextlib.suppress(FileExistsError):
                 disk.mkdir(building)
             with locked(building / ".lock", disk, clock, 0.0):
-                with reaching(url):
-                    uuid = archive.owner()
-                    found = [archive.topic_in(directory) for directory in archive.directories(topic)]
-                catalogue = Catalogue(building, disk, clock, limits)
-                bounds = [[_bound(each, number, partition, to) for number in range(each.partitions)] for each in found]
-                done = _restore(archive, catalogue, found, bounds, disk, limits, progress)
-                _settle(building, found, uuid, disk)
+                done = _restore(archive, building, logs, disk, limits, progress)
+                _settle(building, topics, uuid, disk)
                 _give_name(building, path, disk)
+        except FileNotFoundError as error:
+            raise NotFound(f"{path.parent} is not there", hint="make that directory first") from error
         except OSError as error:
             raise _failed(path, error) from error
     finally:
@@ -79,22 +82,16 @@ def restore(
 
 def _restore(
     archive: ArchiveStore,
-    catalogue: Catalogue,
-    topics: list[Topic],
-    bounds: list[list[Bound]],
+    building: Path,
+    logs: list[LogRestore],
     disk: Disk,
     limits: Limits,
     progress: Progress | None,
 ) -> list[Restored]:
-    logs = [
-        _log(archive, catalogue, topic, number, bound)
-        for topic, each in zip(topics, bounds, strict=True)
-        for number, bound in enumerate(each)
-    ]
     fetches = [(log, each) for log in logs for each in log.fetches()]
-    _clear(catalogue.path, {each.path for _, each in fetches}, disk)
+    _clear(building, {each.path for _, each in fetches}, disk)
     for log in logs:
-        for folder in (catalogue.path / "topics", log.place.path.parent, log.place.path):
+        for folder in (building / "topics", log.place.path.parent, log.place.path):
             with contextlib.suppress(FileExistsError):
                 disk.mkdir(folder)
     advance = advancing(sum(each.file.bytes for _, each in fetches), progress)
@@ -114,11 +111,14 @@ def _restore(
     return done
 
 
-def _log(archive: ArchiveStore, catalogue: Catalogue, topic: Topic, number: int, bound: Bound) -> LogRestore:
-    with reaching(archive.store.url):
+def _logs(
+    archive: ArchiveStore, catalogue: Catalogue, topic: Topic, partition: int | None, to: int | datetime | None
+) -> Iterator[LogRestore]:
+    for number in range(topic.partitions):
         found = archive.manifest(topic, number, log_uuid(UUID(topic.uuid), number))
-    nothing = Manifest(topic=topic.name, uuid=topic.uuid, partition=number, segments=[])
-    return LogRestore(catalogue.place(topic, number), found.record if found is not None else nothing, bound)
+        nothing = Manifest(topic=topic.name, uuid=topic.uuid, partition=number, segments=[])
+        bound = _bound(topic, number, partition, to)
+        yield LogRestore(catalogue.place(topic, number), found.record if found is not None else nothing, bound)
 
 
 def _bound(topic: Topic, number: int, partition: int | None, to: int | datetime | None) -> Bound:

@@ -20,6 +20,7 @@ from headwater.engine.reading import resolve
 from headwater.engine.rules import with_retention
 from headwater.errors import HeadwaterError, Invalid
 from headwater.event import ticks_of
+from headwater.format.archive import Manifest
 from headwater.format.names import log_uuid
 from headwater.format.settings import Retention, Topic, TopicSettings
 from headwater.format.tail import OPEN, Slot
@@ -140,9 +141,12 @@ class Keeper:
         """
         if not due or self._archive is None or self._archive.url() is None:
             return due
-        manifest = upload.covered(place, self._catalogue.find(place.topic), self._archive.open())
+        # What the directory has not noted is not asked for: whoever archives has noted it.
+        known: Manifest | None = note.read(place)
+        if known is not None and upload.holds(place, known, due[0].base, due[0].end):
+            known = upload.covered(place, self._catalogue.find(place.topic), self._archive.open())
         for number, segment in enumerate(due):
-            if manifest is None or not upload.holds(place, manifest, segment.base, segment.end):
+            if known is None or not upload.holds(place, known, segment.base, segment.end):
                 # An archiver may be a roll behind. If it is still the same one, nobody archives.
                 if self._kept.get(place.uuid) == segment.base:
                     warnings.warning("%s: what is at offset %d is not in the archive, and stays", place, segment.base)

@@ -19,6 +19,7 @@ from headwater.format.index import Index
 from headwater.format.names import file_of, offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
+from headwater.storage.archive import note
 from headwater.storage.blobs import StoredBlob
 from headwater.storage.place import Place
 from headwater.storage.producers import read_snapshot
@@ -98,6 +99,7 @@ def check(place: Place, counts: Counts, progress: Callable[[int], None]) -> Iter
             segment.close()
     if bases:
         yield from _check_producers(place, bases[0], bases[-1])
+    yield from _check_note(place)
     yield from _kept(place)
     yield from _left(place, bases)
 
@@ -260,6 +262,13 @@ def _check_producers(place: Place, oldest: int, active: int) -> Iterator[Finding
             found.append(_finding(place, place.path / name, 0, 0, problem, False))
     if place.segments()[-1:] == [active]:  # else a roll came in between, which makes a new one and removes this one
         yield from found
+
+
+def _check_note(place: Place) -> Iterator[Finding]:
+    try:
+        note.read(place)
+    except HeadwaterError:
+        yield _finding(place, place.archived, 0, 0, "what is known of the archive is damaged; archiving makes it again")
 
 
 def _kept(place: Place) -> Iterator[Finding]:

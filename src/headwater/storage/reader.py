@@ -70,6 +70,7 @@ class Reader:
         self._bases: list[int] = []
         self._local = 0  # the first of them that is on the local disk, as far as is known
         self._archived = archived
+        self._doubt: Corrupt | None = None  # why it cannot be told what is in the archive
         self._segments: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()
         self._opening = threading.Lock()  # protects `_segments`
         self._key_indexes = KeyIndexes(place, on_damage)
@@ -92,6 +93,8 @@ class Reader:
         """The oldest readable offset."""
         slot = self.slot()
         bases = self._known_bases(slot)
+        if self._doubt is not None:
+            return self._oldest()
         if bases and (
             bases[0] == slot.segment
             or (bases[0] < self._local and self._archived is not None and self._archived.has(bases[0]))
@@ -372,8 +375,12 @@ class Reader:
         if not bases or bases[-1] != slot.segment:
             bases = [base for base in self._place.segments() if base <= slot.segment]
             local = bases[0] if bases else slot.segment
+            self._doubt = None
             if local and bases and self._archived is not None:
-                bases = self._archived.before(local) + bases
+                try:
+                    bases = self._archived.before(local) + bases
+                except Corrupt as error:
+                    self._doubt = error  # what is here can be read all the same
             self._local, self._bases = local, bases
             self._let_go(local)
         return bases
@@ -383,6 +390,8 @@ class Reader:
         while True:
             slot, self._bases = self.slot(), []
             bases = self._known_bases(slot)
+            if self._doubt is not None:
+                raise self._doubt
             if bases:
                 return bases[0]
             if self.slot() == slot:  # nobody rolled meanwhile: the active one must have been there

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from headwater.errors import Conflict, Corrupt, HeadwaterError, NotFound, Unavailable
 from headwater.format import archive as format
 from headwater.format import settings
@@ -188,4 +190,5 @@ def _out_of_reach(url: str, error: HeadwaterError) -> Unavailable:
 def _open_store(disk: Disk, clock: Clock, limits: Limits, url: str) -> Store:
     from headwater.storage.bucket.opening import open_store  # only who has an archive pays for it
 
-    return open_store(url, clock=clock, disk=disk, limits=limits)
+    retry_s = min(limits.store_retry_s, limits.archive_retry_s)
+    return open_store(url, clock=clock, disk=disk, limits=msgspec.structs.replace(limits, store_retry_s=retry_s))

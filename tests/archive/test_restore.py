@@ -1,0 +1,220 @@
+"""Restoring: exactly what was there up to the end that is asked for, and a log that goes on from there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import headwater
+from headwater.engine.engine import Engine
+from headwater.engine.restoring import restore
+from headwater.errors import Corrupt, Invalid, NotFound, Unavailable
+from headwater.event import UNIX_EPOCH_TICKS
+from headwater.format.archive import check
+from tests.archive.logs import FailingStore, everything, fill, manifest_of, objects, open_engine
+from tests.log.unsynced import UnsyncedDisk
+
+
+class Source:
+    """A log and its archive, complete."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"objects://{path / 'archive'}"
+        with open_engine(path / "data") as hw:
+            fill(hw, 130)
+            hw.archive(self.url, seal=True)
+            fill(hw, 60, seed=1)
+            hw.append_many("t", [b"y" * 20] * 90, keys=["a"] * 90)  # packed whole, as it is: cut in its midst
+            hw.archive(seal=True)
+            self.events = everything(hw)
+            self.uuid, self.topic = hw.uuid, hw.describe("t")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return Source(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "back"
+    assert not (tmp_path / ".back.restoring").exists()
+
+
+def back(source: Source, target: Path, **options: Any) -> Engine:
+    restore(source.url, target, disk=UnsyncedDisk(), **options)
+    return open_engine(target)
+
+
+def test_a_whole_log_comes_back_with_its_uuids_offsets_times_and_ids(source: Source, target: Path) -> None:
+    done = restore(source.url, target)
+    assert [(each.topic, each.partition, each.first, each.end) for each in done] == [("t", 0, 0, len(source.events))]
+    with open_engine(target) as hw:
+        assert (hw.uuid, hw.describe("t").uuid) == (source.uuid, source.topic.uuid)
+        assert hw.describe("t").settings == source.topic.settings
+        assert hw.check().findings == []
+        assert everything(hw) == source.events
+        ref = hw.append("t", b"next")
+        assert ref.offset == len(source.events)
+        assert next(hw.read("t", start=ref.offset)).time > source.events[-1][2]
+        assert hw.check().damaged is False
+        assert hw.archive(source.url) == [], "the archive goes on with the restored log"
+
+
+@given(at=st.integers(0, 280))
+@settings(max_examples=25)
+def test_up_to_an_offset_it_is_the_prefix_and_goes_on_there(
+    source: Source, tmp_path_factory: pytest.TempPathFactory, at: int
+) -> None:
+    path = tmp_path_factory.mktemp("to") / "back"
+    with back(source, path, topic="t", to=at) as hw:
+        assert everything(hw) == source.events[:at]
+        assert [finding for finding in hw.check().findings if finding.damage] == []
+        assert hw.append("t", b"next", key="a").offset == at
+        assert hw.version("t", "a") == at
+        hw.seal("t")
+        assert everything(hw)[:at] == source.events[:at]
+        assert not hw.check().damaged
+    with open_engine(path) as hw:
+        assert [event[1] for event in everything(hw)] == list(range(at + 1))
+    shutil.rmtree(path)
+
+
+@given(number=st.integers(0, 279), tick=st.integers(-1, 1))
+@settings(max_examples=25)
+def test_up_to_a_time_it_is_what_was_before(
+    source: Source, tmp_path_factory: pytest.TempPathFactory, number: int, tick: int
+) -> None:
+    path = tmp_path_factory.mktemp("to") / "back"
+    time = source.events[number][2] + timedelta(microseconds=tick)
+    ticks = round((time - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1)) * 10 + UNIX_EPOCH_TICKS
+    with open_engine(source.path / "data") as hw:
+        expected = [event.offset for event in hw.read("t") if event.ticks < ticks]
+    with back(source, path, to=time) as hw:
+        assert everything(hw) == source.events[: len(expected)]
+        assert not hw.check().damaged
+        assert hw.append("t", b"next").offset == len(expected)
+    shutil.rmtree(path)
+
+
+def test_only_what_the_archive_holds_can_be_asked_for(source: Source, target: Path) -> None:
+    for options, error, code in (
+        ({"topic": "t", "to": len(source.events) + 1}, Invalid, "not_archived"),
+        ({"to": 5}, Invalid, "topic_needed"),
+        ({"topic": "nowhere"}, NotFound, "topic_not_found"),
+        ({"topic": "t", "to": 5, "partition": 3}, NotFound, "partition_not_found"),
+    ):
+        with pytest.raises(error) as told:
+            restore(source.url, target, **options)
+        assert told.value.code == code
+    with pytest.raises(NotFound) as none:
+        restore(f"{source.url}/elsewhere", target)
+    assert none.value.code == "not_an_archive"
+    assert not target.exists()
+
+
+def test_partitions_come_back_each_as_it_was(tmp_path: Path) -> None:
+    url = f"objects://{tmp_path / 'archive'}"
+    with open_engine(tmp_path / "data") as hw:
+        fill(hw, 200, partitions=3)
+        fill(hw, 50, topic="böse/Namen")
+        hw.create("empty", partitions=2)
+        hw.archive(url, seal=True)
+        expected = {topic: everything(hw, topic) for topic in hw.topics()}
+        ends = [partition.end for partition in hw.describe("t").partitions]
+    restore(url, tmp_path / "all")
+    with open_engine(tmp_path / "all") as hw:
+        assert {topic: everything(hw, topic) for topic in hw.topics()} == expected
+        assert len(hw.describe("empty").partitions) == 2
+        assert hw.check().findings == []
+    with pytest.raises(Invalid):
+        restore(url, tmp_path / "some", topic="t", to=3)
+    restore(url, tmp_path / "some", topic="t", to=3, partition=1)
+    with open_engine(tmp_path / "some") as hw:
+        assert hw.topics() == ["t"]
+        assert [partition.end for partition in hw.describe("t").partitions] == [ends[0], 3, ends[2]]
+
+
+def test_what_producers_were_told_is_remembered(tmp_path: Path) -> None:
+    url = f"objects://{tmp_path / 'archive'}"
+    with open_engine(tmp_path / "data") as hw:
+        fill(hw, 20)
+        first = hw.append("t", b"once", producer=("p", 1, 7))
+        hw.archive(url, seal=True)
+    restore(url, tmp_path / "back")
+    with open_engine(tmp_path / "back") as hw:
+        assert hw.append("t", b"once", producer=("p", 1, 7)).offset == first.offset
+        assert hw.append("t", b"more", producer=("p", 1, 8)).offset == first.offset + 1
+        hw.seal("t")
+        assert not hw.check().damaged
+
+
+def test_a_directory_that_is_there_is_refused_unless_it_is_empty(source: Source, target: Path) -> None:
+    target.mkdir()
+    restore(source.url, target)
+    with pytest.raises(Invalid) as told:
+        restore(source.url, target)
+    assert told.value.code == "not_empty"
+
+
+def test_an_interrupted_restore_is_no_log_and_goes_on_where_it_was(
+    source: Source, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FailingStore(objects(source.path / "archive"))
+    monkeypatch.setattr("headwater.engine.restoring.open_store", lambda *_, **__: store)
+    fetched: list[str] = []
+
+    def told(when: str, what: str, key: str) -> None:
+        if what == "get_range" and when == "before":
+            fetched.append(key)
+            if len(fetched) > 5:
+                store.down = True
+
+    store._told = told
+    with pytest.raises(Unavailable):
+        restore(source.url, target)
+    assert not target.exists()
+    with pytest.raises(NotFound) as none:
+        headwater.open(target.parent / ".back.restoring", mode="existing")
+    assert none.value.code == "not_a_log"
+    store.down, first = False, set(fetched[:4])
+    fetched.clear()
+    store._told = lambda when, what, key: fetched.append(key) if (when, what) == ("before", "get_range") else None
+    restore(source.url, target, topic="t", to=250)
+    assert len(first & set(fetched)) < len(first), "what was fetched before is not fetched again"
+    with open_engine(target) as hw:
+        assert everything(hw) == source.events[:250]
+        assert hw.check().findings == []
+
+
+def test_damage_in_the_archive_is_never_restored(source: Source, tmp_path: Path) -> None:
+    shutil.copytree(source.path / "archive", tmp_path / "archive")
+    damaged = sorted((tmp_path / "archive").rglob("*.log"))[1]
+    stored = damaged.read_bytes()
+    damaged.write_bytes(stored[:-1] + bytes([stored[-1] ^ 1]))
+    with pytest.raises(Corrupt):
+        restore(f"objects://{tmp_path / 'archive'}", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../00000000000000000000.log", "/etc/passwd", "00000000000000000000.blobs/../x", "tail", ""]
+)
+def test_a_manifest_that_leads_out_of_the_directory_is_refused(source: Source, name: str) -> None:
+    with open_engine(source.path / "data") as hw:
+        manifest = manifest_of(objects(source.path / "archive"), hw)
+        log = hw._topics.live("t").logs[0].place.uuid
+    check(manifest, log, "here")
+    first = manifest.segments[0]
+    files = [*first.files, replace(first.files[0], name=name)]
+    with pytest.raises(Corrupt):
+        check(replace(manifest, segments=[replace(first, files=files), *manifest.segments[1:]]), log, "here")
