@@ -669,3 +669,8 @@ def place(log: Log, at: At, logs: int) -> int:
     if offset > state.secured_offset:
         log.sync()
     return max(offset, log.start())
+
+
+def places(logs: Sequence[Log], at: At) -> list[int]:
+    """The same for all logs of a topic."""
+    return [place(log, at, len(logs)) for log in logs]
