@@ -18,7 +18,7 @@ from tests.engine import test_consumers as in_a_directory
 from tests.engine.test_consumers import fill, now, numbers
 from tests.log.unsynced import UnsyncedDisk
 
-LIMITS = Limits(retry_ms=1, bucket_ack_ms=5, follow_ms=5, follow_ms_max=20)
+LIMITS = Limits(retry_ms=1, lease_ms=5000, bucket_ack_ms=5, follow_ms=5, follow_ms_max=20)
 
 OF_A_DIRECTORY = {
     "test_a_start_that_is_not_durable_is_made_so": "all that is in a bucket is durable",
@@ -109,6 +109,6 @@ def test_owners_and_leases_are_told_as_far_as_they_are_known(hw: Bucket) -> None
     with now(hw) as consumer, open_bucket(hw.url, disk=UnsyncedDisk()) as other:
         (here,), (there,) = hw.consumers("t"), other.consumers("t")
         assert (here.owner, here.fence, here.lag) == (there.owner, there.fence, there.lag) == (consumer.id, 1, 3)
-        assert 0 < here.lease_ms <= 10_000
+        assert 0 < here.lease_ms <= 5000
         assert there.lease_ms == 0
     assert hw.consumers("t")[0].owner is None
