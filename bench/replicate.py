@@ -67,8 +67,8 @@ BENCHMARKS = (
     Benchmark(
         "replicate",
         "`headwater.replicate(url, directory, once=True)` of a server's topic into a new directory: every batch is "
-        "fetched, verified, written and synced. Beside a bare loop over `read` from the same server, and over `read_batches`, "
-        "which looks into no batch.",
+        "fetched, verified, written and synced. Beside a bare loop over `read` from the same server, and one over "
+        "`read_batches`, which looks into no batch.",
         copying,
     ),
 )
