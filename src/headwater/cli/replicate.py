@@ -12,7 +12,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import complete_directory, data_argument, json_option
-from headwater.cli.opening import credentials
+from headwater.cli.opening import credentials, directory_of
 
 if TYPE_CHECKING:
     from headwater.info import ReplicaInfo
@@ -55,7 +55,9 @@ def replicate(
 
     with (
         _shown(as_json) as told,
-        replicator(source, data, topics or None, delete, restart, told, DEFAULTS, credentials(source)) as copying,
+        replicator(
+            source, directory_of(data), topics or None, delete, restart, told, DEFAULTS, credentials(source)
+        ) as copying,
         _until_signalled(copying.stop),
     ):
         info = copying.run(once=once)
