@@ -53,6 +53,7 @@ def replicate(
     from headwater.api import replicator
     from headwater.limits import DEFAULTS
 
+    path = directory_of(data)
     with (
         _shown(as_json) as told,
         replicator(

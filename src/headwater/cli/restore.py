@@ -53,6 +53,7 @@ def restore(
         raise click.UsageError("--partition is that of --to")
     import headwater
 
+    path = directory_of(data)
     with Waiting("restored", as_bytes=True) as waiting:
         end = to if to is not None else to_time
         done = headwater.restore(
