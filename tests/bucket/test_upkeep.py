@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from headwater.engine.bucket import Bucket
-from headwater.errors import NotFound, Unsupported
+from headwater.errors import NotFound, Unavailable, Unsupported
 from headwater.limits import Limits
 from headwater.storage.disk import Clock
 from tests.bucket.conftest import Opener, hooks_of
 from tests.waiting import wait_for
 
 QUICK = Limits(cache_bytes=0, knowledge_s=0.05, collect_s=0.0, compact_objects=0)
-BLOB = Limits(cache_bytes=0, blob_bytes_min=1024, collect_s=0.0, blob_orphan_s=0.0, compact_objects=0)
+BLOB = Limits(cache_bytes=0, blob_bytes_min=1024, collect_s=0.0, compact_objects=0)
+SWEEP = Limits(collect_s=0.0, blob_orphan_s=0.0, compact_objects=0)
 
 
 def offsets(events: Any) -> list[int]:
@@ -54,15 +55,15 @@ def test_a_follower_that_is_overtaken_by_compaction_gives_each_event_once(opener
 
 
 def test_segments_hold_all_fields_huge_events_and_producers(opener: Opener) -> None:
-    hw, other = opener(limits=BLOB), opener(limits=BLOB)
+    hw, other, sweeper = opener(limits=BLOB), opener(limits=BLOB), opener(limits=SWEEP)
     first = hw.append("t", b"one", type="a", key=b"k", meta={"m": "1"}, producer=("p", 1, 7))
     hw.append("t", "text", content="text")
     hw.append("t", os.urandom(5000))
     hw.append_many("t", [b"x", b"y"])
     before = [(e.offset, e.time, e.id, e.type, e.key, e.meta, b"".join(e.chunks())) for e in hw.read("t")]
     assert hw.seal("t") == 1
-    hw.maintain()
-    hw.maintain()
+    for _ in range(3):
+        sweeper.maintain()
     assert keys(hw, "events") == []
     after = [(e.offset, e.time, e.id, e.type, e.key, e.meta, b"".join(e.chunks())) for e in other.read("t")]
     assert after == before
@@ -239,23 +240,23 @@ def test_hard_bounds_are_not_to_be_had(opener: Opener) -> None:
 
 
 def test_orphans_are_deleted_and_what_is_named_is_not(opener: Opener) -> None:
-    hw = opener(limits=BLOB)
+    hw, sweeper = opener(limits=BLOB), opener(limits=SWEEP)
     hw.append("t", os.urandom(5000))
     hw.append("t", os.urandom(5000))
     place = hw._topics.live("t").logs[0].place
     for key in (place.blob("0" * 32), place.segment(0, 2, "1" * 32)):
         place.store.put(key, b"of somebody who died")
     for _ in range(2):
-        hw.maintain()
+        sweeper.maintain()
     assert (len(keys(hw, "blobs")), keys(hw, "segments")) == (2, [])
     hw.seal("t")
     for _ in range(3):
-        hw.maintain()
+        sweeper.maintain()
     assert len(keys(hw, "blobs")) == 2
     hw.append("t", b"c")
     hw.retain("t", before=2)
     for _ in range(4):
-        hw.maintain()
+        sweeper.maintain()
     assert (keys(hw, "blobs"), offsets(opener().read("t"))) == ([], [2])
 
 
@@ -268,6 +269,14 @@ def test_young_orphans_stay(opener: Opener) -> None:
     for _ in range(3):
         hw.maintain()
     assert (len(keys(hw, "blobs")), len(keys(hw, "segments"))) == (1, 1)
+
+
+def test_an_upload_that_took_so_long_that_its_data_may_be_collected_is_refused(opener: Opener) -> None:
+    hw = opener(limits=Limits(blob_bytes_min=1024, blob_orphan_s=-1.0))
+    with pytest.raises(Unavailable) as told:
+        hw.append("t", os.urandom(5000))
+    assert told.value.code == "upload_too_slow"
+    assert list(hw.read("t")) == []
 
 
 # Topics that were deleted

@@ -330,7 +330,7 @@ class Appender:
         if knowledge.stands(head.base):
             return ours
         # So much time has passed since the end was looked for that this place was freed: whatever is there now is in
-        # no log. But ours may have been there before, if the answer to a first request was lost.
+        # no log. But ours may have been there before, if this program slept since, or an answer was lost.
         landed = packed_in(self._place, knowledge.meta(), head.base, head.nonce)
         if ours:
             self._place.store.delete([self._place.events_at(head.base)])
