@@ -27,6 +27,8 @@ from bench import (
     views_fold,
     views_read,
 )
+from bench.bucket import appends as bucket_appends
+from bench.bucket import reading as bucket_reading
 from bench.http import appends as http_appends
 from bench.http import live as http_live
 from bench.http import reading as http_reading
@@ -51,6 +53,8 @@ ALL: tuple[Benchmark, ...] = (
     *http_live.BENCHMARKS,
     *tcp_emits.BENCHMARKS,
     *tcp_deliveries.BENCHMARKS,
+    *bucket_appends.BENCHMARKS,
+    *bucket_reading.BENCHMARKS,
 )
 GIGABYTES_MAX = 10.0
 READING = (

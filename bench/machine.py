@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from bench.bucket.server import version as seaweed_version
 from bench.peers import redis_version
 from bench.tcp.nats import version as nats_version
 
@@ -27,7 +28,8 @@ def describe(directory: Path) -> dict[str, str]:
         "one pwrite + fdatasync": f"{sync_seconds(directory) * 1e3:.3f} ms (median)",
         "load before": f"{os.getloadavg()[0]:.2f}",
         "software": f"Python {platform.python_version()}, numpy {version('numpy')}, pyarrow {version('pyarrow')}, "
-        f"SQLite {sqlite3.sqlite_version}, {redis_version() or 'no Redis'}, {nats_version() or 'no NATS'}",
+        f"SQLite {sqlite3.sqlite_version}, {redis_version() or 'no Redis'}, {nats_version() or 'no NATS'}, "
+        f"{seaweed_version() or 'no SeaweedFS'}",
     }
 
 

@@ -1,7 +1,8 @@
-"""Runs a server, and ends it when a given process ends: `python keeper.py PID COMMAND…`.
+"""Runs a server, and ends it when a given process ends: `python keeper.py PID DIRECTORY COMMAND…`.
 
 A test run may be interrupted, killed or crash; what it started must not stay behind. This process waits for the end of
-that one, of the server, or for SIGTERM, whichever comes first. If it is killed itself, the system ends the server.
+that one, of the server, or for SIGTERM, whichever comes first. It removes the server's directory if nobody else is left
+to do so. If it is killed itself, the system ends the server.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +23,9 @@ GRACE_S = 5.0
 POLL_S = 0.5
 
 
-def main(owner: int, command: list[str]) -> int:
+def main(owner: int, directory: str, command: list[str]) -> int:
     over = threading.Event()
+    orphaned = threading.Event()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         over.set()
@@ -33,6 +36,7 @@ def main(owner: int, command: list[str]) -> int:
 
     def wait_for_owner() -> None:
         _wait_for_end(owner)
+        orphaned.set()
         over.set()
 
     def wait_for_server() -> None:
@@ -42,6 +46,13 @@ def main(owner: int, command: list[str]) -> int:
     for wait in (wait_for_owner, wait_for_server):
         threading.Thread(target=wait, daemon=True).start()
     over.wait()
+    status = _end(server)
+    if orphaned.is_set():
+        shutil.rmtree(directory, ignore_errors=True)
+    return status
+
+
+def _end(server: subprocess.Popen[bytes]) -> int:
     server.terminate()
     try:
         return server.wait(GRACE_S)
@@ -66,4 +77,4 @@ def _wait_for_end(owner: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -40,7 +40,7 @@ from headwater.storage.disk import Clock, Disk
 
 ROOT = Path(__file__).resolve().parent.parent
 DYNAMODB_LOCAL = ROOT / "build" / "dynamodb-local"
-RUN = "HEADWATER_TEST_SERVERS"  # the directory of this run's servers, which its processes share
+RUN = "HEADWATER_TEST_SERVERS"  # the directory of this run's servers, which its processes share; made when one starts
 BUCKET = "test"
 ACCESS_KEY, SECRET_KEY = "headwater", "of-no-use-elsewhere"
 START_S = 30.0
@@ -116,11 +116,13 @@ def dynamodb_table() -> str:
     return f"headwater-{uuid.uuid4().hex}"
 
 
-def begin() -> None:
-    """Let this process be the one that servers end with, unless it belongs to a run that has begun."""
+def begin(home: Path | None = None) -> None:
+    """Let this process be the one that servers end with, unless it belongs to a run that has begun.
+
+    Their files are below `home`, or else where temporary files are.
+    """
     if RUN not in os.environ:
-        run = Path(tempfile.mkdtemp(prefix="headwater-servers-"))
-        (run / "owner").write_text(str(os.getpid()))
+        run = (home or Path(tempfile.gettempdir())) / f"headwater-servers-{uuid.uuid4().hex}-{os.getpid()}"
         os.environ[RUN] = str(run)
         _owned.append(run)
     for name in STOPPED:
@@ -144,6 +146,7 @@ def end() -> None:
 def shared(name: str, start: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """What `start` told of a server, by whichever process of this run came first. Raises Missing."""
     run = Path(os.environ[RUN])
+    run.mkdir(exist_ok=True)
     told = run / f"{name}.json"
     with (run / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -216,13 +219,14 @@ def _started(
     answers: Callable[[str], bool],
 ) -> dict[str, Any]:
     """Start a server on ports that are free, and wait until it answers; on others if somebody else takes them first."""
-    owner = (Path(os.environ[RUN]) / "owner").read_text()
+    run = Path(os.environ[RUN])
+    owner = run.name.rpartition("-")[2]
     log = directory / "log"
     for attempt in range(TRIES):
         chosen = _free_ports(ports)
         data = directory / f"data{attempt}"
         data.mkdir()
-        keeper = [sys.executable, str(Path(__file__).with_name("keeper.py")), owner, *command(chosen, data)]
+        keeper = [sys.executable, str(Path(__file__).with_name("keeper.py")), owner, str(run), *command(chosen, data)]
         with log.open("ab") as output:
             process = subprocess.Popen(
                 keeper, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory, start_new_session=True

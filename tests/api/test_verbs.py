@@ -27,6 +27,7 @@ from headwater.errors import (
     Unsupported,
 )
 from headwater.event import Event
+from headwater.info import Drained
 from headwater.limits import MIB
 from tests.server.serving import Server
 
@@ -620,6 +621,23 @@ def test_a_consumer_goes_on_where_its_acks_ended(hw: Log, filled: str) -> None:
         with pytest.raises(NotFound) as failed:
             ask()
         assert failed.value.code == "consumer_not_found"
+
+
+def test_draining_handles_what_waits_and_tells_of_more(hw: Log, filled: str) -> None:
+    seen: list[int] = []
+
+    def handle(event: Event) -> None:
+        seen.append(event.offset)
+        if event.offset == 10:
+            hw.append(filled, {"n": 60})
+
+    assert hw.drain("billing", filled, handle) == Drained(60, True)
+    assert seen == list(range(60))
+    assert hw.drain("billing", filled, handle, seconds=20) == Drained(1, False)
+    assert hw.consumers(filled)[0].owner is None
+    assert hw.drain("billing", filled, handle, seconds=0) == Drained(0, False)
+    hw.append(filled, {"n": 61})
+    assert hw.drain("billing", filled, handle, seconds=0) == Drained(0, True)
 
 
 def test_acks_and_appends_are_one_transaction(hw: Log, filled: str) -> None:

@@ -22,11 +22,11 @@ from headwater.storage.bucket.store import Store
 from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.dynamodb import DynamoCoordinator
-from tests.bucket.leases_conformance import LEASE_S, TOPIC, Contender, LeasesConformance, OwnClock
+from tests.bucket.leases_conformance import LEASE_S, TOPIC, Contender, LeasesConformance, LeasesDetails, OwnClock
 from tests.log.unsynced import UnsyncedDisk
 
 
-class TestFile(LeasesConformance):
+class TestFile(LeasesDetails):
     """In the file of a directory, where all processes share one clock."""
 
     def clock(self) -> OwnClock:
@@ -50,7 +50,7 @@ def coordinated(coordinator: Coordinator) -> Iterator[Callable[[Clock], Consumer
         each.close()
 
 
-class TestDirectoryStore(LeasesConformance):
+class TestDirectoryStore(LeasesDetails):
     @contextmanager
     def place(self, path: Path) -> Iterator[Callable[[Clock], Consumers]]:
         with coordinated(
@@ -60,7 +60,7 @@ class TestDirectoryStore(LeasesConformance):
 
 
 class TestSeaweed(LeasesConformance):
-    lease_ms, seconds = 1000, 4.0  # whoever loses a race there waits for a second
+    lease_ms, seconds = 800, 2.0  # whoever loses a race there waits for a second
 
     @pytest.fixture(autouse=True)
     def of_the_server(self, s3_url: str) -> None:
@@ -74,7 +74,7 @@ class TestSeaweed(LeasesConformance):
         store.close()
 
 
-class TestDynamoDB(LeasesConformance):
+class TestDynamoDB(LeasesDetails):
     lease_ms, seconds = 300, 2.0
 
     @pytest.fixture(autouse=True)

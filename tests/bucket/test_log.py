@@ -26,6 +26,7 @@ class Objects:
         return self.opened[-1]
 
     def settle(self, log: Log, topic: str) -> None:
+        """Compact all of it: what is read then is in segments."""
         assert isinstance(log, Bucket)
         log.seal(topic)
 

@@ -135,35 +135,44 @@ def test_a_record_may_have_fields_that_a_later_version_added(losing: Losing) -> 
 
 
 def test_no_race_has_two_winners_and_no_swap_is_lost_when_requests_and_answers_are(seaweed: Seaweed) -> None:
+    contend(seaweed, seed=11)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_for_long(seaweed: Seaweed, seed: int) -> None:
+    contend(seaweed, seed, contenders=3, rounds=30)
+
+
+def contend(seaweed: Seaweed, seed: int, contenders: int = 2, rounds: int = 10) -> None:
     """Every attempt has a token of its own: those that were told to be done are there once, in order; none is twice."""
     prefix = uuid.uuid4().hex
-    with chaotic(seaweed.endpoint, seed=11, requests=0.15, answers=0.15) as proxy:
-        done: list[list[str]] = [[], []]
-        created: list[list[int]] = [[], []]
-        start = threading.Barrier(2)
+    done: list[list[str]] = [[] for _ in range(contenders)]
+    created: list[list[int]] = [[] for _ in range(contenders)]
+    start = threading.Barrier(contenders)
 
-        def contend(me: int) -> None:
-            url = seaweed.url(prefix, proxy.endpoint)
-            counters = records(open_store(url, clock=Clock(), disk=Disk()))
-            start.wait()
-            created[me] = [each for each in range(10) if counters.create(f"race/{each}", Counter(me)) is not None]
-            counters.create("counter", Counter(0))
-            while len(done[me]) < 10:
-                found = counters.read("counter")
-                assert found is not None
-                token = uuid.uuid4().hex
-                counter = Counter(found.record.count + 1, [*found.record.counted_by, token])
-                if counters.swap("counter", counter, found.version) is not None:
-                    done[me].append(token)
+    def run(me: int) -> None:
+        counters = records(open_store(seaweed.url(prefix, proxy.endpoint), clock=Clock(), disk=Disk()))
+        start.wait()
+        created[me] = [each for each in range(rounds) if counters.create(f"race/{each}", Counter(me)) is not None]
+        counters.create("counter", Counter(0))
+        while len(done[me]) < rounds:
+            found = counters.read("counter")
+            assert found is not None
+            token = uuid.uuid4().hex
+            counter = Counter(found.record.count + 1, [*found.record.counted_by, token])
+            if counters.swap("counter", counter, found.version) is not None:
+                done[me].append(token)
 
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(contend, range(2)))
+    with chaotic(seaweed.endpoint, seed, requests=0.15, answers=0.15) as proxy:
+        with ThreadPoolExecutor(contenders) as pool:
+            list(pool.map(run, range(contenders)))
         assert proxy.lost_requests > 3
         assert proxy.lost_answers > 3
     direct = records(open_store(seaweed.url(prefix), clock=Clock(), disk=Disk()))
-    assert sorted(created[0] + created[1]) == list(range(10))
-    for me in range(2):
-        for each in created[me]:
+    assert sorted(each for mine in created for each in mine) == list(range(rounds))
+    for me, mine in enumerate(created):
+        for each in mine:
             found = direct.read(f"race/{each}")
             assert found is not None
             assert found.record.count == me
@@ -171,5 +180,5 @@ def test_no_race_has_two_winners_and_no_swap_is_lost_when_requests_and_answers_a
     assert last is not None
     tokens = last.record.counted_by
     assert len(tokens) == len(set(tokens)) == last.record.count
-    for mine in done:
-        assert [token for token in tokens if token in mine] == mine
+    for told in done:
+        assert [token for token in tokens if token in told] == told

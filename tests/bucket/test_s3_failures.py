@@ -36,6 +36,7 @@ class Answering:
     def __init__(self, *answers: bytes) -> None:
         self._answers = chain(answers, repeat(answers[-1]))
         self.asked = 0
+        self.lines: list[str] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"s3://bucket/x?endpoint=http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -50,7 +51,7 @@ class Answering:
             while True:
                 client, _ = self._listener.accept()
                 with client:
-                    client.recv(65_536)
+                    self.lines.append(client.recv(65_536).partition(b"\r\n")[0].decode())
                     self.asked += 1
                     client.sendall(next(self._answers))
 
@@ -97,6 +98,31 @@ def test_an_answer_that_was_cut_short_is_asked_for_again() -> None:
         assert found is not None
         assert bytes(found.data) == b"found"
         assert server.asked == 2
+
+
+def page(keys: list[str], more: bool) -> bytes:
+    listed = "".join(
+        f"<Contents><Key>x/{key}</Key><Size>1</Size><LastModified>2026-11-16T13:00:00.000Z</LastModified></Contents>"
+        for key in keys
+    )
+    token = "<NextContinuationToken>next</NextContinuationToken>" if more else ""
+    body = f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{listed}</ListBucketResult>"
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def test_a_list_goes_on_behind_the_last_key_when_a_page_fails() -> None:
+    first = [f"{number:04d}" for number in range(1000)]
+    answers = page(first, more=True), refused("503 Slow Down", "SlowDown"), page(["1000", "1001"], more=False)
+    with answering(*answers) as (server, store):
+        assert [each.key for each in store.list("")] == [*first, "1000", "1001"]
+        assert "start-after=x%2F0999" in server.lines[2]
+
+
+def test_a_store_that_lists_out_of_order_is_refused() -> None:
+    with answering(page(["1", "3", "2"], more=False)) as (_, store):
+        with pytest.raises(Unsupported) as failed:
+            list(store.list(""))
+        assert failed.value.code == "unordered_list"
 
 
 @pytest.mark.parametrize("answer", PASSING)

@@ -37,11 +37,13 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("killed", ["owner", "keeper"])
-def test_a_server_ends_when_its_run_or_its_keeper_is_killed(killed: str) -> None:
+def test_a_server_ends_when_its_run_or_its_keeper_is_killed(killed: str, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
     owner = subprocess.Popen(["sleep", "100"])
     keeper_program = str(Path(servers.__file__).with_name("keeper.py"))
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
-    command = [sys.executable, keeper_program, str(owner.pid), sys.executable, "-c", program]
+    files = str(tmp_path / "files")
+    command = [sys.executable, keeper_program, str(owner.pid), files, sys.executable, "-c", program]
     keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert keeper.stdout is not None
     try:
@@ -51,6 +53,8 @@ def test_a_server_ends_when_its_run_or_its_keeper_is_killed(killed: str) -> None
         owner_or_keeper = owner if killed == "owner" else keeper
         owner_or_keeper.wait()
         wait_for(lambda: not is_alive(server))
+        if killed == "owner":
+            wait_for(lambda: not (tmp_path / "files").exists())
     finally:
         owner.kill()
         owner.wait()

@@ -130,9 +130,12 @@ def test_a_ghost_whose_writer_died_is_collected_and_nobody_reads_it(stage: Stage
     def die() -> None:
         raise RuntimeError("dead")
 
-    with writer.store.before("create", EVENTS, lambda: overtake(other, b"b", b"c")):
-        with writer.store.after("create", EVENTS, die), pytest.raises(Exception, match="dead"):
-            writer.append(b"ghost")
+    with (
+        writer.store.before("create", EVENTS, lambda: overtake(other, b"b", b"c")),
+        writer.store.after("create", EVENTS, die),
+        pytest.raises(Exception, match="dead"),
+    ):
+        writer.append(b"ghost")
     assert other.objects() == [1]
     assert other.append(b"d") == [3]
     for reader in (other, stage.open()):

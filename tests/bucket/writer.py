@@ -1,6 +1,6 @@
 """A program that appends numbered events to a bucket and prints each when it is acknowledged: to be stopped and killed.
 
-`python -m tests.bucket.writer URL TOPIC NAME COUNT`
+`python -m tests.bucket.writer URL TOPIC NAME COUNT LIMITS`, with the limits as JSON.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 import headwater
 from headwater.engine.bucket import Bucket
 from headwater.event import Ref
+from headwater.limits import DEFAULTS, Limits
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def main(url: str, topic: str, name: str, count: int) -> None:
-    hw = headwater.open(url)
+def main(url: str, topic: str, name: str, count: int, limits: Limits = DEFAULTS) -> None:
+    hw = headwater.open(url, limits=limits)
     assert isinstance(hw, Bucket)
     choose = random.Random(name)
     tell("ready")
@@ -52,8 +55,9 @@ def _append(hw: Bucket, topic: str, some: list[bytes], way: int) -> list[Ref]:
 class Writer:
     """Such a program, running."""
 
-    def __init__(self, url: str, topic: str, name: str, count: int) -> None:
-        command = [sys.executable, "-m", "tests.bucket.writer", url, topic, name, str(count)]
+    def __init__(self, url: str, topic: str, name: str, count: int, limits: Limits = DEFAULTS) -> None:
+        told = msgspec.json.encode(limits).decode()
+        command = [sys.executable, "-m", "tests.bucket.writer", url, topic, name, str(count), told]
         path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
         environment = os.environ | {"PYTHONPATH": path}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
@@ -101,4 +105,4 @@ class Writer:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), msgspec.json.decode(sys.argv[5], type=Limits))

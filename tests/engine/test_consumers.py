@@ -16,6 +16,7 @@ import pytest
 
 from headwater.engine.consumer import Consumer
 from headwater.engine.engine import Engine
+from headwater.engine.verbs import Verbs
 from headwater.errors import Closed, Fenced, Invalid, NotFound, TooLarge, Unavailable
 from headwater.event import Event
 from headwater.limits import Limits
@@ -38,7 +39,7 @@ def hw(path: Path) -> Iterator[Engine]:
         yield engine
 
 
-def fill(hw: Engine, count: int, topic: str = "t", first: int = 0, **options: Any) -> None:
+def fill(hw: Verbs[Any], count: int, topic: str = "t", first: int = 0, **options: Any) -> None:
     hw.append_many(topic, [b"%d" % number for number in range(first, first + count)], **options)
 
 
@@ -46,13 +47,13 @@ def numbers(events: Any) -> list[int]:
     return [int(event.data) for event in events]
 
 
-def cursor(hw: Engine, name: str = "c", topic: str = "t", partition: int = 0) -> int:
+def cursor(hw: Verbs[Any], name: str = "c", topic: str = "t", partition: int = 0) -> int:
     """The cursor that is stored."""
     found = [info for info in hw.consumers(topic) if (info.name, info.partition) == (name, partition)]
     return found[0].cursor
 
 
-def now(hw: Engine, **options: Any) -> Consumer:
+def now(hw: Verbs[Any], **options: Any) -> Consumer:
     """A member that ends when there is nothing more."""
     return hw.consumer("c", "t", timeout=0, **options)
 

@@ -64,7 +64,7 @@ def replicating(source: Source, path: Path, **options: Any) -> Iterator[Replicat
     def run() -> None:
         try:
             replicator.run()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # it is raised where the block ends
             failed.append(error)
 
     thread = threading.Thread(target=run)
@@ -107,7 +107,7 @@ def end_of(path: Path, topic: str) -> int:
 
 def wait_for_events(path: Path, topic: str, count: int) -> None:
     """Wait until so many events were appended to a topic of a directory."""
-    wait_for(lambda: (path / "headwater.json").exists())
+    wait_for((path / "headwater.json").exists)
     with headwater.open(path, mode="existing") as hw:
         wait_for(lambda: topic in hw.topics() and _end(hw, topic) >= count)
 

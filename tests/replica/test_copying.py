@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import headwater
+from headwater.engine.engine import Engine
+from headwater.engine.replica.destination import Destination, SourceFailed, take
+from headwater.engine.replica.replicator import Replicator
+from headwater.limits import DEFAULTS
+from headwater.storage.disk import Clock, Disk
 from tests.replica.copies import copy_once, events, replicating, same, wait_for_events
 from tests.server.serving import Server, serving
 
@@ -18,8 +24,38 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+class Lying:
+    """A source whose huge events have this data."""
+
+    def __init__(self, data: bytes) -> None:
+        self.size = len(data)
+        self._data = data
+
+    def blob(self, *_: object) -> Lying:
+        return self
+
+    def chunks(self) -> Iterator[bytes]:
+        yield self._data
+
+
+class ReadOnly(Disk):
+    """As on read-only media; whoever runs the tests may be allowed everything."""
+
+    refused = 0
+
+    def open_write(self, path: Path) -> int:
+        self.refused += 1
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    def create(self, path: Path) -> int:
+        return self.open_write(path)
+
+    def writable(self, path: Path) -> bool:  # noqa: ARG002  # none is
+        return False
+
+
 def fill(path: Path | str) -> None:
-    """Events of all kinds: contents, keys, types, meta, batches, several partitions, zstd, a huge one, a transaction."""
+    """Events of all kinds: contents, keys, types, meta, batches, partitions, zstd, a huge one, a transaction."""
     with headwater.open(path) as hw:
         hw.create("orders", partitions=3, segment_bytes=16_384)
         hw.create("packed", compression="zstd", retention_bytes=1 << 30)
@@ -115,6 +151,24 @@ def test_only_the_named_topics_are_copied(tmp_path: Path) -> None:
     copy_once(tmp_path / "source", tmp_path / "replica", topics=["a", "c"])
     with headwater.open(tmp_path / "replica") as hw:
         assert hw.topics() == ["a", "c"]
+    with pytest.raises(headwater.NotFound, match="'d' at the source"):
+        copy_once(tmp_path / "source", tmp_path / "replica", topics=["a", "d"])
+
+
+def test_a_source_that_can_only_be_read_is_copied_with_its_producers(tmp_path: Path) -> None:
+    with headwater.open(tmp_path / "source") as hw:
+        first = hw.append("t", "1", producer=("p", 0, 1))
+        hw.seal("t")
+        hw.append("t", "2")
+    paths = sorted((tmp_path / "source").rglob("*"))
+    disk = ReadOnly()
+    with Engine(tmp_path / "source", create=False, disk=disk) as source:
+        Replicator(source.replication(), tmp_path / "replica", address="source").run(once=True)
+    assert sorted((tmp_path / "source").rglob("*")) == paths
+    assert disk.refused > 0
+    headwater.promote(tmp_path / "replica")
+    with headwater.open(tmp_path / "replica") as hw:
+        assert hw.append("t", "1", producer=("p", 0, 1)).offset == first.offset
 
 
 def test_events_without_durability_are_synced_at_the_source_before_they_are_copied(tmp_path: Path) -> None:
@@ -167,10 +221,44 @@ def test_what_the_source_deletes_goes_here_too_and_nothing_before_that(tmp_path:
     assert 0 < first <= start
 
 
+def test_a_replica_keeps_what_its_source_keeps_whatever_its_topics_say(tmp_path: Path) -> None:
+    """At the source a consumer has not passed what the topic need not keep; here there is no such consumer."""
+    with headwater.open(tmp_path / "source") as hw:
+        hw.create("t", segment_bytes=4096, retention_segments=2, retention_consumers=True)
+        with hw.consumer("slow", "t"):
+            pass
+        for n in range(200):
+            hw.append("t", b"%d" % n * 40)
+        assert not hw.retain("t")
+        copy_once(tmp_path / "source", tmp_path / "replica")
+        assert same(tmp_path / "source", tmp_path / "replica") == 200
+    headwater.promote(tmp_path / "replica")
+    with headwater.open(tmp_path / "replica") as hw:
+        assert hw.retain("t"), "from now on its own settings count"
+
+
+def test_huge_data_that_is_not_what_its_batch_says_is_not_taken(tmp_path: Path) -> None:
+    with headwater.open(tmp_path / "source") as hw:
+        hw.append("t", iter([b"x" * 2_000_000]))
+        copy_once(tmp_path / "source", tmp_path / "replica", topics=[])
+        state = hw.replication().topics()[0]
+        batches = list(hw.partition_log("t", 0).stored(0, 1))
+    with Destination(tmp_path / "replica", DEFAULTS, Disk(), Clock()) as here:
+        (log,) = here.adopt(state).logs
+        for wrong in (b"y" * 2_000_000, b"x" * 1_999_999, b""):
+            with pytest.raises(SourceFailed, match="not what its batch says"):
+                take(log, batches, Lying(wrong))  # type: ignore[arg-type]  # all that it is asked for
+        assert log.end() == 0
+        assert list(log.place.spool.iterdir()) == []
+        take(log, batches, Lying(b"x" * 2_000_000))  # type: ignore[arg-type]  # as above
+        assert log.end() == 1
+
+
 def test_a_replica_that_fell_behind_says_so_and_begins_anew_when_it_is_told_to(tmp_path: Path) -> None:
     with headwater.open(tmp_path / "source") as hw:
         hw.create("t", segment_bytes=4096)
-        hw.append("t", b"0")
+        for n in range(100):
+            hw.append("t", b"%d" % n * 40)
         hw.append("other", b"0")
         copy_once(tmp_path / "source", tmp_path / "replica")
         for n in range(200):
@@ -180,7 +268,7 @@ def test_a_replica_that_fell_behind_says_so_and_begins_anew_when_it_is_told_to(t
     with pytest.raises(headwater.Conflict, match="--restart-topic t") as caught:
         copy_once(tmp_path / "source", tmp_path / "replica")
     assert caught.value.code == "fell_behind"
-    assert len(events(tmp_path / "replica", "t")) == 1, "what it has is left"
+    assert len(events(tmp_path / "replica", "t")) == 100, "what it has is left"
     assert len(events(tmp_path / "replica", "other")) == 2, "the others go on"
     copy_once(tmp_path / "source", tmp_path / "replica", restart=["t"])
     same(tmp_path / "source", tmp_path / "replica")

@@ -1,4 +1,4 @@
-"""Whatever stops either side, or the network between them, at any moment: a replica goes on without a gap or a double."""
+"""Whatever stops either side, or the network, at any moment: a replica goes on without a gap or a double."""
 
 from __future__ import annotations
 

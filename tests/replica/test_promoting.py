@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -67,16 +67,27 @@ WRITES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("protocol", ["directory", "http", "tcp"])
 def test_nothing_is_written_to_a_replica(protocol: str, replica: Path) -> None:
     before = events(replica, "t") + events(replica, "u")
-    with serving(replica) as server:
-        with headwater.open(str(replica) if protocol == "directory" else server.address(protocol)) as hw:
-            for name, write in WRITES.items():
-                with pytest.raises(headwater.Unavailable, match="is a replica of") as caught:
-                    write(hw)
-                assert caught.value.code == "replica", name
-                assert "headwater promote" in caught.value.hint
-            assert hw.topics() == ["t", "u"]
-            assert len(list(hw.read("t"))) == 20
+    with (
+        serving(replica) as server,
+        headwater.open(str(replica) if protocol == "directory" else server.address(protocol)) as hw,
+    ):
+        for name, write in WRITES.items():
+            with pytest.raises(headwater.Unavailable, match="is a replica of") as caught:
+                write(hw)
+            assert caught.value.code == "replica", name
+            assert "headwater promote" in caught.value.hint
+        assert hw.topics() == ["t", "u"]
+        assert len(list(hw.read("t"))) == 20
     assert events(replica, "t") + events(replica, "u") == before
+
+
+def test_a_stream_is_refused_before_it_is_read(replica: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        raise AssertionError
+        yield b""
+
+    with headwater.open(replica) as hw, pytest.raises(headwater.Unavailable):
+        hw.append("t", pieces())
 
 
 def test_plain_http_and_the_command_line_are_refused_too(replica: Path) -> None:
@@ -177,7 +188,7 @@ def test_producers_go_on_after_promotion(sealed: bool, source: Path, tmp_path: P
         assert not hw.check().damaged
 
 
-def test_a_request_that_was_not_copied_is_not_answered_as_if_it_were(source: Path, tmp_path: Path) -> None:
+def test_a_request_that_was_not_copied_is_not_answered_as_if_it_were(source: Path) -> None:
     """What the source remembers of producers may be of events that came after those that are here."""
     from headwater.engine.replica.replicator import _up_to
 
@@ -226,6 +237,7 @@ def test_only_a_replica_of_this_source_is_copied_to(source: Path, replica: Path,
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(headwater.Invalid, match="letter"):
         copy_once(source, tmp_path / "mine")
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["letter.txt"]
     with pytest.raises(headwater.NotFound) as missing:
         headwater.promote(source)
     assert missing.value.code == "not_a_replica"
@@ -245,7 +257,8 @@ def test_how_far_it_is_is_told(source: Path, replica: Path) -> None:
     assert (info.state, info.lag, info.promoted) == ("stopped", 0, None)
     assert info.source == str(source)
     assert datetime.fromisoformat(info.since) < datetime.fromisoformat(info.heard or "") < datetime.now(UTC)
-    assert [(log.topic, log.partition, log.end, log.source_end) for log in info.logs][0] == ("t", 0, 20, 20)
+    log = info.logs[0]
+    assert (log.topic, log.partition, log.end, log.source_end) == ("t", 0, 20, 20)
     told = threading.Event()
     with headwater.open(source) as there, replicating(there.replication(), replica, told=lambda _: told.set()):
         assert told.wait(20)
@@ -257,5 +270,5 @@ def test_how_far_it_is_is_told(source: Path, replica: Path) -> None:
 def test_a_damaged_marker_is_not_taken_for_none(replica: Path) -> None:
     marker = replica / "replica.json"
     marker.write_bytes(marker.read_bytes().replace(b'"format":1', b'"format":9'))
-    with pytest.raises(headwater.Corrupt, match="replica.json"):
+    with pytest.raises(headwater.Corrupt, match=r"replica\.json"):
         headwater.open(replica)

@@ -29,7 +29,7 @@ from headwater.format.producers import Answer, Known, Producer
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import Store, Topic, TopicSettings
 from headwater.format.tail import Slot
-from tests.vectors import tcp
+from tests.vectors import objects, tcp
 
 HERE = Path(__file__).parent
 TICKS = 139_271_094_615_000_000  # 2024-02-13T09:31:01.500000Z
@@ -46,7 +46,7 @@ Rows = Sequence[tuple[str, bytes | None, bytes, bytes | None]]
 
 def vectors() -> dict[str, Vector]:
     """The bytes and the meaning of every golden file, by its name."""
-    return {**_batches(), **_frames(), **_files(), **tcp.vectors()}
+    return {**_batches(), **_frames(), **_files(), **objects.vectors(), **tcp.vectors()}
 
 
 def main() -> None:

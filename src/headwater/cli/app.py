@@ -27,7 +27,7 @@ SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
     "Events": ("append", "tx", "read", "tail", "export", "import"),
     "Consumers": ("consume", "consumers", "seek", "forget", "replay"),
-    "Keeping": ("seal", "reindex", "retain", "archive", "restore", "check", "repair"),
+    "Keeping": ("seal", "reindex", "retain", "maintain", "archive", "restore", "check", "repair"),
     "Replicas": ("replicate", "replica", "promote"),
     "Views": ("get", "query", "views"),
     "Serving": ("serve", "auth"),

@@ -52,10 +52,20 @@ def _about_log(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:
         where(hw),
         *_archive(hw),
         ("uuid", hw.uuid),
+        *_about_replica(hw),
         ("topics", show.number(len(described))),
         ("events", show.number(sum(topic.events for topic in described))),
         ("bytes", show.size(sum(topic.bytes for topic in described))),
     ]
+
+
+def _about_replica(hw: Log) -> list[tuple[str, str]]:
+    from headwater.engine.engine import Engine
+
+    found = hw.replica if isinstance(hw, Engine) else None
+    if found is None:
+        return []
+    return [("replica of" if found.promoted is None else "promoted, once a replica of", found.source)]
 
 
 def where(hw: Log) -> tuple[str, str]:

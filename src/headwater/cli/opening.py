@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headwater.errors import HeadwaterError, Invalid
+from headwater.errors import HeadwaterError, Invalid, Unsupported
 
 if TYPE_CHECKING:
     from headwater.api import Log
@@ -47,15 +47,29 @@ def is_server(data: str) -> bool:
     return data.startswith(("http://", "https://", "headwater://", "headwaters://"))
 
 
+def is_bucket(data: str) -> bool:
+    """Whether it is the address of an object store."""
+    return data.startswith(("s3://", "objects://"))
+
+
+def directory_of(data: str) -> Path:
+    """The path of a directory, for what needs one; raises Unsupported for an address."""
+    if is_server(data) or is_bucket(data):
+        raise Unsupported(f"{data!r} is not a directory", hint="give the path of one")
+    return Path(data)
+
+
 def open_log(data: str, **options: Any) -> Log:
-    """As `headwater.open`; for a server, with what the options and the environment say of it."""
+    """As `headwater.open`; for a server or a bucket, with what the options and the environment say of it."""
     import headwater
 
     return headwater.open(data, **options, **credentials(data))
 
 
 def credentials(data: str) -> dict[str, Any]:
-    """What the options and the environment say of who asks, if it is a server."""
+    """What the options and the environment say of who asks, if it is a server; of a bucket, where its leases are."""
+    if is_bucket(data):
+        return {"coordinator": os.environ.get("HEADWATER_COORDINATOR")}
     return _credentials() if is_server(data) else {}
 
 

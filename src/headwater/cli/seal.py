@@ -14,7 +14,8 @@ from headwater.cli.opening import open_log
 def seal(data: str, topic: str) -> None:
     """Finish, pack and index the segments of a topic.
 
-    They are sealed by themselves when they are full or old; this does it now, before a backup or a long scan.
+    They are sealed by themselves when they are full or old; this does it now, before a backup or a long scan. In a
+    bucket, it makes segments of all small objects.
     """
     with open_log(data, mode="existing") as hw:
         sealed = hw.seal(topic)

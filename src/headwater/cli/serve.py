@@ -9,6 +9,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import Size
+from headwater.cli.opening import directory_of
 
 
 @command(
@@ -87,7 +88,7 @@ def serve(
         raise click.UsageError("--tls-cert and --tls-key are needed, both")
     address = Address.parse(http)
     run(
-        Path(data),
+        directory_of(data),
         address,
         settings,
         tcp=None if tcp == "none" else Address.parse(tcp),

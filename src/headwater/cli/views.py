@@ -92,14 +92,13 @@ def load_app(address: str) -> App:
 
 
 def _run(data: str, address: str, answering: Answering | None, awake: int, ring: int) -> None:
-    from pathlib import Path
-
+    from headwater.cli.opening import directory_of
     from headwater.views.local import Local
 
     app = load_app(address)
     for number in (signal.SIGTERM, signal.SIGINT) if answering is None else (signal.SIGTERM,):
         signal.signal(number, lambda *_: os.write(ring, b"."))  # until now, it would have ended nothing that matters
-    with Local(Path(data)) as hw, app.running(hw):
+    with Local(directory_of(data)) as hw, app.running(hw):
         if answering is None:
             show.done(f"running {address} on {data}")
         else:

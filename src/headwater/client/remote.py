@@ -7,7 +7,7 @@ It connects when it is first asked for something. Safe from any thread.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack
 from uuid import UUID
@@ -19,6 +19,7 @@ from headwater.client.address import Address
 from headwater.client.appending import Appends, Upload, Who
 from headwater.client.binder import RemoteBinder
 from headwater.client.consumer import RemoteConsumer, told_place
+from headwater.client.draining import drain
 from headwater.client.reading import Batches, Follow, events_of, place_query
 from headwater.client.replication import RemoteSource
 from headwater.client.transaction import Transaction
@@ -29,7 +30,7 @@ from headwater.format import arrow, documents, events, given
 from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.settings import Retention
-from headwater.info import BinderInfo, ConsumerInfo, Deleted, TopicInfo, ViewInfo
+from headwater.info import BinderInfo, ConsumerInfo, Deleted, Drained, TopicInfo, ViewInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, Limits
 
 if TYPE_CHECKING:
@@ -353,6 +354,26 @@ class Remote:
         )
         self._members.add(member)
         return member
+
+    def drain(
+        self,
+        consumer: str,
+        topic: str,
+        handler: Callable[[Event], object],
+        *,
+        seconds: float | None = None,
+        partitions: Iterable[int] | None = None,
+        **options: Any,
+    ) -> Drained:
+        """Hand what waits for a consumer to `handler`, commit, give everything back, and tell whether more waits.
+
+        As that of a directory, with the options of `consumer`; but it waits for what other members hold, up to
+        `seconds`. Raises Unsupported if `partitions` are named.
+        """
+        if partitions is not None:
+            raise Unsupported("a server drains all partitions of a topic", hint="leave out partitions=")
+        handled = drain(self.consumer(consumer, topic, **options), handler, seconds)
+        return Drained(handled, any(info.lag for info in self.consumers(topic) if info.name == consumer))
 
     def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
         """Where each consumer of a topic, or of all, is in each partition, and who reads there; empty if none."""

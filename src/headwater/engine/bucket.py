@@ -6,16 +6,20 @@ There is no server and no lock: any number of programs on any machines open the 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Unpack
+from weakref import WeakSet
 
 import msgspec
 
 from headwater.engine.appends import Appends
 from headwater.engine.bucket_catalogue import BucketCatalogue
+from headwater.engine.bucket_checking import check_bucket
 from headwater.engine.bucket_keeper import BucketKeeper
+from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer
 from headwater.engine.coordinated_consumers import CoordinatedConsumers
 from headwater.engine.serving import wants_sync
@@ -38,6 +42,8 @@ from headwater.storage.bucket.store import Store
 from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
+
+_buckets: WeakSet[Bucket] = WeakSet()  # which cannot be used in a forked child
 
 VIEWS_HINT = "use a directory or a server"
 
@@ -124,8 +130,9 @@ class Bucket(Verbs[ObjectLog]):
         if not create:  # only now, so that nothing is made where nothing is
             with contextlib.suppress(Denied):  # whoever may only read loses nothing
                 probe(store, clock)
-        self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._slowest)
+        self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._consumers.slowest)
         super().__init__(store.url, limits, disk, clock, sync=wants_sync(durability))
+        _buckets.add(self)
 
     @property
     def url(self) -> str:
@@ -253,9 +260,13 @@ class Bucket(Verbs[ObjectLog]):
         done.collected += self._keeper.sweep(topic)
         return done
 
-    def check(self, topic: str | None = None, progress: object = None) -> Any:
-        """Verify every checksum and invariant of a topic, or of all; changes nothing."""
-        raise _cannot("check", f"{topic} {progress}")
+    def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
+        """Fetch every object, and verify every checksum and invariant of a topic, or of all; changes nothing.
+
+        `progress` is called with the bytes that are done, and all of them.
+        """
+        self.check_open()
+        return check_bucket(self._catalogue, topic, progress)
 
     # What a bucket cannot do; docs/BUCKET.md has the table
 
@@ -301,12 +312,18 @@ class Bucket(Verbs[ObjectLog]):
         self._consumers.close()
         self._store.close()
 
+    def after_fork(self) -> None:
+        """In a forked child, where it is called by itself: what the parent opened cannot be used, nor be closed."""
+        self._name += ", which was opened before this process was forked,"
+        self._closing = threading.Lock()
+        self._closed = True
+        self._open.clear()
+        for member in list(self._members):
+            member.after_fork()
+
     def _new_log(self, topic: Topic, partition: int) -> ObjectLog:
         place = self._catalogue.place(topic, partition)
         return ObjectLog(place, self._cache, self._threads, patient=self._patient, was_put=self._keeper.was_put)
-
-    def _slowest(self, topic: Topic, partition: int) -> int | None:
-        return self._consumers.slowest(topic, partition)
 
     def _threads(self) -> Executor:
         """The threads that fetch."""
@@ -316,6 +333,14 @@ class Bucket(Verbs[ObjectLog]):
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._limits.fetch_threads, thread_name_prefix="headwater-fetch")
             return self._pool
+
+
+def _after_fork() -> None:
+    for bucket in list(_buckets):
+        bucket.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_bucket(
@@ -356,8 +381,9 @@ def _cannot(what: str, hint: str) -> Unsupported:
 
 def _partition_info(log: ObjectLog) -> PartitionInfo:
     place, state, start = log.place, log.state(), log.start()
-    objects = [each.size for each in place.store.list(place.events)]
-    segments = [each.size for each in place.store.list(place.segments)]
+    meta = log.chain.knowledge.meta()
+    objects = [each.size for each in place.store.list(place.events) if each.key >= place.events_at(meta.reached.offset)]
+    segments = [each.bytes for each in meta.segments]
     blobs = [each.size for each in place.store.list(place.blobs)]
     first = next(iter(log.batches(start, state.visible_offset)), None)
     return PartitionInfo(

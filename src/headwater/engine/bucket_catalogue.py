@@ -6,12 +6,13 @@ that says so; what is left of it is collected later (docs/BUCKET.md).
 
 from __future__ import annotations
 
+import builtins
 from uuid import UUID
 
 import msgspec
 
 from headwater.engine.rules import check_topic, checked_name, limits_of, not_found, same, with_retention
-from headwater.errors import Conflict, Invalid, NotFound
+from headwater.errors import Conflict, Corrupt, HeadwaterError, Invalid, NotFound, Unsupported
 from headwater.format import names
 from headwater.format.settings import Retention, Store, Topic, TopicSettings
 from headwater.limits import Limits
@@ -71,6 +72,7 @@ class BucketCatalogue:
     def create(self, name: str, partitions: int, chosen: TopicSettings) -> bool:
         """Make a topic; False if it is there, with the same number of partitions. Durable when it returns."""
         check_topic(name, partitions, chosen, self._limits)
+        _check_bounds(chosen)
         while True:
             found = self._records.read(topic_key(name))
             if found is not None and found.record.topic is not None:
@@ -90,12 +92,34 @@ class BucketCatalogue:
         found = (self._records.read(f"{TOPICS}{folder}/topic") for folder in self._store.folders(TOPICS))
         return sorted(each.record.topic.name for each in found if each is not None and each.record.topic is not None)
 
+    @property
+    def url(self) -> str:
+        """Where it is, for messages."""
+        return self._store.url
+
+    def survey(self, name: str | None = None) -> tuple[builtins.list[Topic], builtins.list[HeadwaterError]]:
+        """One topic or all, in the order of their names, and what is wrong with the records of others."""
+        if name is not None:
+            return [self.find(name)], []
+        topics: builtins.list[Topic] = []
+        broken: builtins.list[HeadwaterError] = []
+        for folder in self._store.folders(TOPICS):
+            try:
+                found = self._records.read(f"{TOPICS}{folder}/topic")
+            except (Corrupt, Unsupported) as error:
+                broken.append(error)
+                continue
+            if found is not None and found.record.topic is not None:
+                topics.append(found.record.topic)
+        return sorted(topics, key=lambda topic: topic.name), broken
+
     def change(self, name: str, changes: Retention) -> Topic:
         """Change the retention of a topic, durably; returns what it is then. Raises NotFound, and Invalid."""
         while True:
             topic, found = self._find(name)
             topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
             check_topic(name, topic.partitions, topic.settings, self._limits)
+            _check_bounds(topic.settings)
             if self._put(name, Named(topic), found):
                 return topic
 
@@ -161,3 +185,13 @@ class BucketCatalogue:
 
     def _random_uuid(self) -> UUID:
         return UUID(bytes=self._clock.random_bytes(16), version=4)
+
+
+def _check_bounds(chosen: TopicSettings) -> None:
+    """Raise Unsupported for a bound that a bucket does not have."""
+    if chosen.retention_bytes_hard:
+        raise Unsupported(
+            "a bucket has no hard bound: nobody counts all bytes before each append",
+            hint="use retention_bytes, which is kept to at each compaction",
+            code="bucket_cannot",
+        )

@@ -18,7 +18,7 @@ import msgspec
 from headwater.engine.bucket_catalogue import BucketCatalogue
 from headwater.engine.retaining import Slowest, bound_of
 from headwater.engine.rules import with_retention
-from headwater.errors import HeadwaterError, NotFound, Unsupported
+from headwater.errors import HeadwaterError, NotFound
 from headwater.format.settings import Retention, Topic
 from headwater.info import Deleted, Maintained
 from headwater.storage.bucket.collection import collect
@@ -64,7 +64,6 @@ class BucketKeeper:
         self, logs: list[ObjectLog], *, changes: Retention, before: int | datetime | None, dry_run: bool
     ) -> list[Deleted]:
         """Change what the topic of these logs keeps, if there are changes, and trim what it need not keep now."""
-        check_bounds(changes)
         name = logs[0].topic
         bounds = [bound_of(each, before, len(logs)) for each in logs]
         topic = self._catalogue.find(name)
@@ -162,13 +161,3 @@ class BucketKeeper:
 
 class _Stop(Exception):
     """It is closed."""
-
-
-def check_bounds(changes: Retention) -> None:
-    """Raise Unsupported for a bound that a bucket does not have."""
-    if changes.get("retention_bytes_hard") or changes.get("overflow") == "refuse":
-        raise Unsupported(
-            "a bucket has no hard bound: nobody counts all bytes before each append",
-            hint="use retention_bytes, which is kept to at each compaction",
-            code="bucket_cannot",
-        )

@@ -45,7 +45,7 @@ class Catalogue:
         self._disk = disk
         self._clock = clock
         self._limits = limits
-        self.guard: Callable[[], None] | None = None  # raises if topics may be neither made nor changed: in a replica
+        self.guard: Callable[[], None] | None = None  # raises if no topic may be made: in a replica
 
     def exists(self) -> bool:
         """Whether the directory is a log."""
@@ -58,14 +58,7 @@ class Catalogue:
         try:
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(self.path)
-            ours = ("topics", REPLICA_FILE, REPLICA_LOCK, REPLICA_STATUS)
-            strangers = [name for name in self._disk.names(self.path) if name not in ours and not name.endswith(".tmp")]
-            if strangers and SETTINGS_FILE not in strangers:
-                raise Invalid(
-                    f"{self.path} is not a log, and holds {min(strangers)!r}",
-                    hint="name a new or an empty directory",
-                    code="not_a_log",
-                )
+            self.refuse_strangers()
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(self._topics)
             # Before the settings make it a log: else a power loss could leave a log without its directory of topics, or
@@ -80,6 +73,17 @@ class Catalogue:
             raise Invalid(f"{self.path} is not a directory", code="not_a_log") from error
         except OSError as error:
             raise Unavailable(f"{self.path} cannot be made a log: {error.strerror}", code="read_only") from error
+
+    def refuse_strangers(self) -> None:
+        """Raise Invalid for a directory that is no log and holds other things; one that is not there holds none."""
+        ours = ("topics", REPLICA_FILE, REPLICA_LOCK, REPLICA_STATUS)
+        strangers = [name for name in self._disk.names(self.path) if name not in ours and not name.endswith(".tmp")]
+        if strangers and SETTINGS_FILE not in strangers:
+            raise Invalid(
+                f"{self.path} is not a log, and holds {min(strangers)!r}",
+                hint="name a new or an empty directory",
+                code="not_a_log",
+            )
 
     def open(self) -> Store:
         """Check that the directory is a log that this version understands."""
@@ -135,8 +139,6 @@ class Catalogue:
 
     def change(self, name: str, changes: Retention) -> Topic:
         """Change the retention of a topic, durably; returns what it is then. Raises NotFound, and Invalid."""
-        if self.guard is not None:
-            self.guard()
         return self.settle(name, lambda chosen: with_retention(chosen, changes))
 
     def settle(self, name: str, changed: Callable[[TopicSettings], TopicSettings]) -> Topic:

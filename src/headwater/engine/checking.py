@@ -45,7 +45,7 @@ def check(catalogue: Catalogue, journal: Journal, name: str | None, progress: Pr
     topics, broken = catalogue.survey(name)
     report.findings += [_of_settings(error) for error in broken]
     places = list(_places(catalogue, topics))
-    advance = _advancing(sum(_segment_bytes(place) for place in places), progress)
+    advance = advancing(sum(_segment_bytes(place) for place in places), progress)
     for place in places:
         report.findings += log_check.check(place, counts, advance)
     if name is None:
@@ -60,7 +60,7 @@ def reindex(places: list[Place], progress: Progress | None) -> int:
     """Make the index of every finished segment again; returns how many were made."""
     finished = [(place, base) for place in places for base in place.segments()[:-1]]
     sizes = [place.disk.file_size(place.segment(base)) for place, base in finished]
-    advance = _advancing(sum(sizes), progress)
+    advance = advancing(sum(sizes), progress)
     made = 0
     for (place, base), size in zip(finished, sizes, strict=True):
         made += sealer.reindex(place, base)
@@ -92,7 +92,7 @@ def hopeless(catalogue: Catalogue, name: str | None) -> tuple[list[Action], list
     return actions, [topic.name for topic in topics]
 
 
-def _advancing(total: int, progress: Progress | None) -> Callable[[int], None]:
+def advancing(total: int, progress: Progress | None) -> Callable[[int], None]:
     """Adds up what is done, and tells of it."""
     done = 0
 

@@ -115,6 +115,9 @@ class CoordinatedConsumers:
                 )
                 if stored.swap(number, record, kept.version) is not None:
                     break
+            member = self._members.get(kept.record.owner)
+            if member is not None:  # in this process: it need not wait for its next renewal to find out
+                member.doubt(number)
 
     def forget(self, name: str, topic: str) -> None:
         """Delete a consumer's cursors of a topic, durably; raises NotFound. Its members find out and stop."""

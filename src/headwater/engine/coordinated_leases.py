@@ -175,6 +175,10 @@ class CoordinatedLeases:
             hint="append, then ack: at least once; key what is appended, so that a repetition is known",
         )
 
+    def doubt(self, partition: int) -> None:
+        """Look at the record before it is next said that a partition is held: somebody has changed it."""
+        self._mine.pop(partition, None)
+
     def left_ms(self, partition: int, fence: int) -> int:
         """For how long this member believes that it holds a partition; 0 if it does not."""
         mine = self._mine.get(partition)

@@ -111,6 +111,7 @@ def sweep(log: Log, cursor: Cursor, selection: Selection) -> Iterator[EventBatch
         lo = cursor.offset
         for batch in cursor.batches(end, selection.types, selection.key):
             picked = pick(log, batch, lo, batch.end_offset, selection)
+            lo = batch.end_offset  # the next one may hold some of the same events, packed into a larger one meanwhile
             if picked is not None:
                 yield picked
 

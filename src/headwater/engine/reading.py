@@ -144,6 +144,8 @@ def _ends(logs: Sequence[Log], end: At | Sequence[int]) -> list[int]:
 def _read_log(log: Log, lo: int, hi: int, selection: Selection, reverse: bool) -> Iterator[EventBatch]:
     for batch in log.batches(lo, hi, backwards=reverse, types=selection.types, key=selection.key):
         picked = pick(log, batch, lo, hi, selection)
+        # The next batch may hold some of the same events, if they were packed into larger ones meanwhile.
+        lo, hi = (lo, batch.base_offset) if reverse else (batch.end_offset, hi)
         if picked is not None:
             yield picked
 

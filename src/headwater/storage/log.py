@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Unavailable
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
 from headwater.format.names import file_of
@@ -26,6 +26,7 @@ from headwater.storage.failures import deleted
 from headwater.storage.group import Group
 from headwater.storage.log_cursor import Cursor, TypeTest
 from headwater.storage.place import Place
+from headwater.storage.producers import Producers
 from headwater.storage.reader import Reader
 from headwater.storage.repair import Action
 from headwater.storage.rows import Rows
@@ -173,8 +174,14 @@ class LocalLog:
 
     def producers(self) -> tuple[int, dict[str, Known]]:
         """What is remembered of producers now, and the offset as of which that is."""
-        with self._writer() as writer:
-            return writer.producers()
+        try:
+            with self._writer() as writer:
+                return writer.producers()
+        except Unavailable as error:
+            if error.code != "read_only":
+                raise
+            slot = self.state()  # on read-only media nothing changes, and no lock is needed
+            return slot.visible_offset, Producers(self.place).known(slot)
 
     def remember(self, known: dict[str, Known]) -> bool:
         """Remember what another log of the same uuid remembers of producers, durably; False if it must wait.

@@ -7,7 +7,7 @@ so who opened one that is none need not look again. Safe from any thread and pro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -74,19 +74,21 @@ class Marker:
             self._write(found)
         return found
 
-    def begin(self, source: str, source_uuid: str) -> Replica:
+    def begin(self, source: str, source_uuid: str, make: Callable[[], bool]) -> Replica:
         """Make a new directory a replica, or find that it is one of this source. For who holds the lock; durable.
 
-        Raises Conflict for a log that is no replica, was promoted, or is one of another source.
+        `make` makes it a log, when it is marked, and tells whether it was none before. Raises Conflict for a log that
+        is no replica, was promoted, or is one of another source.
         """
         found = self.read()
         if self._disk.inode(self._path / SETTINGS_FILE) is None:
             found = Replica(source=source, source_uuid=source_uuid, since=self._now())
             self._write(found)
+            if not make():  # somebody made it a log meanwhile, and may append to it already
+                self._disk.unlink(self._path / REPLICA_FILE)
+                raise self._not_a_replica()
         elif found is None:
-            raise Conflict(
-                f"{self._path} is a log of its own", hint="name a new directory for the replica", code="not_a_replica"
-            )
+            raise self._not_a_replica()
         elif found.promoted is not None:
             raise Conflict(
                 f"{self._path} was promoted at {found.promoted}, and has gone its own way since",
@@ -142,6 +144,11 @@ class Marker:
             return not self._disk.hold(fd)
         finally:
             self._disk.release(fd)
+
+    def _not_a_replica(self) -> Conflict:
+        return Conflict(
+            f"{self._path} is a log of its own", hint="name a new directory for the replica", code="not_a_replica"
+        )
 
     def _write(self, replica: Replica) -> None:
         try:

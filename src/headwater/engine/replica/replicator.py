@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from headwater.engine.catalogue import Catalogue
 from headwater.engine.replica import progress
 from headwater.engine.replica.destination import Destination, SourceFailed, take
 from headwater.engine.replica.marker import Marker
@@ -90,7 +91,7 @@ class Replicator:
         self._troubles: dict[str, HeadwaterError] = {}
         self._turn = 0
         self._looked_s = self._wrote_s = float("-inf")
-        self._wait_s = LOOK_EVERY_S  # for which a question waits for something to come
+        self._once = False
         self._targets: dict[tuple[str, int], int] | None = None
         self._heard: str | None = None
         self._error = ""
@@ -102,9 +103,11 @@ class Replicator:
         be. Raises Unavailable if somebody else copies to the directory, Conflict if that is no replica of this source,
         what the disk here raises, and with `once` what kept a topic from being copied.
         """
-        self._wait_s = 0.0 if once else LOOK_EVERY_S
+        self._once = once
+        catalogue = Catalogue(self._path, self._disk, self._clock, self._limits)
+        catalogue.refuse_strangers()  # before anything is put there
         with self._marker.held():
-            marker = self._marker.begin(self._address, self._uuid())
+            marker = self._marker.begin(self._address, self._uuid(), catalogue.init)
             with Destination(self._path, self._limits, self._disk, self._clock) as here:
                 self._here = here
                 with (  # two ask: when new topics come, the question that is under way is left to its end
@@ -113,7 +116,7 @@ class Replicator:
                 ):
                     self._asking, self._writing = asking, writing
                     try:
-                        self._follow(marker, once=once)
+                        self._follow(marker)
                     finally:
                         self._tell(marker, "stopped")
                 info = self._info(marker, "stopped")
@@ -141,20 +144,20 @@ class Replicator:
                     raise
                 tries += 1
 
-    def _follow(self, marker: Replica, *, once: bool) -> None:
+    def _follow(self, marker: Replica) -> None:
         tries = 0
         pending: _Round | None = None
         while not self._stopped.is_set():
             try:
                 if self._look():
                     pending = None
-                if once and self._done():
+                if self._once and self._done():
                     return
                 pending = self._step(pending)
                 tries, self._error = 0, ""
                 self._tell(marker, "copying", every_s=LOOK_EVERY_S)
             except SourceFailed as error:
-                if not _passes(error.error) or (once and tries >= TRIES):
+                if not _passes(error.error) or (self._once and tries >= TRIES):
                     raise error.error from error
                 pending, self._error = None, str(error.error)
                 for copy in self._living():
@@ -185,7 +188,8 @@ class Replicator:
         self._turn %= len(copies)
         copies = copies[self._turn :] + copies[: self._turn]  # so that nobody is always the last
         wanted = [copy.wanted() for copy in copies]
-        return _Round(copies, self._asking.submit(self._source.more, wanted, BYTES_MAX, self._wait_s))
+        wait_s = 0.0 if self._once else LOOK_EVERY_S
+        return _Round(copies, self._asking.submit(self._source.more, wanted, BYTES_MAX, wait_s))
 
     def _received(self, copies: list[Copy], answer: Answer) -> list[tuple[Copy, list[Batch]]]:
         """What is to be written, and where each log is then."""
@@ -267,6 +271,8 @@ class Replicator:
         if self._targets is None:
             self._targets = _ends(states.values())
             missing = sorted((self._topics or set()) - set(states) - set(here))
+            if missing and self._once:
+                raise NotFound(f"there is no topic {missing[0]!r} at the source", code="topic_not_found")
             if missing:
                 _log.warning("there is no topic %r at the source yet", missing[0])
         return set(self._copies) != before

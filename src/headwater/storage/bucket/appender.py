@@ -88,9 +88,17 @@ class Appender:
         self._thread: threading.Thread | None = None
 
     def append(self, rows: list[Rows]) -> None:
-        """Append rows as one, durably; returns with their offsets and ticks set, or raises what kept them from it."""
-        unit = self.submit(rows, hurry=not self._patient)
-        unit.wait()
+        """Append rows as one, durably; returns with their offsets and ticks set, or raises what kept them from it.
+
+        Who comes while nobody else appends needs no other thread for it.
+        """
+        _check(rows)
+        if not self._patient and self._alone():
+            unit = Unit(rows, hurry=True)
+            self._work([unit])
+        else:
+            unit = self.submit(rows, hurry=not self._patient)
+            unit.wait()
         unit.check()
 
     def append_all(self, group: list[Rows]) -> None:
@@ -143,7 +151,8 @@ class Appender:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
+            self._changed.wait_for(lambda: not self._queue and not self._busy)
+        if self._thread is not None:
             self._thread.join()
 
     def finish_log(self) -> None:
@@ -159,14 +168,28 @@ class Appender:
                 self._busy = False
                 self._changed.notify_all()
 
-    # The thread
+    # The thread, and whoever appends alone
 
     def _run(self) -> None:
         while True:
             units = self._gather()
             if not units:
                 return
-            error: BaseException | None = None
+            self._work(units)
+
+    def _alone(self) -> bool:
+        """Whether nothing waits or is on its way; then it is this thread's turn, until it is done with `_work`."""
+        with self._changed:
+            self._check_open()
+            if self._busy or self._queue:
+                return False
+            self._busy = True
+            return True
+
+    def _work(self, units: list[Unit]) -> None:
+        """Append units, whoever waits for them is told; `_busy` is this thread's, and ends with it."""
+        error: BaseException | None = None
+        try:
             try:
                 units = self._commit(units)
             except HeadwaterError as failure:
@@ -176,6 +199,7 @@ class Appender:
             for unit in units:
                 if not unit.done:
                     unit.finish(error)
+        finally:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
@@ -306,7 +330,7 @@ class Appender:
         if knowledge.stands(head.base):
             return ours
         # So much time has passed since the end was looked for that this place was freed: whatever is there now is in
-        # no log. But ours may have been there before, if the answer to a first request was lost.
+        # no log. But ours may have been there before, if this program slept since, or an answer was lost.
         landed = packed_in(self._place, knowledge.meta(), head.base, head.nonce)
         if ours:
             self._place.store.delete([self._place.events_at(head.base)])

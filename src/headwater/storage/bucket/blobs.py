@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from headwater.errors import Closed, Corrupt, HeadwaterError
+from headwater.errors import Closed, Corrupt, HeadwaterError, Unavailable
 from headwater.event import Content
 from headwater.format import blob as format
 from headwater.format.batch import corrupt, encode_blob_reference
@@ -33,6 +33,7 @@ class _Stream:
 
     def __init__(self, place: ObjectPlace) -> None:
         self.id = place.clock.random_bytes(16).hex()
+        self.begun_s = place.clock.monotonic()
         self.size = 0
         self._place = place
         self._pending = bytearray()
@@ -154,6 +155,12 @@ class ObjectUpload:
         self._check()
         stream = self._stream
         data = b"".join(self._begun) if stream is None else stream.finish()
+        if stream is not None and self._place.clock.monotonic() - stream.begun_s > self._place.limits.blob_orphan_s / 2:
+            raise Unavailable(
+                f"{self._place}: the upload of a huge event took more than {self._place.limits.blob_orphan_s / 2:g} s",
+                hint="upload it again, faster: what no event names is deleted after some time",
+                code="upload_too_slow",
+            )
         rows = Rows.one(self._content, self._sync, data, *self._values)
         if stream is not None:
             rows.spooled = Path(stream.id)

@@ -109,6 +109,8 @@ class Chain:
                 raise deleted(self._place)
             tip = self._tip = Tip(head.end, head.nonce, head.ticks, head.producers)
             insort(self._bases, head.base)
+            if len(self._bases) % TAIL_OBJECTS == 0:
+                self._forget()
         self.wake()
         return tip
 
@@ -130,14 +132,13 @@ class Chain:
         """In how many seconds `seen` looks again."""
         return max(0.0, self._look_s - self._place.clock.monotonic())
 
-    def bases(self, start: int, stop: int) -> list[int]:
+    def bases(self, start: int, stop: int, reached: int) -> list[int]:
         """The objects of events that hold the offsets from `start` to before `stop`, by their first ones.
 
-        What is compacted or trimmed is not among them.
+        What is below `reached`, compacted or trimmed as `meta` said when the caller looked, is not among them.
         """
         self.tip  # noqa: B018  # the objects up to it are known then
         with self._advancing:
-            reached = self.knowledge.meta().reached.offset
             start = max(start, reached)
             if start < self._known_from:
                 self._list(reached)
@@ -195,6 +196,12 @@ class Chain:
                 continue
             self._tip = tip or Tip.of(meta.reached)
             return self._tip
+
+    def _forget(self) -> None:
+        """Let go of the objects that are compacted or trimmed, or a process that goes on would remember ever more."""
+        reached = self.knowledge.meta().reached.offset
+        del self._bases[: bisect_left(self._bases, reached)]
+        self._known_from = max(self._known_from, reached)
 
     def _from(self, meta: Meta, base: int) -> Tip | None:
         """The end as a list from an object on shows it; None if that has nothing."""

@@ -117,15 +117,16 @@ def _worth(place: ObjectPlace, objects: list[Listed], *, all: bool) -> bool:
 def _merged(place: ObjectPlace, meta: Meta, size: int) -> list[Segment]:
     """The last segments, if they are so small that they should become one with what is added.
 
-    Each is at most as large as all that is behind it, so every event is rewritten a few times at most while segments
-    grow to their size, and `meta` names few small ones. What spans too much time stays apart: it could not be trimmed.
+    Each is at most twice as large as all that is behind it, so every event is rewritten a few times at most while
+    segments grow to their size, and `meta` names few small ones. What spans too much time stays
+    apart: it could not be trimmed.
     """
     limits, found = place.limits, list[Segment]()
     if meta.compacted.offset != meta.reached.offset:
         return found
     for each in reversed(meta.segments):
-        old = meta.compacted.ticks - (each.previous_ticks or each.ticks) > limits.segment_age_ms * TICKS_PER_MS
-        if each.bytes > size or size + each.bytes > limits.segment_bytes or old:
+        old = place.clock.ticks() - (each.previous_ticks or each.ticks) > limits.segment_age_ms * TICKS_PER_MS
+        if each.bytes > 2 * size or size + each.bytes > limits.segment_bytes or old:
             break
         found.insert(0, each)
         size += each.bytes

@@ -108,11 +108,11 @@ class Knowledge:
     def stands(self, base: int) -> bool:
         """Whether what was found or put as the object of events at `base`, or missed there, can be believed.
 
-        Asked when the answer has come. If so, nobody has freed that place before: else a sleeper may have put an object
-        there that is in no log, or the one that was there is in a segment now, or trimmed. It is not enough that what
-        is known is new: another thread may have looked since this one chose the place.
+        Asked when the answer has come. If so, nobody has freed that place before: what is superfluous is deleted only
+        below the mark, long after that was made. Else a sleeper may have put an object there that is in no log. It is
+        not enough that what is known is new: another thread may have looked since this one chose the place.
         """
-        return base >= self.meta().reached.offset
+        return base >= self.meta().mark.offset
 
     def look(self) -> Meta:
         """The record as it is now."""

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -74,9 +75,10 @@ class Reader:
                     found += self._ranges(segment, start, stop)
         if stop > meta.compacted.offset:
             events_at, end_of = self._place.events_at, self._chain.end_of
-            bases = self._chain.bases(start, stop)
+            bases = self._chain.bases(start, stop, meta.reached.offset)
             found += [Piece(base, end_of(base), events_at(base), 0, 0) for base in bases]
-        if not found or found[0].base > start or found[-1].end < stop:
+        gaps = any(piece.end != behind.base for piece, behind in pairwise(found))
+        if not found or found[0].base > start or found[-1].end < stop or gaps:
             raise Missed
         return found
 
@@ -166,7 +168,7 @@ class Reader:
                     ranges = self._ranges(segment, max(segment.base, meta.trim.offset), segment.end)
                     at = bisect_right(self._first_ticks(segment, ranges), ticks) - 1
                     return ranges[max(0, at)]
-        bases = self._chain.bases(max(meta.trim.offset, meta.compacted.offset), end)
+        bases = self._chain.bases(meta.reached.offset, end, meta.reached.offset)
         at = bisect_right(bases, ticks, key=lambda base: self.head(self._place.events_at(base)).previous_ticks + 1) - 1
         base = bases[max(0, at)]
         return Piece(base, self._chain.end_of(base), self._place.events_at(base), 0, 0)

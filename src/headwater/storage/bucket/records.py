@@ -46,7 +46,7 @@ class Records(Generic[T]):
     def create(self, key: str, record: T) -> str | None:
         """Put a record where none is, durably: its version, or None if somebody else's is there."""
         nonce = self._clock.random_bytes(NONCE_BYTES).hex()
-        data = _encode(record, nonce)
+        data = encode(record, nonce)
         while True:
             version = self._store.create(key, data)
             if version is not None:
@@ -61,7 +61,7 @@ class Records(Generic[T]):
         None after an answer that was lost may also mean that this record was there, and another one replaced it since.
         """
         nonce = self._clock.random_bytes(NONCE_BYTES).hex()
-        swapped = self._store.swap(key, _encode(record, nonce), version)
+        swapped = self._store.swap(key, encode(record, nonce), version)
         if swapped is not None:
             return swapped
         stored = self._store.get(key)
@@ -86,7 +86,8 @@ class Records(Generic[T]):
             raise Unsupported(f"{path} is not understood: {error}", hint="upgrade headwater") from error
 
 
-def _encode(record: msgspec.Struct, nonce: str) -> bytes:
+def encode(record: msgspec.Struct, nonce: str) -> bytes:
+    """The bytes of a record: sorted JSON, with its format, the nonce and a checksum."""
     plain = {**msgspec.to_builtins(record), "format": FORMAT, "nonce": nonce}
     return msgspec.json.encode(plain | {"crc": _crc(plain)}, order="sorted") + b"\n"
 

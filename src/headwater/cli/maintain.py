@@ -1,0 +1,37 @@
+"""`headwater maintain`: compact, trim and collect a bucket."""
+
+from __future__ import annotations
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
+from headwater.cli.opening import open_log
+from headwater.errors import Unsupported
+
+
+@command(examples=["headwater maintain s3://bucket/prefix", "headwater maintain s3://bucket/prefix orders --json"])
+@data_argument
+@optional_topic_argument
+@json_option("One JSON object.")
+def maintain(data: str, topic: str | None, as_json: bool) -> None:
+    """Compact, trim and collect a bucket, once.
+
+    Makes segments of many small objects, trims what topics need not keep, and deletes what has been superfluous for ten
+    minutes or more. Programs that append to a bucket do this by themselves; it is for one that nobody appends to any
+    more. It may run at any time, and several at once.
+    """
+    from headwater.engine.bucket import Bucket
+
+    with open_log(data, mode="existing") as hw:
+        if not isinstance(hw, Bucket):
+            raise Unsupported(
+                f"{data} is not a bucket", hint="a directory and a server keep themselves; see 'headwater retain'"
+            )
+        done = hw.maintain(topic)
+    if as_json:
+        click.echo(show.json_line(done))
+        return
+    made, trimmed = show.count(done.segments, "segment"), show.count(len(done.trimmed), "segment")
+    show.done(f"{made} made, {trimmed} trimmed, {show.count(done.collected, 'object')} deleted")

@@ -1,0 +1,42 @@
+"""A forked child: what its parent opened is closed there, at once, and goes on in the parent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headwater.engine.bucket import Bucket
+from headwater.errors import HeadwaterError
+from tests.log.children import Child, Said
+
+
+def test_a_child_is_told_and_the_parent_goes_on(hw: Bucket) -> None:
+    hw.append("t", b"0")
+    waiting = hw.append_later("t", b"1")
+    consumer = hw.consumer("c", "t")
+    assert next(consumer).data == b"0"
+
+    def use(_said: Said) -> list[str]:
+        told = []
+        calls: list[Any] = [
+            lambda: hw.append("t", b"x"),
+            lambda: hw.append_later("t", b"x"),
+            lambda: list(hw.read("t")),
+            hw.topics,
+            hw.flush,
+        ]
+        for call in calls:
+            with pytest.raises(HeadwaterError) as caught:
+                call()
+            told.append(f"{caught.value.code}: {caught.value}")
+        hw.close()
+        return told
+
+    told = Child(use).result()
+    assert all(each.startswith("closed: ") and "forked" in each for each in told)
+    assert waiting.result(10).offset == 1
+    assert next(consumer).data == b"1"
+    consumer.close()
+    assert hw.append("t", b"2").offset == 2
+    assert len(list(hw.read("t"))) == 3

@@ -1,0 +1,120 @@
+"""Batches of another log are taken as they are, at the next offset, verified, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.engine.engine import Engine
+from headwater.errors import Conflict, Corrupt
+from headwater.format.batch import Batch, decode
+from headwater.format.producers import Answer, Known
+from headwater.format.replication import LogState, TopicState
+from headwater.storage import copying
+from headwater.storage.log import LocalLog
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[LocalLog]:
+    with Engine(tmp_path / "source") as engine:
+        engine.create("t", segment_bytes=4096)
+        for n in range(10):
+            engine.append_many("t", [b"%d" % n * 20] * (n + 1), keys=["k"] * (n + 1), producer=("p", 1, n))
+        yield engine.partition_log("t", 0)
+
+
+@pytest.fixture
+def here(tmp_path: Path, source: LocalLog) -> Iterator[LocalLog]:
+    """An empty log of the same uuid and settings."""
+    assert source.end()
+    from headwater.engine.replica.destination import Destination
+    from headwater.limits import DEFAULTS
+    from headwater.storage.disk import Clock, Disk
+
+    with Engine(tmp_path / "source") as engine:
+        topic = engine.topic("t")
+    with Destination(tmp_path / "here", DEFAULTS, Disk(), Clock()) as destination:
+        state = TopicState("t", topic.uuid, topic.settings, [LogState(0, 0, 0)])
+        yield destination.adopt(state).logs[0]
+
+
+def batches(log: LocalLog, start: int = 0) -> list[Batch]:
+    return list(log.stored(start, log.end()))
+
+
+def stored(log: LocalLog) -> list[bytes]:
+    return [bytes(batch.raw()) for batch in batches(log)]
+
+
+def test_they_are_the_same_and_durable_and_fill_segments_as_appends_do(source: LocalLog, here: LocalLog) -> None:
+    given = batches(source)
+    here.take(given[:3], {})
+    here.take(given[3:], {})
+    assert stored(here) == stored(source)
+    assert here.state().durable_offset == here.end() == source.end() == 55
+    assert here.state().last_ticks == source.state().last_ticks
+    assert here.producers() == source.producers()
+    for base in here.place.segments():
+        assert here.place.disk.file_size(here.place.segment(base)) <= 4096
+
+
+def test_batches_that_do_not_follow_are_refused(source: LocalLog, here: LocalLog) -> None:
+    given = batches(source)
+    here.take(given[:2], {})
+    for wrong in (given[1:2], given[3:], given):
+        with pytest.raises(Conflict, match="ends at offset 3"):
+            here.take(wrong, {})
+    with pytest.raises(Corrupt, match="does not follow"):
+        here.take([given[2], given[4]], {})
+    assert here.end() == 3
+
+
+def test_a_damaged_batch_is_refused_and_nothing_of_it_is_written(source: LocalLog, here: LocalLog) -> None:
+    given = batches(source)
+    damaged = bytearray(given[1].raw())
+    damaged[damaged.index(b"1" * 20)] ^= 1
+    with pytest.raises(Corrupt):
+        here.take([given[0], decode(memoryview(damaged), 0, len(damaged))], {})
+    assert here.end() == 0
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 3, 10, 54, 55])
+def test_what_is_behind_an_offset_is_cut_from_the_batch_that_holds_it(offset: int, source: LocalLog) -> None:
+    joined = memoryview(b"".join(stored(source)))
+    found = copying.behind(joined, offset, zstd=False)
+    assert sum(batch.count for batch in found) == 55 - offset
+    copying.check(found)
+    ticks = [int(each) for batch in batches(source) for each in batch.ticks()]
+    assert [int(each) for batch in found for each in batch.ticks()] == ticks[offset:]
+    if found:
+        assert found[0].base_offset == offset
+    assert copying.behind(memoryview(b""), offset, zstd=False) == []
+
+
+def test_what_is_remembered_of_producers_is_merged_and_survives(source: LocalLog, here: LocalLog) -> None:
+    here.take(batches(source), {})
+    recent = source.state().last_ticks
+    more = {
+        "q": Known(3, [Answer(7, 2, recent, 1)]),
+        "old": Known(1, [Answer(1, 0, 1, 1)]),  # so silent that it is forgotten
+        "p": Known(1, [Answer(5, 15, recent, 6)]),
+    }
+    assert here.remember(more)
+    _, known = here.producers()
+    assert [answer.seq for answer in known["p"].answers] == [5, 6, 7, 8, 9]
+    assert known["q"] == more["q"]
+    assert "old" not in known
+    segments = len(here.place.segments())
+    assert here.remember(more)
+    assert len(here.place.segments()) == segments, "nothing is new, so nothing is written"
+    here.after_fork()
+    assert here.producers()[1] == known
+
+
+def test_an_empty_segment_cannot_remember_yet(source: LocalLog, here: LocalLog) -> None:
+    known = source.producers()[1]
+    assert not here.remember(known)
+    here.take(batches(source), {})
+    assert here.remember(known)
