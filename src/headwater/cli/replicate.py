@@ -56,9 +56,7 @@ def replicate(
     path = directory_of(data)
     with (
         _shown(as_json) as told,
-        replicator(
-            source, directory_of(data), topics or None, delete, restart, told, DEFAULTS, credentials(source)
-        ) as copying,
+        replicator(source, path, topics or None, delete, restart, told, DEFAULTS, credentials(source)) as copying,
         _until_signalled(copying.stop),
     ):
         info = copying.run(once=once)

@@ -56,9 +56,7 @@ def restore(
     path = directory_of(data)
     with Waiting("restored", as_bytes=True) as waiting:
         end = to if to is not None else to_time
-        done = headwater.restore(
-            url, directory_of(data), topic=topic, partition=partition, to=end, progress=waiting.update
-        )
+        done = headwater.restore(url, path, topic=topic, partition=partition, to=end, progress=waiting.update)
     if as_json:
         click.echo(show.json_line({"data": data, "url": url, "logs": done}))
         return
