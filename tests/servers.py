@@ -40,7 +40,7 @@ from headwater.storage.disk import Clock, Disk
 
 ROOT = Path(__file__).resolve().parent.parent
 DYNAMODB_LOCAL = ROOT / "build" / "dynamodb-local"
-RUN = "HEADWATER_TEST_SERVERS"  # the directory of this run's servers, which its processes share
+RUN = "HEADWATER_TEST_SERVERS"  # the directory of this run's servers, which its processes share; made when one starts
 BUCKET = "test"
 ACCESS_KEY, SECRET_KEY = "headwater", "of-no-use-elsewhere"
 START_S = 30.0
@@ -122,8 +122,7 @@ def begin(home: Path | None = None) -> None:
     Their files are below `home`, or else where temporary files are.
     """
     if RUN not in os.environ:
-        run = Path(tempfile.mkdtemp(prefix="headwater-servers-", dir=home))
-        (run / "owner").write_text(str(os.getpid()))
+        run = (home or Path(tempfile.gettempdir())) / f"headwater-servers-{uuid.uuid4().hex}-{os.getpid()}"
         os.environ[RUN] = str(run)
         _owned.append(run)
     for name in STOPPED:
@@ -147,6 +146,7 @@ def end() -> None:
 def shared(name: str, start: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """What `start` told of a server, by whichever process of this run came first. Raises Missing."""
     run = Path(os.environ[RUN])
+    run.mkdir(exist_ok=True)
     told = run / f"{name}.json"
     with (run / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -220,7 +220,7 @@ def _started(
 ) -> dict[str, Any]:
     """Start a server on ports that are free, and wait until it answers; on others if somebody else takes them first."""
     run = Path(os.environ[RUN])
-    owner = (run / "owner").read_text()
+    owner = run.name.rpartition("-")[2]
     log = directory / "log"
     for attempt in range(TRIES):
         chosen = _free_ports(ports)

@@ -1,6 +1,7 @@
 """A program that reads as a member of a consumer until it is told to end, and notes what it was granted and handed.
 
-`python consuming.py <log> <coordinator or -> <file> <lease_ms>`. Lines of the file: `grant partition fence owner`,
+`python consuming.py <log> <coordinator or -> <file> <lease_ms> [<stop_at>]`. With `stop_at`, it stops itself when it is
+handed an event with that offset, until somebody lets it go on. Lines of the file: `grant partition fence owner`,
 `event partition offset fence`, `refused partition offset`, each written at once.
 """
 
@@ -17,7 +18,7 @@ from headwater.engine.coordinated_leases import CoordinatedLeases
 from headwater.engine.leases import Round
 
 
-def main(log: str, coordinator: str, file: str, lease_ms: str) -> None:
+def main(log: str, coordinator: str, file: str, lease_ms: str, stop_at: str = "-1") -> None:
     notes = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: over.append(number))
@@ -47,6 +48,8 @@ def main(log: str, coordinator: str, file: str, lease_ms: str) -> None:
                 for event in consumer:
                     fence = consumer.fences.get(event.partition, 0)
                     note("event", event.partition, event.offset, fence)
+                    if event.offset == int(stop_at):
+                        os.kill(os.getpid(), signal.SIGSTOP)
                     try:
                         consumer.ack(event)
                     except headwater.Fenced:

@@ -11,11 +11,14 @@ import pytest
 from headwater.engine.bucket import Bucket, open_bucket
 from headwater.errors import Unsupported
 from headwater.limits import Limits
+from headwater.storage.bucket.coordinator import BucketCoordinator
+from headwater.storage.coordinator import CursorRecord
+from headwater.storage.disk import Clock
 from tests.engine import test_consumers as in_a_directory
-from tests.engine.test_consumers import fill, now
+from tests.engine.test_consumers import fill, now, numbers
 from tests.log.unsynced import UnsyncedDisk
 
-LIMITS = Limits(retry_ms=1, bucket_ack_ms=5, follow_ms=5, follow_ms_max=20)
+LIMITS = Limits(retry_ms=1, lease_ms=5000, bucket_ack_ms=5, follow_ms=5, follow_ms_max=20)
 
 OF_A_DIRECTORY = {
     "test_a_start_that_is_not_durable_is_made_so": "all that is in a bucket is durable",
@@ -58,11 +61,54 @@ def test_a_transaction_cannot_ack(hw: Bucket) -> None:
             tx.ack(event)
 
 
+def test_what_others_appended_just_now_is_found_without_waiting(hw: Bucket) -> None:
+    fill(hw, 3)
+    rarely = Limits(follow_ms=60_000, follow_ms_max=60_000)
+    with open_bucket(hw.url, limits=rarely, disk=UnsyncedDisk()) as other, now(other) as consumer:
+        for first in (0, 3):
+            assert numbers(consumer) == [first, first + 1, first + 2]
+            fill(hw, 3, first=first + 3)
+
+
+def test_how_far_events_were_handed_out_is_stored_with_the_first_and_then_now_and_then(hw: Bucket) -> None:
+    rarely = Limits(bucket_ack_ms=60_000, follow_ms=1, follow_ms_max=1)
+    with open_bucket(hw.url, limits=rarely, disk=UnsyncedDisk()) as other:
+        fill(hw, 1)
+        with other.consumer("c", "t") as consumer:
+            for number in range(5):
+                assert next(consumer).offset == number
+                fill(hw, 1)
+            assert stored(hw).beat == 2  # taken, and handed out
+            assert stored(hw).reached == 1
+        assert stored(hw).reached == 0
+
+
+def test_an_event_that_ends_its_process_again_and_again_is_set_aside(hw: Bucket) -> None:
+    fill(hw, 3)
+    deaths = 0
+    while True:
+        consumer = now(hw)
+        if next(consumer).offset:
+            break
+        consumer.abandon()  # as if the process had ended
+        deaths += 1
+    consumer.close()
+    assert 5 <= deaths <= 8
+    (dead,) = hw.read("t.dead")
+    assert dead.meta["dead_offset"] == "0"
+
+
+def stored(hw: Bucket) -> CursorRecord:
+    kept = BucketCoordinator(hw._store, Clock()).consumer(hw._catalogue.find("t"), "c").read(0)
+    assert kept is not None
+    return kept.record
+
+
 def test_owners_and_leases_are_told_as_far_as_they_are_known(hw: Bucket) -> None:
     fill(hw, 3)
     with now(hw) as consumer, open_bucket(hw.url, disk=UnsyncedDisk()) as other:
         (here,), (there,) = hw.consumers("t"), other.consumers("t")
         assert (here.owner, here.fence, here.lag) == (there.owner, there.fence, there.lag) == (consumer.id, 1, 3)
-        assert 0 < here.lease_ms <= 10_000
+        assert 0 < here.lease_ms <= 5000
         assert there.lease_ms == 0
     assert hw.consumers("t")[0].owner is None

@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -39,10 +40,10 @@ class Members:
         self._count = 0
         self.alive: list[subprocess.Popen[bytes]] = []
 
-    def add(self) -> None:
+    def add(self, stop_at: int = -1) -> None:
         self._count += 1
         file = self._path / f"member-{self._count}"
-        command = [sys.executable, str(PROGRAM), *self._arguments, str(file), str(LEASE_MS)]
+        command = [sys.executable, str(PROGRAM), *self._arguments, str(file), str(LEASE_MS), str(stop_at)]
         self.alive.append(subprocess.Popen(command))
         wait_for(lambda: file.exists() and file.read_bytes())
 
@@ -102,6 +103,12 @@ class Watched:
             lag += info.lag
         return lag if infos else 1
 
+    def catch_up(self) -> None:
+        """Look until nothing waits, now and then: a look is several requests, for which the members wait."""
+        pause = threading.Event()
+        while self.lag():
+            pause.wait(0.1)
+
 
 def disturb(members: Members, chance: random.Random, *, kill: bool) -> None:
     """Kill one, or stop one for longer than its lease and let it wake up."""
@@ -133,7 +140,7 @@ def run(kind: str, request: pytest.FixtureRequest, tmp_path: Path, *, rounds: in
                     watched.lag()
                     if number < rounds - 1:
                         disturb(members, chance, kill=bool(number % 2))
-                wait_for(lambda: watched.lag() == 0)
+                watched.catch_up()
                 members.end()
                 assert [info.cursor for info in hw.consumers("t")] == [rounds * count // PARTITIONS] * PARTITIONS
             finally:
@@ -161,6 +168,36 @@ def test_every_event_is_handled_whoever_is_killed_or_stopped(
 ) -> None:
     members = run(kind, request, tmp_path, rounds=3, count=40, seed=7)
     assert len({owner for _, _, owner in members.notes("grant")}) >= 3
+
+
+@pytest.mark.parametrize("kind", ["directory", pytest.param("dynamodb", marks=pytest.mark.torture)])
+def test_a_zombie_wakes_up_and_its_late_acks_are_refused(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with stage(kind, request, tmp_path) as (url, through, coordinator):
+        given: Any = {"coordinator": None if coordinator == "-" else coordinator}
+        members = Members(tmp_path, through, coordinator)
+        with headwater.open(url, **given) as hw:
+            assert isinstance(hw, Bucket)
+            hw.append_many("t", [b"%d" % number for number in range(10)])
+            watched = Watched(hw)
+            try:
+                members.add(stop_at=4)
+                wait_for(lambda: ["0", "4", "1"] in members.notes("event"))
+                members.add()
+                watched.catch_up()
+                assert hw.consumers("t")[0].fence == 2
+                members.alive[0].send_signal(signal.SIGCONT)
+                wait_for(lambda: members.notes("refused"))
+                assert members.notes("refused")[0] == ["0", "4"]
+                watched.lag()
+                members.end()
+                assert hw.consumers("t")[0].cursor == 10
+            finally:
+                members.kill_all()
+    owners = {(partition, fence): owner for partition, fence, owner in members.notes("grant")}
+    assert len(owners) == len(members.notes("grant")) >= 2
+    assert {int(offset) for _, offset, _ in members.notes("event")} == set(range(10))
 
 
 @pytest.mark.torture

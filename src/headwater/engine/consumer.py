@@ -630,8 +630,8 @@ class Consumer(Iterator[Event]):
             if self._deadline_s is None:
                 self._deadline_s = now + self._timeout
             sleep_s = min(sleep_s, self._deadline_s - now)
-            if self._deadline_s <= now:
-                return False
+            if self._deadline_s <= now:  # where looking costs, what was seen may be old: once more before it ends
+                return any(each.log.end() > each.end for each in holdings if self._open_handed(each, now))
         places = [(each.log, each.end if self._open_handed(each, now) else NEVER) for each in holdings]
         wait_for_more(places, sleep_s, self._disk, self._clock, self._disturbed)
         if self._woken:
@@ -669,3 +669,8 @@ def place(log: Log, at: At, logs: int) -> int:
     if offset > state.secured_offset:
         log.sync()
     return max(offset, log.start())
+
+
+def places(logs: Sequence[Log], at: At) -> list[int]:
+    """The same for all logs of a topic."""
+    return [place(log, at, len(logs)) for log in logs]

@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from headwater.engine.leases import Leases
 from headwater.engine.log import Log
 from headwater.errors import Invalid, NotFound, TooLarge
 from headwater.format import names
 from headwater.format.settings import Topic
 from headwater.info import ConsumerInfo
-from headwater.limits import CONSUMER_NAME_BYTES_MAX
+from headwater.limits import CONSUMER_NAME_BYTES_MAX, Limits
+
+LEASE_MS_MIN = 50  # below, a stall of the machine would take every lease away
 
 
 class Consumers(Protocol):
@@ -50,6 +54,16 @@ class Consumers(Protocol):
 
     def forget(self, name: str, topic: str) -> None:
         """Delete a consumer's cursors of a topic, durably; raises NotFound. Its members find out and stop."""
+
+
+def consumer_limits(limits: Limits, lease_ms: int | None, failures_max: int | None) -> Limits:
+    """The limits with what a member has chosen; raises Invalid."""
+    changes = {"lease_ms": lease_ms, "failures_max": failures_max}
+    chosen = {name: value for name, value in changes.items() if value is not None}
+    limits = msgspec.structs.replace(limits, **chosen)
+    if limits.lease_ms < LEASE_MS_MIN or limits.failures_max < 1:
+        raise Invalid(f"a lease has at least {LEASE_MS_MIN} ms, and an event may fail at least once")
+    return limits
 
 
 def check_name(name: str) -> str:

@@ -12,15 +12,13 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack
 from weakref import WeakSet
 
-import msgspec
-
 from headwater.engine import dead, draining, reading, waiting
 from headwater.engine.appends import Appends
-from headwater.engine.consumer import Consumer, Kept, place
-from headwater.engine.consumers import Consumers
+from headwater.engine.consumer import Consumer, Kept, place, places
+from headwater.engine.consumers import Consumers, consumer_limits
 from headwater.engine.follow import Follow
 from headwater.engine.leases import Leases
-from headwater.engine.log import L, Log, Upload
+from headwater.engine.log import L, Upload
 from headwater.engine.rules import with_retention
 from headwater.engine.selection import Selection
 from headwater.engine.serving import Serving, wants_sync
@@ -42,8 +40,6 @@ from headwater.storage.rows import Rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-LEASE_MS_MIN = 50  # below, a stall of the machine would take every lease away
 
 
 class Topics(Catalogue, Protocol):
@@ -350,7 +346,7 @@ class Verbs(Serving[L]):
         With `kept`, the truth about its cursors is elsewhere, and those stored here only follow.
         """
         opened = self._topics.live(topic)
-        limits = self._consumer_limits(lease_ms, failures_max)
+        limits = consumer_limits(self._limits, lease_ms, failures_max)
         selection = self._selection(type, key, match)
         leases = self._leases(name, opened, limits, start)
         return self._joined(name, opened, selection, limits, leases, timeout, kept)
@@ -380,7 +376,7 @@ class Verbs(Serving[L]):
         opened = self._topics.live(topic)
         numbers = sorted({*partitions}) if partitions is not None else range(len(opened.logs))
         logs = [log for number in numbers for log in opened.chosen(number)]
-        limits = self._consumer_limits(lease_ms, failures_max)
+        limits = consumer_limits(self._limits, lease_ms, failures_max)
         selection = self._selection(type, key, match)
         leases = self._leases(consumer, opened, limits, start, guest=())
 
@@ -421,21 +417,12 @@ class Verbs(Serving[L]):
         """
         return dead.replay(self, topic, consumer)
 
-    def _consumer_limits(self, lease_ms: int | None, failures_max: int | None) -> Limits:
-        changes = {"lease_ms": lease_ms, "failures_max": failures_max}
-        chosen = {name: value for name, value in changes.items() if value is not None}
-        limits = msgspec.structs.replace(self._limits, **chosen)
-        if limits.lease_ms < LEASE_MS_MIN or limits.failures_max < 1:
-            raise Invalid(f"a lease has at least {LEASE_MS_MIN} ms, and an event may fail at least once")
-        return limits
-
     def _leases(
         self, name: str, opened: OpenTopic[L], limits: Limits, start: At, guest: Sequence[int] | None = None
     ) -> Leases:
         """The part of a new member or guest of a consumer, which is made if it is new."""
         reading.check_id(opened.logs, start)
-        starts = partial(_starts, opened.logs, start)
-        return self._consumers.join(name, opened.topic, limits.lease_ms, starts, guest)
+        return self._consumers.join(name, opened.topic, limits.lease_ms, partial(places, opened.logs, start), guest)
 
     def _joined(
         self,
@@ -552,7 +539,3 @@ def _take_all(upload: Upload, pieces: Iterable[bytes]) -> Rows:
         return upload.commit()
     finally:
         upload.discard()
-
-
-def _starts(logs: Sequence[Log], start: At) -> list[int]:
-    return [place(log, start, len(logs)) for log in logs]
