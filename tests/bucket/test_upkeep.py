@@ -6,9 +6,10 @@ import os
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
-from headwater.engine.bucket import Bucket
+from headwater.engine.bucket import Bucket, open_bucket
 from headwater.errors import NotFound, Unavailable, Unsupported
 from headwater.limits import Limits
 from headwater.storage.disk import Clock
@@ -377,3 +378,27 @@ class LaterClock(Clock):
 
     def ticks(self) -> int:
         return super().ticks() + int(timedelta(seconds=self.later_s).total_seconds() * 10_000_000)
+
+
+def test_a_real_object_store_is_compacted_trimmed_collected_and_sound(s3_url: str) -> None:
+    with open_bucket(s3_url, limits=msgspec.structs.replace(BLOB, blob_orphan_s=3600.0)) as hw:
+        for number in range(10):
+            hw.append("t", b"%d" % number)
+        hw.append("t", os.urandom(5000))
+        assert hw.seal("t") == 1
+        for _ in range(2):
+            hw.maintain()
+        left = [each.key for each in hw._store.list("topics/t/")]
+        assert not any("/events/" in key for key in left)
+        hw.append("t", b"last")
+        assert offsets(hw.read("t")) == list(range(12))
+        assert hw.check().findings == []
+        hw.retain("t", before=11)
+        for _ in range(2):
+            hw.maintain()
+        left = [each.key for each in hw._store.list("topics/t/")]
+        assert not any("/segments/" in key for key in left)
+        assert [event.data for event in hw.read("t")] == [b"last"]
+        hw.delete("t")
+        assert hw.maintain().collected > 0
+        assert [each.key for each in hw._store.list("topics/t/")] == ["topics/t/topic"]
