@@ -181,6 +181,9 @@ def test_the_cache_stays_below_its_bound_and_a_read_still_gets_through(emptied: 
     with open_engine(tmp_path / "data", limits, store) as hw:
         assert everything(hw) == everything(emptied.whole)
         assert everything(hw, reverse=True, key="a") == everything(emptied.whole, reverse=True, key="a")
+        [log] = hw._topics.live("t").logs
+        assert log.archived is not None
+        assert len(log.archived._open) <= 4, "those that were deleted to make room are not held open"
     assert 4000 < largest <= 12_000
 
 

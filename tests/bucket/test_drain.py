@@ -14,6 +14,7 @@ import headwater
 from headwater.engine.verbs import Verbs
 from headwater.event import Event
 from headwater.limits import Limits
+from tests.bucket.conftest import Opener, hooks_of
 from tests.waiting import wait_for
 
 LIMITS = Limits(retry_ms=1, lease_ms=2000, follow_ms=20)
@@ -158,6 +159,23 @@ def test_an_event_that_comes_when_another_one_is_about_to_end_is_not_stranded(hw
         thread.join()
     assert set(handled) == set(range(6))
     wait_for(lambda: hw.consumers("t")[0].lag == 0)
+
+
+def test_a_warm_function_asks_for_little(opener: Opener) -> None:
+    writer, warm = opener(), opener()
+    writer.create("t", partitions=3)
+    fill(writer, 5)
+    assert warm.drain("c", "t", lambda _: None) == headwater.Drained(5, False)
+    asked = hooks_of(warm).asked
+    asked.clear()
+    assert warm.drain("c", "t", lambda _: None) == headwater.Drained(0, False)
+    assert asked.pop("get") <= 2 * 3 + 1
+    assert asked == {"list": 1}
+    fill(writer, 5)
+    asked.clear()
+    assert warm.drain("c", "t", lambda _: None) == headwater.Drained(5, False)
+    assert asked.pop("get") <= 2 * 3 + 1 + 11
+    assert asked == {"list": 1, "swap": 3}  # taken, handed out, committed and given back
 
 
 def test_a_missing_topic_and_a_wrong_partition_are_told(hw: Verbs[Any]) -> None:

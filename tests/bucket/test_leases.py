@@ -212,6 +212,17 @@ class CountingStore(LossyStore):
         return super().swap(key, data, version)
 
 
+def test_whoever_comes_three_times_in_a_lease_renews_each_time(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "objects", UnsyncedDisk(), Clock())
+    with coordinated(BucketCoordinator(store, Clock())) as consumers:
+        clock = OwnClock(1000.0)
+        a = Contender(consumers(clock), clock)
+        a.tend()
+        for _ in range(9):
+            clock.now_s += LEASE_S / 3 - 0.01  # the request before went out a little later than the thread came
+            assert a.leases.tend(a.held, claim=False).expires_s == clock.now_s + LEASE_S
+
+
 def test_a_member_at_rest_asks_for_little(tmp_path: Path) -> None:
     store = CountingStore(DirectoryStore(tmp_path / "objects", UnsyncedDisk(), Clock()))
     with coordinated(BucketCoordinator(cast("Store", store), Clock())) as consumers:
