@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import headwater
+from headwater.engine.bucket import Bucket
 from headwater.engine.engine import Engine
+from headwater.engine.verbs import Verbs
 from tests.server.serving import Server
 from tests.test_docs import ROOT, Block, python_blocks
 
@@ -24,9 +26,9 @@ def test_block_runs(block: Block, server: Server, tmp_path: Path, capsys: pytest
     assert "40" in capsys.readouterr().out or "payments" in block.code
 
 
-def test_the_table_names_every_verb_of_a_directory(server: Server) -> None:
+def test_the_table_names_every_verb(server: Server, tmp_path: Path) -> None:
     named = set(re.findall(r"`(\w+)`", PAGE.partition("## Which verb works where")[2].partition("\n## ")[0]))
-    verbs = {name for name in vars(Engine) if not name.startswith("_")}
+    verbs = {name for each in (Bucket, Engine, Verbs) for name in vars(each) if not name.startswith("_")}
     inner = {
         "close",
         "check_open",
@@ -36,8 +38,12 @@ def test_the_table_names_every_verb_of_a_directory(server: Server) -> None:
         "limits",
         "uuid",
     }  # of every log, or for its own parts
-    server_only = {"prepare", "prepare_many", "commit", "upload", "span", "cursor", "bell", "probe"}
-    assert verbs - inner - server_only <= named
+    of_directories = {"path", "probe", "archive", "archiver", "archive_url", "check_archive", "replica", "settings_of"}
+    of_buckets = {"url", "append_later", "flush", "maintain"}
+    assert verbs - inner - {"probe"} <= named
     with headwater.open(server.url) as hw:
-        for verb in verbs - inner - server_only - {"path"}:
+        for verb in verbs - inner - of_directories - of_buckets:
             assert callable(getattr(hw, verb)), verb
+    with headwater.open(f"objects://{tmp_path}/bucket") as bucket:
+        for verb in verbs - inner - of_directories:
+            assert hasattr(bucket, verb), verb

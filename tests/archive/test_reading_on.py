@@ -135,6 +135,21 @@ def test_times_and_descriptions_fetch_no_more_than_they_need(emptied: Both) -> N
     assert len(emptied.store.fetched(".log")) == 1
 
 
+def test_what_was_dropped_just_now_is_fetched_no_more_than_that_either(tmp_path: Path) -> None:
+    store = FailingStore(objects(tmp_path / "archive"))
+    with open_engine(tmp_path / "data", store=store) as hw:
+        fill(hw, 200)
+        hw.archive(f"objects://{tmp_path / 'archive'}")
+        expected = everything(hw)
+        drop(hw)
+        store.calls.clear()
+        assert hw.version("t", "nobody") is None
+        assert store.fetched(".index")
+        assert store.fetched(".log") == []
+        assert next(hw.read("t", start=expected[100][3])).offset == 100
+        assert len(store.fetched(".log")) == 1
+
+
 def test_what_is_local_is_read_while_the_archive_is_out_of_reach(emptied: Both) -> None:
     local = emptied.dropped.describe("t").partitions[0].local or 0
     expected = everything(emptied.whole)
@@ -166,6 +181,9 @@ def test_the_cache_stays_below_its_bound_and_a_read_still_gets_through(emptied: 
     with open_engine(tmp_path / "data", limits, store) as hw:
         assert everything(hw) == everything(emptied.whole)
         assert everything(hw, reverse=True, key="a") == everything(emptied.whole, reverse=True, key="a")
+        [log] = hw._topics.live("t").logs
+        assert log.archived is not None
+        assert len(log.archived._open) <= 4, "those that were deleted to make room are not held open"
     assert 4000 < largest <= 12_000
 
 

@@ -74,10 +74,10 @@ def collect_all(hw: Bucket) -> None:
 
 
 def test_a_writer_that_was_stopped_while_all_was_compacted_and_collected_goes_on_at_the_end(bucket_url: str) -> None:
-    stopped = Writer(bucket_url, "t", "stopped", 200, LIMITS)
+    stopped = Writer(bucket_url, "t", "stopped", 60, LIMITS)
     stopped.ready()
     with opened(bucket_url) as hw:
-        for number in range(3):
+        for number in range(2):
             stopped.hear(10)
             stopped.stop()
             for each in range(5):
@@ -86,7 +86,7 @@ def test_a_writer_that_was_stopped_while_all_was_compacted_and_collected_goes_on
             stopped.go_on()
         stopped.finish()
         assert not hw.check().damaged
-    check(bucket_url, [stopped], all_of=215)
+    check(bucket_url, [stopped], all_of=70)
 
 
 def kill_keepers(url: str, rounds: int, seed: int) -> list[Writer]:
@@ -95,12 +95,12 @@ def kill_keepers(url: str, rounds: int, seed: int) -> list[Writer]:
     writers = [Writer(url, "t", f"w{number}", 100_000, LIMITS) for number in range(2)]
     for writer in writers:
         writer.ready()
-        writer.hear(20)
+        writer.hear(10)
     for _ in range(rounds):
         with keeping(url) as process:
-            for _ in range(choose.randint(1, 8)):
+            for _ in range(choose.randint(1, 4)):
                 for writer in writers:
-                    writer.hear(choose.randint(1, 10))
+                    writer.hear(choose.randint(1, 5))
             process.send_signal(signal.SIGKILL)
     for writer in writers:
         writer.kill()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 import headwater
 from tests.cli.conftest import Run
 from tests.replica.copies import Program, wait_for_events
+from tests.server.process import served
 
 
 def test_a_log_is_copied_looked_at_and_promoted(run: Run, data: Path, tmp_path: Path) -> None:
@@ -63,17 +63,16 @@ def test_it_follows_until_it_is_asked_to_end_and_says_how_it_is(data: Path, tmp_
     assert told[-1]["logs"][0]["end"] == 2
 
 
-def test_no_secret_is_stored(program: Sequence[str], tmp_path: Path, run: Run) -> None:
-    from tests.server.process import served
-
-    users = tmp_path / "users.json"
-    token = run("auth", "add", users, "copier", "--token", "--scope", "read:*").out.split()[-1]
+def test_no_secret_is_stored(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    users, replica = tmp_path / "users.json", tmp_path / "replica"
+    token = run("auth", "add", users, "copier", "--token", "--scope", "read:orders").out.split()[-1]
     with headwater.open(tmp_path / "data") as hw:
         hw.append("orders", "one")
+        hw.append("secret", "one")
     with served(tmp_path / "data", "--auth", str(users)) as server:
-        command = [*program, "replicate", server.url, str(tmp_path / "replica"), "--once"]
-        assert subprocess.run(command, check=False, capture_output=True).returncode == 1
-        environment = {**os.environ, "HEADWATER_TOKEN": token}
-        subprocess.run(command, check=True, capture_output=True, env=environment)
-    for file in (tmp_path / "replica").rglob("*"):
+        run("replicate", server.url, replica, "--once", code=1)
+        monkeypatch.setenv("HEADWATER_TOKEN", token)
+        run("replicate", server.url, replica, "--once")
+    assert [topic["topic"] for topic in run("topics", replica, "--json").objects] == ["orders"], "what it may read"
+    for file in replica.rglob("*"):
         assert not file.is_file() or token.encode() not in file.read_bytes()

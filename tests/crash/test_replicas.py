@@ -125,14 +125,14 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("step", [17, pytest.param(1, marks=[pytest.mark.torture, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("step", [37, pytest.param(1, marks=[pytest.mark.torture, pytest.mark.timeout(1800)])])
 def test_a_replica_goes_on_after_a_crash_at_any_moment(step: int, source: Engine, arena: Path) -> None:
     trace = record(source, arena / "recorded")
     checked = 0
     for name, tree, boot_id, told in islice(crashes(trace, LOSSES), 0, None, step):
         check(source, name, tree, boot_id, told, arena)
         checked += 1
-    assert checked > 50
+    assert checked > 30
 
 
 def test_it_would_be_noticed_if_copied_batches_were_not_synced(source: Engine, arena: Path) -> None:

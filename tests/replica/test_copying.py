@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,21 @@ def test_lost_events_stay_lost(tmp_path: Path) -> None:
     assert same(tmp_path / "source", tmp_path / "replica") == 8
     with headwater.open(tmp_path / "replica") as hw:
         assert [event.offset for event in hw.read("t")] == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+def test_what_the_source_has_only_in_its_archive_is_copied(tmp_path: Path) -> None:
+    with headwater.open(tmp_path / "source") as hw:
+        hw.create("t", segment_bytes=4096)
+        for n in range(100):
+            hw.append("t", b"%d" % n * 40, producer=("p", 0, n))
+        hw.append("t", iter([b"h" * 2_000_000]))
+        hw.archive(f"objects://{tmp_path / 'archive'}", seal=True)
+        assert hw.retain("t", retention_segments=1)
+        hw.append("t", "last")
+    copy_once(tmp_path / "source", tmp_path / "replica")
+    assert same(tmp_path / "source", tmp_path / "replica") == 102
+    shutil.rmtree(tmp_path / "archive")
+    assert len(events(tmp_path / "replica", "t")) == 102, "it needs no archive"
 
 
 def test_new_topics_and_events_come_as_they_are_made(tmp_path: Path) -> None:
@@ -295,8 +311,6 @@ def test_a_topic_that_was_deleted_at_the_source_is_left_unless_it_is_to_be_delet
 
 def test_a_source_that_was_set_back_is_not_followed(tmp_path: Path) -> None:
     """As after a restore from a backup: it has other events at offsets that the replica has."""
-    import shutil
-
     with headwater.open(tmp_path / "source") as hw:
         hw.append("t", "1")
         hw.append("u", "1")

@@ -82,12 +82,15 @@ def test_nothing_is_written_to_a_replica(protocol: str, replica: Path) -> None:
 
 
 def test_a_stream_is_refused_before_it_is_read(replica: Path) -> None:
+    read: list[bytes] = []
+
     def pieces() -> Iterator[bytes]:
-        raise AssertionError
-        yield b""
+        read.append(b"x")
+        yield b"x"
 
     with headwater.open(replica) as hw, pytest.raises(headwater.Unavailable):
         hw.append("t", pieces())
+    assert not read
 
 
 def test_plain_http_and_the_command_line_are_refused_too(replica: Path) -> None:
@@ -111,6 +114,24 @@ def test_a_replica_is_consumed_followed_and_viewed(replica: Path, source: Path) 
             there.append("t", "news")
             assert next(follow).value == "news"
         assert here.consumers("t")[0].lag == 1
+
+
+def test_an_event_that_keeps_failing_here_is_not_set_aside(replica: Path) -> None:
+    with headwater.open(replica) as hw:
+        with hw.consumer("billing", "t", timeout=0, failures_max=1) as consumer:
+            event = next(iter(consumer))
+            with pytest.raises(headwater.Unavailable, match="is a replica of"):
+                consumer.fail(event, "no")
+        with (
+            hw.consumer("billing", "t", timeout=0, failures_max=1) as consumer,
+            pytest.raises(headwater.Unavailable, match="is a replica of"),
+        ):
+            next(iter(consumer))
+        assert hw.consumers("t")[0].cursor == 0
+        hw.seek("billing", "t", 1)
+        with hw.consumer("billing", "t", timeout=0) as consumer:
+            assert next(iter(consumer)).offset == 1
+        assert hw.topics() == ["t", "u"]
 
 
 def test_others_who_have_it_open_may_write_as_soon_as_it_is_promoted(replica: Path) -> None:

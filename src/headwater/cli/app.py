@@ -38,6 +38,7 @@ COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 # The library's hints speak of its arguments; here they are options.
 HINTS = {
     "partition_needed": "give --partition, or a time",
+    "topic_needed": "give --topic, or a time",
     "data_bytes_max": "make the topic with a larger --data-bytes-max",
     "batch_bytes_max": "append it with --file",
     "blob_bytes_in_memory": "export with a larger --hold, or save its data with 'headwater read --output'",

@@ -7,6 +7,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import complete_directory
+from headwater.cli.opening import directory_of
 
 
 @command(examples=["headwater promote data"])
@@ -20,5 +21,5 @@ def promote(data: str) -> None:
     """
     from headwater import promote
 
-    promote(data)
+    promote(directory_of(data))
     show.done(f"{data} takes appends now")

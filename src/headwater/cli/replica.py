@@ -10,6 +10,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import complete_directory, json_option
+from headwater.cli.opening import directory_of
 
 if TYPE_CHECKING:
     from headwater.info import ReplicaInfo, ReplicaLog
@@ -31,7 +32,7 @@ def replica(ctx: click.Context, data: str, as_json: bool) -> None:
     """
     from headwater import replica
 
-    info = replica(data)
+    info = replica(directory_of(data))
     if as_json:
         click.echo(show.json_line(told(info)))
     else:

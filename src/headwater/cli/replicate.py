@@ -12,7 +12,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import complete_directory, data_argument, json_option
-from headwater.cli.opening import credentials
+from headwater.cli.opening import credentials, directory_of
 
 if TYPE_CHECKING:
     from headwater.info import ReplicaInfo
@@ -53,9 +53,10 @@ def replicate(
     from headwater.api import replicator
     from headwater.limits import DEFAULTS
 
+    path = directory_of(data)
     with (
         _shown(as_json) as told,
-        replicator(source, data, topics or None, delete, restart, told, DEFAULTS, credentials(source)) as copying,
+        replicator(source, path, topics or None, delete, restart, told, DEFAULTS, credentials(source)) as copying,
         _until_signalled(copying.stop),
     ):
         info = copying.run(once=once)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +10,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import Natural, Place, complete_directory, json_option
+from headwater.cli.opening import directory_of
 from headwater.cli.progress import Waiting
 
 COLUMNS = ("topic", "partition", "offsets", "events", "fetched")
@@ -53,9 +53,10 @@ def restore(
         raise click.UsageError("--partition is that of --to")
     import headwater
 
+    path = directory_of(data)
     with Waiting("restored", as_bytes=True) as waiting:
         end = to if to is not None else to_time
-        done = headwater.restore(url, Path(data), topic=topic, partition=partition, to=end, progress=waiting.update)
+        done = headwater.restore(url, path, topic=topic, partition=partition, to=end, progress=waiting.update)
     if as_json:
         click.echo(show.json_line({"data": data, "url": url, "logs": done}))
         return

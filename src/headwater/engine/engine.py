@@ -180,7 +180,8 @@ class Engine(Verbs[LocalLog]):
         `changes` change what the topic keeps, durably and for every process from its next roll on; each bound is for
         one partition, and 0 takes it away. `before` also deletes what ends before an offset or a time, once. The active
         segment stays, unless all its events are older than `retention_age_ms`. Without `dry_run`, what is returned is
-        gone durably: a read of it raises NotFound with the code `offset_gone` and the `oldest` offset.
+        gone durably: a read of it raises NotFound with the code `offset_gone` and the `oldest` offset. Of a directory
+        with an archive, only what is in it is deleted, and read from there; Unavailable if that is out of reach.
         """
         logs = self._topics.live(topic).chosen(partition)
         if self._guard is not None and not dry_run:

@@ -53,7 +53,7 @@ def restore(
     """
     disk, clock, path = disk or Disk(), clock or Clock(), path.absolute()
     if isinstance(to, int) and topic is None:
-        raise Invalid("an offset is that of a topic", hint="say which: --topic; or give a time", code="topic_needed")
+        raise Invalid("an offset is that of a topic", hint="give its topic, or a time", code="topic_needed")
     _check_free(path, disk)
     store = open_store(url, clock=clock, disk=disk, limits=limits)
     try:
@@ -129,7 +129,7 @@ def _bound(topic: Topic, number: int, partition: int | None, to: int | datetime 
     if partition is None and topic.partitions > 1:
         raise Invalid(
             f"topic {topic.name!r} has {topic.partitions} partitions, and an offset is that of one",
-            hint="say which: --partition; or give a time",
+            hint="give its partition, or a time",
             code="partition_needed",
         )
     if partition is not None and not 0 <= partition < topic.partitions:

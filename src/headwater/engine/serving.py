@@ -226,6 +226,11 @@ class Serving(Generic[L]):
         """One log of a topic as it is now, for who copies it; raises NotFound."""
         return self._topics.live(topic).chosen(partition)[0]
 
+    def partition_logs(self, topic: str) -> tuple[Topic, list[L]]:
+        """A topic and all its logs, as they are now; raises NotFound."""
+        opened = self._topics.live(topic)
+        return opened.topic, opened.logs
+
     def bell(self) -> Bell:
         """What a thread sleeps on until one of its cursors has more."""
         return Bell(self._disk, self._clock)

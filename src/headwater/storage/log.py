@@ -24,9 +24,10 @@ from headwater.storage.archive.archived import Archived
 from headwater.storage.blobs import StoredBlob
 from headwater.storage.failures import deleted
 from headwater.storage.group import Group
+from headwater.storage.log_cursor import Cursor, TypeTest
 from headwater.storage.place import Place
 from headwater.storage.producers import Producers
-from headwater.storage.reader import Cursor, Reader, TypeTest
+from headwater.storage.reader import Reader
 from headwater.storage.repair import Action
 from headwater.storage.rows import Rows
 from headwater.storage.sealer import seal_all

@@ -1,14 +1,14 @@
 """Reading a local log: no locks, any number of threads and processes, up to what is visible.
 
-A `Reader` belongs to one log in one process. A `Cursor` moves through it and belongs to one thread.
+A `Reader` belongs to one log in one process. A `Cursor` (log_cursor.py) moves through it and belongs to one thread.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from headwater.storage import recovery
 from headwater.storage.archive.archived import Archived
 from headwater.storage.failures import deleted, offset_gone
 from headwater.storage.keys import KeyIndexes, Positions
+from headwater.storage.log_cursor import Cursor, TypeTest
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile, open_segments
 from headwater.storage.tail import Tail
@@ -30,10 +31,6 @@ from headwater.storage.tail import Tail
 OPEN_SEGMENTS_MAX = 32  # of a log, kept open between reads: a key's history may touch as many again and again
 OPEN_SEGMENTS_FEW = 8  # when the process has many open: it may read many logs, and descriptors are scarce
 OPEN_SEGMENTS_ALL = 256
-
-SCAN_BYTES_MAX = 256 * 1024  # so near the end of the active segment, reading on is quicker than looking for a key
-
-TypeTest = Callable[[bytes], bool]
 
 
 class Places(NamedTuple):
@@ -98,7 +95,7 @@ class Reader:
         if bases and (
             bases[0] == slot.segment
             or (bases[0] < self._local and self._archived is not None and self._archived.has(bases[0]))
-            or self._place.disk.inode(self._place.segment(bases[0])) is not None
+            or self._is_here(bases[0])
         ):
             return bases[0]
         return self._oldest()  # retention, of any process, has deleted what was the oldest
@@ -164,6 +161,8 @@ class Reader:
                     raise
 
     def _offset_at(self, ticks: int) -> int:
+        if self._archived is not None:
+            self.start()  # looks whether the oldest are still here: what was dropped need not be fetched to be compared
         slot = self.slot()
         bases = self._known_bases(slot)
         if not bases:
@@ -233,12 +232,14 @@ class Reader:
             return self._open(base, slot)
         except NotFound as error:
             if self._archived is not None and self._archived.has(base):
+                if base >= self._local:
+                    self._bases = []  # retention has dropped it since they were listed
                 return self._archived.open(base)
             gone = self.gone(base)
             raise (gone if base < gone.oldest else error) from None
 
     def _open(self, base: int, slot: Slot) -> SegmentFile:
-        there = base == slot.segment or self._place.disk.inode(self._place.segment(base)) is not None
+        there = base == slot.segment or self._is_here(base)
         with self._opening:
             found = self._segments.get(base)
             if (
@@ -287,10 +288,17 @@ class Reader:
 
     def _indexed(self, base: int, slot: Slot, hash: int) -> Places | None:
         """Where a key may be in a sealed segment; None if it has no sound index."""
-        indexes, identity = self._key_indexes, lambda: self.segment(base, slot).identity()
-        if (archived := self._archived) is not None and base < self._local and archived.has(base):
-            archived.fetch_index(base)
-            indexes, identity = archived.key_indexes, lambda: archived.identity(base)
+        archived, found = self._archived, None
+        if archived is None or base >= self._local:
+            found = self._look_up(self._key_indexes, base, slot, hash, lambda: self.segment(base, slot).identity())
+        if found is None and archived is not None and archived.has(base) and not self._is_here(base):
+            archived.fetch_index(base)  # which is all that is needed, if the key is not there
+            found = self._look_up(archived.key_indexes, base, slot, hash, lambda: archived.identity(base))
+        return found
+
+    def _look_up(
+        self, indexes: KeyIndexes, base: int, slot: Slot, hash: int, identity: Callable[[], tuple[int, int]]
+    ) -> Places | None:
         for doubt in (indexes.forget, indexes.damaged):  # the first time, the file may have been made anew
             index = indexes.get(base, slot.generation, identity)
             if index is None:
@@ -385,6 +393,10 @@ class Reader:
             self._let_go(local)
         return bases
 
+    def _is_here(self, base: int) -> bool:
+        """Whether a segment is on the local disk now."""
+        return self._place.disk.inode(self._place.segment(base)) is not None
+
     def _oldest(self) -> int:
         """The first offset of the oldest segment that is there now."""
         while True:
@@ -444,93 +456,6 @@ class Reader:
             places = places[: bisect_right(places, self.locate(segment, slot, stop - 1)[0])]
         for position in reversed(places):
             yield segment.batch_at(position, end)
-
-
-class Cursor:
-    """A place in a log that moves forward over batches, without looking anything up again."""
-
-    def __init__(self, reader: Reader, offset: int) -> None:
-        self.offset = offset
-        self._reader = reader
-        self._segment: SegmentFile | None = None
-        self._generation = -1
-        self._position = -1
-
-    def batches(
-        self, stop: int, types: TypeTest | None = None, key: bytes | None = None, *, lost: bool = False
-    ) -> Iterator[Batch]:
-        """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
-
-        Those that cannot hold a wanted type or the key are left out; others may hold neither. `lost`: those that stand
-        for lost events come, too.
-        """
-        slot = self._reader.slot()
-        stop = min(stop, slot.visible_offset)
-        while self.offset < stop:
-            segment = self._segment
-            if segment is None or slot.generation != self._generation:
-                self._segment = None
-                if (types is not None or key is not None) and (yield from self._jump(slot, stop, types, key)):
-                    continue
-                segment = self._entered(slot)
-            end = self._reader.end_position(segment, slot)
-            if self._position >= end:
-                if segment.base >= self._reader.base_of(self.offset, slot):
-                    raise corrupt(f"the segment ends at offset {self.offset}, too early", segment.path, end, 0)
-                self._segment = None
-                continue
-            for batch in segment.window(self._position, end).batches(self._position, self._batch_offset):
-                self._pass(batch)
-                if lost or not batch.flags & LOST:
-                    yield batch
-                if self.offset >= stop:
-                    return
-
-    def _jump(self, slot: Slot, stop: int, types: TypeTest | None, key: bytes | None) -> Generator[Batch, None, bool]:
-        """The batches of this segment that may hold what is wanted; the others are not read. False: not known."""
-        reader = self._reader
-        base = reader.base_of(self.offset, slot)
-        if base == slot.segment:
-            active = self._find(slot)
-            if reader.end_position(active, slot) - self._position < SCAN_BYTES_MAX:
-                return False
-        found = reader.places(base, slot, types, key)
-        if found is None:
-            return False
-        self._segment = None
-        segment, places = found
-        if segment is not None:
-            end = reader.end_position(segment, slot)
-            if self.offset > base:
-                places = list(places)
-                places = places[bisect_left(places, reader.locate(segment, slot, self.offset)[0]) :]
-            for position in places:
-                batch = segment.batch_at(position, end)
-                if batch.base_offset >= stop:
-                    break
-                self.offset = batch.end_offset
-                if not batch.flags & LOST:
-                    yield batch
-        self.offset = max(self.offset, min(stop, reader.end_offset(base, slot)))
-        return True
-
-    def _entered(self, slot: Slot) -> SegmentFile:
-        return self._find(slot) if self._segment is None else self._segment
-
-    def _find(self, slot: Slot) -> SegmentFile:
-        segment = self._reader.segment(self._reader.base_of(self.offset, slot), slot)
-        self._segment, self._generation = segment, slot.generation
-        if self.offset == segment.base:
-            self._position, self._batch_offset = HEADER_BYTES, segment.base
-        elif self.offset == slot.visible_offset and segment.base == slot.segment and not segment.header.packed:
-            self._position, self._batch_offset = slot.visible_position, self.offset
-        else:
-            self._position, self._batch_offset = self._reader.locate(segment, slot, self.offset)
-        return segment
-
-    def _pass(self, batch: Batch) -> None:
-        self.offset = self._batch_offset = batch.end_offset
-        self._position = batch.end_position
 
 
 def last_of(batch: Batch, key: bytes) -> int | None:

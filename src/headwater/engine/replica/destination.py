@@ -37,14 +37,18 @@ class Destination(Engine):
         super().__init__(path, limits=limits, disk=disk, clock=clock)
 
     def here(self) -> dict[str, Topic]:
-        """The topics that are here, by name."""
-        return {name: self.topic(name) for name in self.topics()}
+        """The topics that are here, by name, with their settings as they are stored."""
+        topics, broken = self._catalogue.survey()
+        if broken:
+            raise broken[0]
+        return {topic.name: topic for topic in topics}
 
-    def adopt(self, state: TopicState) -> OpenTopic[LocalLog]:
-        """A topic as the source has it, made if it is not there: its logs begin where the source's begin. Durable."""
-        topic = Topic(name=state.name, uuid=state.uuid, partitions=len(state.logs), settings=state.settings)
-        self._catalogue.make(topic, [(log.start, log.ticks_before) for log in state.logs])
-        if self._catalogue.find(state.name).settings != state.settings:
+    def adopt(self, state: TopicState, here: Topic | None = None) -> OpenTopic[LocalLog]:
+        """A topic as the source has it, made if it is not `here`: its logs begin where the source's begin. Durable."""
+        if here is None:
+            topic = Topic(name=state.name, uuid=state.uuid, partitions=len(state.logs), settings=state.settings)
+            self._catalogue.make(topic, [(log.start, log.ticks_before) for log in state.logs])
+        elif here.settings != state.settings:
             self._catalogue.settle(state.name, lambda _: state.settings)
         return self._topics.live(state.name)
 

@@ -26,9 +26,9 @@ from headwater.errors import Closed, Conflict, Corrupt, HeadwaterError, NotFound
 from headwater.format.batch import Batch
 from headwater.format.producers import Known
 from headwater.format.replication import Answer, Share, TopicState
-from headwater.format.settings import Replica
+from headwater.format.settings import Replica, Topic
 from headwater.info import ReplicaInfo
-from headwater.limits import DEFAULTS, Limits
+from headwater.limits import DEFAULTS, REPLICA_LOGS_MAX, Limits
 from headwater.storage import copying
 from headwater.storage.disk import Clock, Disk
 
@@ -187,6 +187,9 @@ class Replicator:
             return None
         self._turn %= len(copies)
         copies = copies[self._turn :] + copies[: self._turn]  # so that nobody is always the last
+        if len(copies) > REPLICA_LOGS_MAX:
+            copies = copies[:REPLICA_LOGS_MAX]
+            self._turn += REPLICA_LOGS_MAX
         wanted = [copy.wanted() for copy in copies]
         wait_s = 0.0 if self._once else LOOK_EVERY_S
         return _Round(copies, self._asking.submit(self._source.more, wanted, BYTES_MAX, wait_s))
@@ -267,7 +270,7 @@ class Replicator:
             if name not in states:  # it is asked for, so that the source says whether it is gone
                 self._copy(name, here[name].uuid)
         for state in states.values():
-            self._follow_topic(state, here[state.name].uuid if state.name in here else None)
+            self._follow_topic(state, here.get(state.name))
         if self._targets is None:
             self._targets = _ends(states.values())
             missing = sorted((self._topics or set()) - set(states) - set(here))
@@ -277,11 +280,11 @@ class Replicator:
                 _log.warning("there is no topic %r at the source yet", missing[0])
         return set(self._copies) != before
 
-    def _follow_topic(self, state: TopicState, uuid: str | None) -> None:
-        if uuid is not None and uuid != state.uuid:
+    def _follow_topic(self, state: TopicState, here: Topic | None) -> None:
+        if here is not None and here.uuid != state.uuid:
             self._made_again(state)
         elif state.name not in self._troubles:
-            opened = self._here.adopt(state)
+            opened = self._here.adopt(state, here)
             self._copy(state.name, state.uuid)
             for log, there in zip(opened.logs, state.logs, strict=True):
                 copy = self._copies[state.name, log.partition]

@@ -7,22 +7,27 @@ other events.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
 from headwater.engine.follow import SLICE_S, wait_for_more
-from headwater.errors import Corrupt, HeadwaterError, NotFound
+from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable
 from headwater.event import Blob
 from headwater.format.batch import Batch
 from headwater.format.producers import Known
 from headwater.format.replication import Answer, LogState, Share, TopicState, Wanted
+from headwater.format.settings import Topic
 from headwater.storage import retention
 from headwater.storage.log import LocalLog
 
 if TYPE_CHECKING:
     from headwater.engine.engine import Engine
+
+_log = logging.getLogger("headwater")
 
 SYNC_EVERY_S = 0.05  # events without durability of their own are synced for replicas, but not more often than this
 
@@ -94,21 +99,35 @@ class LocalSource:
 
     def _state(self, name: str) -> Iterator[TopicState]:
         try:
-            topic = self._engine.topic(name)
-            logs = [self._engine.partition_log(name, number) for number in range(topic.partitions)]
+            topic, logs = self._engine.partition_logs(name)
             ends = [self._durable(log, beyond=log.state().durable_offset) for log in logs]
             states = [LogState(log.start(), log.ticks_before_start(), end) for log, end in zip(logs, ends, strict=True)]
             # The settings as they are now, which another process may have changed; the uuid as of these logs.
             yield TopicState(name, topic.uuid, self._engine.settings_of(name), states)
         except NotFound:
             return
+        except Corrupt as error:  # who copies it already is told when it asks
+            _log.warning("topic %r cannot be replicated: %s", name, error)
+
+    def _open(self, logs: Sequence[Wanted]) -> dict[str, tuple[Topic, list[LocalLog]]]:
+        """The topics that are asked for, each looked at once; those that are not there are left out."""
+        opened = {}
+        for name in {wanted.topic for wanted in logs}:
+            with contextlib.suppress(NotFound):
+                opened[name] = self._engine.partition_logs(name)
+        return opened
 
     def _look(self, logs: Sequence[Wanted], bytes_max: int) -> Answer:
         shares: list[Share] = []
         data: list[memoryview] = []
         room = bytes_max
+        opened = self._open(logs)
         for number, wanted in enumerate(logs):
-            share, found = self._share(number, wanted, room)
+            topic, there = opened.get(wanted.topic, (None, []))
+            if topic is None or topic.uuid != wanted.uuid or wanted.partition >= len(there):
+                share, found = Share(number, "gone"), b""
+            else:
+                share, found = self._share(number, wanted, there[wanted.partition], room)
             if share.state != "ok" or share.size:
                 shares.append(share)
                 data.append(memoryview(found))
@@ -117,11 +136,8 @@ class LocalSource:
                     break
         return Answer(self._engine.clock.ticks(), shares, data)
 
-    def _share(self, number: int, wanted: Wanted, room: int) -> tuple[Share, bytes]:
+    def _share(self, number: int, wanted: Wanted, log: LocalLog, room: int) -> tuple[Share, bytes]:
         try:
-            if self._engine.topic(wanted.topic).uuid != wanted.uuid:
-                return Share(number, "gone"), b""
-            log = self._engine.partition_log(wanted.topic, wanted.partition)
             end = self._durable(log, beyond=wanted.offset)
             start = log.start()
             if wanted.offset < start:
@@ -142,8 +158,9 @@ class LocalSource:
         slot = log.state()
         durable = max(slot.durable_offset, slot.safe_offset)
         if durable <= beyond and slot.visible_offset > durable and self._may_sync(log):
-            log.sync()
-            durable = log.state().durable_offset
+            with contextlib.suppress(Unavailable):  # a log that is frozen: what is durable stays so
+                log.sync()
+                durable = log.state().durable_offset
         return durable
 
     def _may_sync(self, log: LocalLog) -> bool:
@@ -157,11 +174,12 @@ class LocalSource:
     def _wait(self, logs: Sequence[Wanted], wait_s: float) -> None:
         places = []
         bell = self._bell, 0, 0
+        opened = self._open(logs)
         for wanted in logs:
             try:
-                log = self._engine.partition_log(wanted.topic, wanted.partition)
+                log = opened[wanted.topic][1][wanted.partition]
                 slot = log.state()
-            except HeadwaterError:
+            except (KeyError, IndexError, HeadwaterError):
                 continue  # the next look tells
             if max(slot.durable_offset, slot.safe_offset) > wanted.offset:
                 return  # it came meanwhile

@@ -28,7 +28,7 @@ from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 
 OPEN_MAX = 8  # fetched segments of a log that are kept open: each may have been deleted from the cache meanwhile
-TRIES = 3  # a file that was just fetched may be deleted by others, who need the room, before it is opened
+TRIES = 20  # a file that was just fetched may be deleted by others, who need the room, before it is opened
 RANGE_CHUNKS = 8  # of a huge event, asked for at once
 
 
@@ -93,6 +93,9 @@ class Archived:
         with self._opening:
             found = self._open.setdefault(base, found)
             self._open.move_to_end(base)
+            # Others may have deleted some to make room, which comes back when nobody has them open.
+            for other in [other for other in self._open if other != base and not self._is_cached(other)]:
+                del self._open[other]
             while len(self._open) > OPEN_MAX:
                 self._open.popitem(last=False)
         return found
@@ -148,6 +151,9 @@ class Archived:
                 if crc32c(chunk) != crcs[(start + at) // chunk_bytes]:
                     raise corrupt("the checksum of a chunk is wrong", where, start + at, len(chunk))
                 yield chunk
+
+    def _is_cached(self, base: int) -> bool:
+        return self._cached.disk.inode(self._cached.segment(base)) is not None
 
     def _fetch(self, base: int, name: str) -> None:
         segment = self._known(base)

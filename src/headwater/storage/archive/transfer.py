@@ -69,28 +69,39 @@ def download(
     """
     key, digest = file_key(manifest, file), hashlib.sha256()
     where = f"{store.url}/{key}"
+    done = 0
+    for piece in _ranges(store, key, file.bytes):
+        pause()
+        if piece is None:
+            raise _damaged("it is missing", where, 0, file.bytes)
+        expected = min(PIECE_BYTES, file.bytes - done)
+        done += len(piece)
+        if len(piece) != expected:
+            raise _damaged("it is cut short", where, done, file.bytes - done)
+        digest.update(piece)
+        yield bytes(piece)
+    if digest.hexdigest() != file.sha256:
+        raise _damaged("its bytes are not those that were archived", where, 0, file.bytes)
+
+
+def _ranges(store: Store, key: str, size: int) -> Iterator[memoryview | None]:
+    """The pieces of an object in their order; a few are asked for at once."""
+    if size <= PIECE_BYTES:  # as indexes are: not worth threads
+        if size:
+            yield store.get_range(key, 0, size)
+        return
+    asked: deque[Future[memoryview | None]] = deque()
     with ThreadPoolExecutor(PIECES_AHEAD, "headwater-fetch") as pool:
-        asked: deque[Future[memoryview | None]] = deque()
-        position = done = 0
         try:
-            while done < file.bytes:
-                while position < file.bytes and len(asked) < PIECES_AHEAD:
-                    asked.append(pool.submit(store.get_range, key, position, min(PIECE_BYTES, file.bytes - position)))
-                    position += PIECE_BYTES
-                pause()
-                piece = asked.popleft().result()
-                if piece is None:
-                    raise _damaged("it is missing", where, 0, file.bytes)
-                if len(piece) != min(PIECE_BYTES, file.bytes - done):
-                    raise _damaged("it is cut short", where, done + len(piece), file.bytes - done - len(piece))
-                digest.update(piece)
-                done += len(piece)
-                yield bytes(piece)
+            for start in range(0, size, PIECE_BYTES):
+                asked.append(pool.submit(store.get_range, key, start, min(PIECE_BYTES, size - start)))
+                if len(asked) == PIECES_AHEAD:
+                    yield asked.popleft().result()
+            while asked:
+                yield asked.popleft().result()
         finally:
             for each in asked:
                 each.cancel()
-    if digest.hexdigest() != file.sha256:
-        raise _damaged("its bytes are not those that were archived", where, 0, file.bytes)
 
 
 def _damaged(problem: str, where: str, position: int, size: int) -> Corrupt:

@@ -1,0 +1,12 @@
+"""Replicators in the process of the tests look around often, so that nobody waits for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.engine.replica import replicator
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicator, "LOOK_EVERY_S", 0.05)
