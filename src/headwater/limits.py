@@ -104,7 +104,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     object_bytes: int = 8 * MIB  # about how much goes into one object, unless one append has more
     knowledge_s: float = 60.0  # how old a look at what was compacted and trimmed may be, from the look to the answer
     collect_s: float = 600.0  # what is superfluous is deleted after this: far above what anybody believes, or waits for
-    compact_objects: int = 64  # so many objects become a segment, in the background; 0: only when `seal` is called
+    compact_objects: int = 256  # so many objects become a segment, in the background; 0: only when `seal` is called
     compact_objects_max: int = 10_000  # of one segment: each is a request, and must be read before it is out of date
     blob_orphan_s: float = 86_400.0  # a huge event that no object names is deleted after this: its upload may take long
     cache_bytes: int = 64 * MIB  # of objects that were read, kept in memory

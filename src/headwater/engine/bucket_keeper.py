@@ -58,7 +58,9 @@ class BucketKeeper:
 
     def seal(self, logs: list[ObjectLog]) -> int:
         """Make segments of all that was appended until now; returns how many."""
-        return sum(compact(each.place, each.chain.knowledge, self._pool, each.end()) for each in logs)
+        return sum(
+            compact(each.place, each.chain.knowledge, self._pool, each.end(), cache=each.chain.cache) for each in logs
+        )
 
     def retain(
         self, logs: list[ObjectLog], *, changes: Retention, before: int | datetime | None, dry_run: bool
@@ -82,7 +84,7 @@ class BucketKeeper:
         done = Maintained()
         for each in logs:
             place, knowledge = each.place, each.chain.knowledge
-            done.segments += compact(place, knowledge, self._pool, pause=pause)
+            done.segments += compact(place, knowledge, self._pool, pause=pause, cache=each.chain.cache)
             done.trimmed += trim(place, each.chain, self._rules(each, topic))
             pause()
             done.collected += collect(place, knowledge)
@@ -138,7 +140,7 @@ class BucketKeeper:
 
     def _see_to(self, each: ObjectLog) -> None:
         place, knowledge = each.place, each.chain.knowledge
-        compact(place, knowledge, self._pool, pause=self._pause)
+        compact(place, knowledge, self._pool, pause=self._pause, cache=each.chain.cache)
         trim(place, each.chain, self._rules(each, self._catalogue.find(each.topic)))
         self._pause()
         now_s = self._clock.monotonic()

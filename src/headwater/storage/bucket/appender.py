@@ -246,7 +246,9 @@ class Appender:
             if not units:
                 return []
             head, batches = self._built(units, tip)
-            if self._put(head, format.encode(head, batches)):
+            data = format.encode(head, batches)
+            if self._put(head, data):
+                self._chain.cache.put(self._place.events_at(head.base), memoryview(data))
                 self._chain.take(head)
                 self._chain.hint()
                 self._was_put()

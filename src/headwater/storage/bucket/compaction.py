@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from functools import partial
 from itertools import chain as chained
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from headwater.errors import Corrupt
 from headwater.format import object as format
 from headwater.format.batch import BLOB, Batch
 from headwater.format.object import Head
+from headwater.storage.bucket.cache import Cache
 from headwater.storage.bucket.meta import Knowledge, Meta, Point, Segment
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.bucket.store import Listed
@@ -48,17 +50,22 @@ class _Raced(Exception):
 
 
 def compact(
-    place: ObjectPlace, knowledge: Knowledge, pool: Pool, upto: int | None = None, pause: Pause = lambda: None
+    place: ObjectPlace,
+    knowledge: Knowledge,
+    pool: Pool,
+    upto: int | None = None,
+    pause: Pause = lambda: None,
+    cache: Cache | None = None,
 ) -> int:
     """Make segments of what is worth it, durably; returns how many. With `upto`, of everything below that offset.
 
     `pause` is called between pieces of work, and may raise to stop: nothing is half done then. Raises Corrupt where the
-    objects do not follow one another: damage is never packed over.
+    objects do not follow one another: damage is never packed over. What is in the `cache` is not fetched.
     """
     made = 0
     while upto is None or knowledge.look().reached.offset < upto:
         try:
-            if not _compact_once(place, knowledge, pool, pause, all=upto is not None):
+            if not _compact_once(place, knowledge, pool, pause, cache or Cache(0), all=upto is not None):
                 break
         except _Raced:
             if upto is None:
@@ -68,7 +75,9 @@ def compact(
     return made
 
 
-def _compact_once(place: ObjectPlace, knowledge: Knowledge, pool: Pool, pause: Pause, *, all: bool) -> bool:
+def _compact_once(
+    place: ObjectPlace, knowledge: Knowledge, pool: Pool, pause: Pause, cache: Cache, *, all: bool
+) -> bool:
     """Make one segment; False if nothing is worth it."""
     meta = knowledge.look()
     objects = _objects(place, meta)
@@ -77,7 +86,7 @@ def _compact_once(place: ObjectPlace, knowledge: Knowledge, pool: Pool, pause: P
     merged = _merged(place, meta, sum(each.size for each in objects))
     keys = [place.segment(each.base, each.end, each.nonce) for each in merged] + [each.key for each in objects]
     sources = []
-    for source in _read(place, meta, merged, keys, pool):
+    for source in _read(place, meta, merged, keys, pool, cache):
         sources.append(source)
         pause()
     if len(sources) == len(merged):
@@ -133,21 +142,31 @@ def _merged(place: ObjectPlace, meta: Meta, size: int) -> list[Segment]:
     return found
 
 
-def _read(place: ObjectPlace, meta: Meta, merged: list[Segment], keys: list[str], pool: Pool) -> Iterator[_Source]:
+def _get(place: ObjectPlace, cache: Cache, key: str) -> memoryview | None:
+    data = cache.get(key)
+    if data is None:
+        stored = place.store.get(key)
+        data = None if stored is None else stored.data
+    return data
+
+
+def _read(
+    place: ObjectPlace, meta: Meta, merged: list[Segment], keys: list[str], pool: Pool, cache: Cache
+) -> Iterator[_Source]:
     """The objects, each verified to follow the one before. Ends at the mark that the topic is deleted."""
     expected, nonce = (merged[0].base, None) if merged else (meta.reached.offset, meta.reached.nonce)
-    for key, stored in zip(keys, pool().map(place.store.get, keys), strict=True):
-        if stored is None:
+    for key, data in zip(keys, pool().map(partial(_get, place, cache), keys), strict=True):
+        if data is None:
             raise _Raced
-        head, position = format.decode(stored.data, place.path(key))
+        head, position = format.decode(data, place.path(key))
         follows = head.base == expected and (nonce is None or head.previous == nonce)
-        if head.log != place.uuid.hex() or position + head.size > len(stored.data) or not follows:
+        if head.log != place.uuid.hex() or position + head.size > len(data) or not follows:
             if Knowledge(place).look().reached.offset != meta.reached.offset:
                 raise _Raced  # a place was freed, and a sleeper put something there
-            raise _broken(place.path(key), len(stored.data))
+            raise _broken(place.path(key), len(data))
         if head.closed:
             return
-        yield _Source(key, head, position, stored.data)
+        yield _Source(key, head, position, data)
         expected, nonce = head.end, head.nonce
 
 
