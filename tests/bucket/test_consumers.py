@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headwater.engine.bucket import Bucket, open_bucket
-from headwater.errors import Unsupported
+from headwater.errors import Fenced, Unsupported
 from headwater.limits import Limits
 from headwater.storage.bucket.coordinator import BucketCoordinator
 from headwater.storage.coordinator import CursorRecord
@@ -96,6 +98,30 @@ def test_an_event_that_ends_its_process_again_and_again_is_set_aside(hw: Bucket)
     assert 5 <= deaths <= 8
     (dead,) = hw.read("t.dead")
     assert dead.meta["dead_offset"] == "0"
+
+
+def test_a_consumer_that_is_moved_again_and_again_goes_on(hw: Bucket) -> None:
+    fill(hw, 20)
+    over = threading.Event()
+
+    def move() -> None:
+        for number in range(100):
+            hw.seek("c", "t", number % 20)
+        over.set()
+
+    thread = threading.Thread(target=move)
+    with now(hw) as consumer:
+        thread.start()
+        while not over.is_set():
+            for event in consumer:
+                with contextlib.suppress(Fenced):
+                    consumer.ack(event)
+                    consumer.flush()
+        thread.join()
+    hw.seek("c", "t", 15)
+    with now(hw) as consumer:
+        assert numbers(consumer) == [15, 16, 17, 18, 19]
+        assert consumer.fences[0] > 100
 
 
 def stored(hw: Bucket) -> CursorRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.errors import Invalid, Unavailable
+from headwater.errors import Invalid, Unavailable, Unsupported
 from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.keys import RESERVED
 from headwater.storage.disk import Clock, Disk
@@ -266,3 +267,23 @@ def test_what_the_disk_refuses_is_told_with_what_to_do(tmp_path: Path) -> None:
     assert failed.value.code == "disk_full"
     assert list(store.list("")) == []
     assert os.listdir(tmp_path / "objects" / RESERVED / "temporary") == []
+
+
+def test_a_file_system_without_links_is_refused(tmp_path: Path) -> None:
+    class Linkless(Disk):
+        def link(self, path: Path, target: Path) -> None:  # type: ignore[override]  # fewer options than os has
+            raise PermissionError(errno.EPERM, f"{path} {target}")
+
+    store = DirectoryStore(tmp_path / "objects", Linkless(), Clock())
+    with pytest.raises(Unsupported, match="another file system") as refused:
+        store.create("a", b"1")
+    assert refused.value.code == "no_conditional_writes"
+    assert os.listdir(tmp_path / "objects" / RESERVED / "temporary") == []
+
+
+def test_an_object_that_is_deleted_just_when_another_is_created_was_there(tmp_path: Path) -> None:
+    class Racing(Disk):
+        def link(self, path: Path, target: Path) -> None:  # type: ignore[override]  # fewer options than os has
+            raise FileExistsError(errno.EEXIST, f"{path} {target}")
+
+    assert DirectoryStore(tmp_path / "objects", Racing(), Clock()).create("a", b"1") is None

@@ -82,8 +82,10 @@ def test_under_one_fence_the_offset_only_grows(dynamodb: str, dynamodb_table: st
     coordinator = DynamoCoordinator(url, Clock())
     cursors = coordinator.consumer(TOPIC, "c")
     cursors.create(0, CursorRecord(cursor=5, fence=2))
+    cursors.create(0, CursorRecord(cursor=0))  # somebody else was first
     kept = cursors.read(0)
     assert kept is not None
+    assert kept.record == CursorRecord(cursor=5, fence=2)
     assert cursors.swap(0, CursorRecord(cursor=4, fence=2), kept.version) is None
     assert cursors.swap(0, CursorRecord(cursor=9, fence=1), kept.version) is None
     assert cursors.swap(0, CursorRecord(cursor=4, fence=3), kept.version) is not None

@@ -77,7 +77,7 @@ def settled(path: Path) -> None:
             hw.sync(topic)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.torture)])
 def test_a_replica_that_is_killed_again_and_again_while_others_write(kills: int, tmp_path: Path) -> None:
     source, replica = tmp_path / "source", tmp_path / "replica"
     make(source)
@@ -93,7 +93,7 @@ def test_a_replica_that_is_killed_again_and_again_while_others_write(kills: int,
     assert same(source, replica) > 100
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(15, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.torture)])
 def test_a_server_that_is_killed_and_started_again(kills: int, tmp_path: Path) -> None:
     source, replica = tmp_path / "source", tmp_path / "replica"
     make(source)
@@ -114,7 +114,7 @@ def test_a_server_that_is_killed_and_started_again(kills: int, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("protocol", "cuts"),
-    [("http", 2), *(pytest.param(each, 30, marks=pytest.mark.torture) for each in ("http", "tcp"))],
+    [("http", 2), *(pytest.param(each, 12, marks=pytest.mark.torture) for each in ("http", "tcp"))],
 )
 def test_a_network_that_cuts_connections(protocol: str, cuts: int, tmp_path: Path) -> None:
     source, replica = tmp_path / "source", tmp_path / "replica"

@@ -105,9 +105,7 @@ class CoordinatedLeases:
             others = [number for number in wanted if number not in ours]
             free = self._watch(others)[:room] if others and (room or doubtful) else []
             claimed = [each for each in self._each(self._take, free) if each is not None] if claim else []
-            numbers = [*ours, *(each.partition for each in claimed)]
-            until_s = [self._mine[number].until_s for number in numbers if number in self._mine]
-            expires_s = min(until_s, default=self._clock.monotonic() + self._lease_s)
+            expires_s = self._until_s([*ours, *(each.partition for each in claimed)])
             return Round(expires_s, lost, claimed, share, bool(free) and not claim)
 
     def store(self, progress: Iterable[Progress], *, sync: bool) -> tuple[float, list[int]]:  # noqa: ARG002  # it always is
@@ -116,8 +114,7 @@ class CoordinatedLeases:
             progress = list(progress)
             stored = self._each(lambda each: self._update(each.partition, each.fence, _further(each)), progress)
             lost = [each.partition for each, there in zip(progress, stored, strict=True) if not there]
-            until_s = [self._mine[each.partition].until_s for each in progress if each.partition not in lost]
-            return min(until_s, default=0.0), lost
+            return self._until_s([each.partition for each in progress if each.partition not in lost]), lost
 
     def release(self, progress: Sequence[Progress], *, leave: bool = False, died: bool = False) -> list[int]:
         """Give partitions up, durably; with `leave`, the place among the members too. Returns what was lost before."""
@@ -133,6 +130,7 @@ class CoordinatedLeases:
     def seek(self, progress: Sequence[Progress]) -> tuple[float, list[Standing]]:
         """Move cursors that the member holds, durably, under new fences; raises Fenced if one is not held."""
         with self._mutex:
+            moved = []
             for each in progress:
                 changes = {"fence": each.fence + 1, "cursor": each.cursor, "reached": each.cursor}
                 sought = _changed(**changes, failing=0, failures=0)
@@ -143,8 +141,8 @@ class CoordinatedLeases:
                         partition=each.partition,
                         fence=each.fence,
                     )
-            mine = [self._mine[each.partition] for each in progress]
-            return min((each.until_s for each in mine), default=0.0), [_standing(each.kept.record) for each in mine]
+                moved.append(Standing(each.fence + 1, each.cursor))
+            return self._until_s([each.partition for each in progress]), moved
 
     def peek(self, partitions: Iterable[int]) -> dict[int, Standing]:
         """Where the consumer is in some partitions. What this member holds is not asked for: its next renewal tells."""
@@ -188,6 +186,12 @@ class CoordinatedLeases:
         return max(0, int((mine.until_s - self._clock.monotonic()) * 1000))
 
     # Under the mutex
+
+    def _until_s(self, partitions: Sequence[int]) -> float:
+        """Until when all of these are held; what somebody moved just now is not."""
+        mine = [self._mine.get(number) for number in partitions]
+        until_s = [each.until_s if each is not None else 0.0 for each in mine]
+        return min(until_s, default=self._clock.monotonic() + self._lease_s)
 
     def _renew(self, held: dict[int, int]) -> list[int]:
         """Renew what is due; returns what was lost."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import NoReturn, TypeVar
 
-from headwater.errors import HeadwaterError, Invalid, Unavailable
+from headwater.errors import HeadwaterError, Invalid, Unavailable, Unsupported
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.limits import DEFAULTS
 from headwater.storage.bucket.keys import RESERVED, checked, checked_prefix
@@ -39,6 +39,7 @@ DIRECTORIES_MAX = 100_000  # of which something is remembered
 YOUNG_NS = 60_000_000_000  # what is older is on the disk by itself: file systems write their journals every few seconds
 TIME_STEP_NS = 50_000_000  # file systems stamp with a clock that may stand still for some milliseconds
 FINGERPRINT_BYTES = 65_536
+UNLINKABLE = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # as file systems say it that have no links
 
 T = TypeVar("T")
 
@@ -75,11 +76,8 @@ class DirectoryStore:
         path = self._path(key)
         with self._written(key, [data]) as (temporary, fd), self._failures(key):
             try:
-                self._into(path.parent, lambda: self._disk.link(temporary, path))
-            except FileExistsError:
-                if S_ISDIR(self._disk.status(path).st_mode):
-                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
-                return None
+                if not self._linked(temporary, path):
+                    return None
             finally:
                 self._forget(temporary)
             self._disk.sync_directory(path.parent)
@@ -215,6 +213,25 @@ class DirectoryStore:
             raise
         finally:
             self._disk.release(fd)
+
+    def _linked(self, temporary: Path, path: Path) -> bool:
+        """Give a file its name, if that is free."""
+        try:
+            self._into(path.parent, lambda: self._disk.link(temporary, path))
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: whoever asked looks, and asks again
+                if S_ISDIR(self._disk.status(path).st_mode):
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+            return False
+        except OSError as error:
+            if error.errno not in UNLINKABLE:
+                raise
+            raise Unsupported(
+                f"{self.url}: its file system has no links, by which an object is made only if none is there",
+                hint="use a directory on another file system, such as ext4, XFS or NFS",
+                code="no_conditional_writes",
+            ) from error
+        return True
 
     def _rename(self, temporary: Path, path: Path) -> None:
         self._into(path.parent, lambda: self._disk.rename(temporary, path))
