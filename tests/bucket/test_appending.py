@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.engine.bucket import Bucket
-from headwater.errors import Closed, Conflict, Fenced, Invalid, TooLarge, Unavailable, Unsupported
+from headwater.errors import Closed, Conflict, Fenced, Invalid, NotFound, TooLarge, Unavailable, Unsupported
 from headwater.limits import Limits
 from tests.bucket.conftest import Opener, hooks_of
 
@@ -394,3 +394,22 @@ def test_a_hint_of_the_end_is_put_now_and_then_and_may_be_wrong(opener: Opener) 
     for hint in (b'{"base":999999}', b'{"base":1}', b"nonsense", b""):
         store.put(tail, hint)
         assert len(datas(opener())) == opener().append("t", b"").offset
+
+
+def test_a_deletion_that_was_interrupted_loses_nothing_acknowledged_and_can_be_finished(opener: Opener) -> None:
+    hw, writer = opener(), opener()
+    writer.append("t", b"old")
+
+    def die(method: str, key: str) -> None:
+        if method == "swap" and key.endswith("/topic"):
+            raise Unavailable("the process has died")
+
+    hooks_of(hw).before = die
+    with pytest.raises(Unavailable, match="died"):
+        hw.delete("t")
+    for each in (writer, opener()):
+        with pytest.raises(NotFound):
+            each.append("t", b"never acknowledged")
+    opener().delete("t")
+    assert writer.append("t", b"new").offset == 0
+    assert datas(opener()) == [b"new"]

@@ -159,11 +159,19 @@ class Bucket(Verbs[ObjectLog]):
 
     def delete(self, topic: str) -> None:
         """Delete a topic and all its events, for everybody; raises NotFound. Made again, it starts afresh."""
-        opened = self._topics.live(topic)
-        self._catalogue.remove(opened.topic)
+        self.check_open()
+        there = self._catalogue.find(topic)
+        opened = self._topics.get(topic)
+        if opened.topic.uuid != there.uuid:
+            self._topics.forget(opened)
+            opened = self._topics.get(topic)
+        # Closed before the name is free: else whoever still has the topic open could append to one that is gone, and be
+        # told that it is durable. Who died in between left a topic that can only be deleted.
         for log in opened.logs:
-            log.finish()
+            with contextlib.suppress(NotFound):  # it is closed already
+                log.finish()
         self._topics.forget(opened)
+        self._catalogue.remove(opened.topic)
         for log in opened.logs:
             log.close()
 

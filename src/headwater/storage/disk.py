@@ -16,7 +16,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -211,15 +211,21 @@ class Disk:
 
         A private one may be read by this user alone, or by whoever could read the one before.
         """
+        with self.replacing(path, sync=sync, private=private) as fd:
+            self.write(fd, data, 0)
+
+    @contextlib.contextmanager
+    def replacing(self, path: Path, *, sync: bool = True, private: bool = False) -> Iterator[int]:
+        """A new file to write, which takes the name `path` when the block ends, durably; if that raises, it is gone."""
         temporary, fd = self.create_temporary(path, private=private)
         try:
             if private:
                 self._keep_owner(path, fd)
-            self.write(fd, data, 0)
+            yield fd
             if sync:
                 self.fdatasync(fd)
             self.rename(temporary, path)
-        except OSError:
+        except BaseException:
             with contextlib.suppress(OSError):
                 self.unlink(temporary)
             raise

@@ -21,7 +21,7 @@ from headwater.format.tail import Slot
 from headwater.storage import copying, recovery
 from headwater.storage.archive.archive import Archive
 from headwater.storage.archive.archived import Archived
-from headwater.storage.blobs import StoredBlob
+from headwater.storage.blobs import Spool, StoredBlob
 from headwater.storage.failures import deleted
 from headwater.storage.group import Group
 from headwater.storage.log_cursor import Cursor, TypeTest
@@ -120,7 +120,9 @@ class LocalLog:
         """One event whose pieces arrive in their own time: bounded memory, and no lock held meanwhile."""
         if self._guard is not None:
             self._guard()
-        return Upload(self.place, self.append, content, type, key, meta, sync=sync, guard=guard)
+        return Upload(
+            self.place.limits, partial(Spool, self.place), self.append, content, type, key, meta, sync=sync, guard=guard
+        )
 
     def start(self) -> int:
         """The oldest readable offset."""

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
 
 from headwater.errors import Closed
 from headwater.event import Content
 from headwater.format.producers import Producer
-from headwater.storage.blobs import Spool, too_large
-from headwater.storage.place import Place
+from headwater.limits import Limits
+from headwater.storage.blobs import too_large
 from headwater.storage.rows import Rows
+
+
+class Spool(Protocol):
+    """Where a huge event goes as it arrives. `path` names it in its log; `reference` is what its batch will hold."""
+
+    path: Path
+    reference: bytes
+
+    def write(self, piece: bytes) -> None:
+        """Take the next piece."""
+
+    def finish(self) -> None:
+        """Make all of it durable: `reference` can be committed then."""
+
+    def close(self) -> None:
+        """Let go of it, and of what is in it if it was not committed."""
 
 
 class Upload:
@@ -22,7 +40,8 @@ class Upload:
 
     def __init__(
         self,
-        place: Place,
+        limits: Limits,
+        spool: Callable[[], Spool],
         append: Callable[[Rows], None],
         content: Content,
         type: bytes,
@@ -32,9 +51,10 @@ class Upload:
         sync: bool,
         guard: tuple[int | None, Producer | None] | None,
     ) -> None:
-        """`append` commits rows to the log of this place."""
+        """`append` commits rows to the log, whose `limits` these are; `spool` makes a place for a huge event."""
         self.size = 0
-        self._place = place
+        self._limits = limits
+        self._new_spool = spool
         self._append = append
         self._values = type, key, meta
         self._content = content
@@ -71,7 +91,7 @@ class Upload:
 
     def _write(self, piece: bytes) -> None:
         self.size += len(piece)
-        limits = self._place.limits
+        limits = self._limits
         if self._spool is not None:
             self._spool.write(piece)
         elif self.size > limits.data_bytes_max:
@@ -79,7 +99,7 @@ class Upload:
         else:
             self._begun.append(piece)
             if self.size > limits.blob_bytes_min:
-                self._spool = Spool(self._place)
+                self._spool = self._new_spool()
                 for begun in self._begun:
                     self._spool.write(begun)
                 self._begun.clear()

@@ -59,19 +59,8 @@ def written(disk: Disk, target: Target) -> Iterator[IO[bytes]]:
     path = Path(os.path.realpath(cast("str", target)))  # through a link, so that it stays one
     if path.exists() and not path.is_file():
         raise Invalid(f"{path} is not a regular file", hint="an export replaces a file; write a stream to -")
-    temporary, fd = disk.create_temporary(path)
-    try:
-        with io.BufferedWriter(_Output(disk, fd), BUFFER_BYTES) as out:
-            yield cast("IO[bytes]", out)
-        disk.fdatasync(fd)
-        disk.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            disk.unlink(temporary)
-        raise
-    finally:
-        disk.release(fd)
-    disk.sync_directory(path.parent)
+    with disk.replacing(path) as fd, io.BufferedWriter(_Output(disk, fd), BUFFER_BYTES) as out:
+        yield cast("IO[bytes]", out)
 
 
 class _Output(io.RawIOBase):

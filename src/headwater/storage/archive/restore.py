@@ -191,23 +191,12 @@ def fetch(store: Store, place: Place, wanted: Fetch, advance: Callable[[int], No
     for folder in (path.parent.parent, path.parent):
         with contextlib.suppress(FileExistsError):
             disk.mkdir(folder)
-    temporary, fd = disk.create_temporary(path)
-    try:
-        position = 0
-        with reaching(store.url):
-            for piece in download(store, manifest, file):
-                disk.write(fd, piece, position)
-                position += len(piece)
-                advance(len(piece))
-        disk.fdatasync(fd)
-        disk.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            disk.unlink(temporary)
-        raise
-    finally:
-        disk.release(fd)
-    disk.sync_directory(path.parent)
+    position = 0
+    with disk.replacing(path) as fd, reaching(store.url):
+        for piece in download(store, manifest, file):
+            disk.write(fd, piece, position)
+            position += len(piece)
+            advance(len(piece))
 
 
 def first_events(batch: Batch, rows: int, *, zstd: bool) -> bytes:

@@ -10,16 +10,13 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from headwater.errors import Closed, Corrupt, HeadwaterError, Unavailable
-from headwater.event import Content
+from headwater.errors import Corrupt, HeadwaterError, Unavailable
 from headwater.format import blob as format
 from headwater.format.batch import corrupt, encode_blob_reference
-from headwater.format.producers import Producer
 from headwater.limits import BLOB_CHUNK_BYTES
 from headwater.storage.blobs import too_large
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.failures import offset_gone
-from headwater.storage.rows import Rows
 
 PIECES_WAITING = 8  # chunks that may wait for the store: bounded memory, and nobody waits for the other
 
@@ -28,13 +25,14 @@ class _Discarded(Exception):
     """The event is not appended after all: nothing is to be put."""
 
 
-class _Stream:
-    """Chunks on their way to an object, put by a thread of its own."""
+class ObjectSpool:
+    """A huge event on its way into an object, put by a thread of its own; bounded memory. Close it in any case."""
 
     def __init__(self, place: ObjectPlace) -> None:
-        self.id = place.clock.random_bytes(16).hex()
-        self.begun_s = place.clock.monotonic()
+        self.path = Path(place.clock.random_bytes(16).hex())  # the last part of the object's key
+        self.reference = b""
         self.size = 0
+        self._begun_s = place.clock.monotonic()
         self._place = place
         self._pending = bytearray()
         self._crcs: list[int] = []
@@ -45,13 +43,17 @@ class _Stream:
         self._thread.start()
 
     def write(self, piece: bytes) -> None:
+        """Take the next piece of the data. Raises TooLarge above the topic's limit."""
+        bytes_max = self._place.limits.data_bytes_max
+        if self.size + len(self._pending) + len(piece) > bytes_max:
+            raise too_large(bytes_max)
         self._pending += piece
         while len(self._pending) >= BLOB_CHUNK_BYTES:
             self._send(bytes(self._pending[:BLOB_CHUNK_BYTES]))
             del self._pending[:BLOB_CHUNK_BYTES]
 
-    def finish(self) -> bytes:
-        """Put the rest; returns the reference to all of it when it is durable."""
+    def finish(self) -> None:
+        """Put the rest: when it returns, all of it is durable, and `reference` can be committed."""
         if self._pending:
             self._send(bytes(self._pending))
         table = np.array(self._crcs, np.uint32)
@@ -59,9 +61,16 @@ class _Stream:
         self._hand_over(None)
         self._thread.join()
         self._check()
-        return encode_blob_reference(self.size, BLOB_CHUNK_BYTES, format.table_crc(table))
+        slow_s = self._place.limits.blob_orphan_s / 2
+        if self._place.clock.monotonic() - self._begun_s > slow_s:
+            raise Unavailable(
+                f"{self._place}: the upload of a huge event took more than {slow_s:g} s",
+                hint="upload it again, faster: what no event names is deleted after some time",
+                code="upload_too_slow",
+            )
+        self.reference = encode_blob_reference(self.size, BLOB_CHUNK_BYTES, format.table_crc(table))
 
-    def discard(self) -> None:
+    def close(self) -> None:
         """Stop; what was not finished is not put."""
         self._discarded = True
         while self._thread.is_alive():
@@ -91,7 +100,7 @@ class _Stream:
 
     def _put(self) -> None:
         try:
-            self._place.store.put_pieces(self._place.blob(self.id), self._taken())
+            self._place.store.put_pieces(self._place.blob(self.path.name), self._taken())
         except _Discarded:
             return
         except HeadwaterError as error:
@@ -104,80 +113,6 @@ class _Stream:
             yield chunk
         if self._discarded:
             raise _Discarded
-
-
-class ObjectUpload:
-    """Takes pieces with `write`, then `commit`s the event. `discard` it in any case. For one thread at a time."""
-
-    def __init__(
-        self,
-        place: ObjectPlace,
-        append: Callable[[Rows], None],
-        content: Content,
-        type: bytes,
-        key: bytes | None,
-        meta: bytes | None,
-        *,
-        sync: bool,
-        guard: tuple[int | None, Producer | None] | None,
-    ) -> None:
-        """`append` commits rows to the log of this place."""
-        self.size = 0
-        self._place = place
-        self._append = append
-        self._content = content
-        self._values = type, key, meta
-        self._sync = sync
-        self._guard = guard or (None, None)
-        self._begun: list[bytes] = []  # until it is known to be huge
-        self._stream: _Stream | None = None
-        self._discarded = False
-
-    def write(self, piece: bytes) -> None:
-        """Take the next piece; raises TooLarge when it is above the topic's limit, Closed if it was discarded."""
-        self._check()
-        limits = self._place.limits
-        self.size += len(piece)
-        if self.size > limits.data_bytes_max:
-            raise too_large(limits.data_bytes_max)
-        if self._stream is not None:
-            self._stream.write(piece)
-            return
-        self._begun.append(piece)
-        if self.size > limits.blob_bytes_min:
-            self._stream = _Stream(self._place)
-            for begun in self._begun:
-                self._stream.write(begun)
-            self._begun.clear()
-
-    def commit(self) -> Rows:
-        """Append the event; returns when it is durable, with its offset and ticks set."""
-        self._check()
-        stream = self._stream
-        data = b"".join(self._begun) if stream is None else stream.finish()
-        if stream is not None and self._place.clock.monotonic() - stream.begun_s > self._place.limits.blob_orphan_s / 2:
-            raise Unavailable(
-                f"{self._place}: the upload of a huge event took more than {self._place.limits.blob_orphan_s / 2:g} s",
-                hint="upload it again, faster: what no event names is deleted after some time",
-                code="upload_too_slow",
-            )
-        rows = Rows.one(self._content, self._sync, data, *self._values)
-        if stream is not None:
-            rows.spooled = Path(stream.id)
-        rows.guard(*self._guard)
-        self._append(rows)
-        return rows
-
-    def discard(self) -> None:
-        """Let go of what was not committed. May be called twice, and after `commit`."""
-        self._discarded = True
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.discard()
-
-    def _check(self) -> None:
-        if self._discarded:
-            raise Closed("the upload was discarded")
 
 
 class ObjectBlob:

@@ -16,12 +16,13 @@ from headwater.event import Blob, Content
 from headwater.format.batch import Batch
 from headwater.format.producers import Producer
 from headwater.storage.bucket.appender import Appender, Unit
-from headwater.storage.bucket.blobs import ObjectBlob, ObjectUpload
+from headwater.storage.bucket.blobs import ObjectBlob, ObjectSpool
 from headwater.storage.bucket.cache import Cache
 from headwater.storage.bucket.chain import Chain
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.bucket.reader import Missed, ObjectCursor, Reader, TypeTest
 from headwater.storage.rows import Rows
+from headwater.storage.upload import Upload
 
 
 class ObjectState(NamedTuple):
@@ -85,9 +86,19 @@ class ObjectLog:
         *,
         sync: bool,
         guard: tuple[int | None, Producer | None] | None = None,
-    ) -> ObjectUpload:
+    ) -> Upload:
         """One event whose pieces arrive in their own time: bounded memory."""
-        return ObjectUpload(self.place, self.append, content, type, key, meta, sync=sync, guard=guard)
+        return Upload(
+            self.place.limits,
+            partial(ObjectSpool, self.place),
+            self.append,
+            content,
+            type,
+            key,
+            meta,
+            sync=sync,
+            guard=guard,
+        )
 
     def sync(self) -> None:
         """Everything that is there is durable."""
