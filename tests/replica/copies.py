@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import signal
 import subprocess
 import sys
@@ -24,7 +25,9 @@ PROGRAM = (sys.executable, "-m", "headwater.cli")
 
 def facts(event: Event) -> tuple[Any, ...]:
     """All that an event is."""
-    data = b"".join(event.blob.chunks()) if event.blob is not None else event.data
+    data = event.data
+    if event.blob is not None:  # it may be large, and there may be many
+        data = hashlib.sha256(b"".join(event.blob.chunks())).digest()
     place = event.topic, event.partition, event.offset, event.ticks, event.id
     return *place, event.type, event.key, data, event.content, event.meta
 
