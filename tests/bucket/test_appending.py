@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headwater import Aggregate, Repository
 from headwater.engine.bucket import Bucket
 from headwater.errors import Closed, Conflict, Fenced, Invalid, NotFound, TooLarge, Unavailable, Unsupported
 from headwater.limits import Limits
@@ -342,6 +343,7 @@ CANNOT: dict[str, Callable[[Bucket], object]] = {
     "append many with a version": lambda hw: hw.append_many("t", [b""], keys=[b"k"], expected_version=0),
     "append a stream with a version": lambda hw: hw.append("t", iter([b""]), key=b"k", expected_version=0),
     "the version of a key": lambda hw: hw.version("t", b"k"),
+    "the history of an aggregate": lambda hw: Repository(hw, "t", Aggregate),
     "reindex": lambda hw: hw.reindex("t"),
     "repair": lambda hw: hw.repair("t", apply=True),
     "documents": lambda hw: hw.binder("b"),

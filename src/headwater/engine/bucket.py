@@ -100,6 +100,7 @@ class BucketTransaction(Appends[ObjectLog]):
 class Bucket(Verbs[ObjectLog]):
     """An open bucket. Close it, or use it in a `with` statement: what waits to be appended is then."""
 
+    has_versions = False  # of keys: they would need an index
     _catalogue: BucketCatalogue
     _consumers: CoordinatedConsumers
 

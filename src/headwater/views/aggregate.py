@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from headwater.document import Document
-from headwater.errors import Invalid, NotFound
+from headwater.errors import Invalid, NotFound, Unsupported
 from headwater.event import Content, Event, Refs, id_text
 from headwater.format import given
 from headwater.format.names import partition_of
@@ -140,7 +140,13 @@ class Repository(Generic[A]):
     """The aggregates of one kind: each is the events of one key of a topic. Safe from any thread."""
 
     def __init__(self, hw: Log, topic: str, cls: type[A], snapshots: str | None = None) -> None:
-        """`snapshots` is the binder that `App.aggregate` fills; it need not be there."""
+        """`snapshots` is the binder that `App.aggregate` fills; it need not be there.
+
+        Raises Unsupported for a bucket, which has neither a key's history nor its version at hand.
+        """
+        if not getattr(hw, "has_versions", True):
+            hint = "use a directory or a server"
+            raise Unsupported("aggregates need an index of keys, and a bucket has none", hint=hint)
         self._hw = hw
         self._topic = topic
         self._cls = cls
