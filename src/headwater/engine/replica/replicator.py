@@ -234,7 +234,8 @@ class Replicator:
             except Corrupt as error:
                 self._give_up(copy.log.topic, error)
             except SourceFailed as error:
-                copy.failures += 1
+                # One that is away says nothing of the event; one that always ends in its midst may be damaged there.
+                copy.failures += error.error.code != "unreachable"
                 if copy.failures < TRIES:
                     failed = failed or error
                 else:
