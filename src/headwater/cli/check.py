@@ -99,7 +99,7 @@ def _show_sum(report: CheckReport, data: str, topic: str | None) -> None:
     if damaged:
         click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(damaged, 'damaged range')} in {read}")
         if "://" in data or data == "archive":
-            click.echo("  archive the log to another place while it has what is damaged here")
+            click.echo("  objects are not mended: bring back a copy of them, or archive the log anew, to another place")
         else:
             click.echo(f"  'headwater repair {' '.join(filter(None, (data, topic)))}' shows what can be done")
     else:

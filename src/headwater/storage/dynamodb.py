@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -23,6 +22,7 @@ from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format.settings import Topic
 from headwater.storage.coordinator import CursorRecord, Kept, Sign
 from headwater.storage.disk import Clock
+from headwater.storage.endpoints import is_plain
 
 OPTIONS = ("allow_http", "create", "endpoint", "region")
 CONNECT_S, READ_S, TRIES = 3, 5, 4  # a request that takes longer than a lease is of no use
@@ -249,26 +249,9 @@ def _parse(url: str) -> tuple[str, dict[str, str]]:
         )
     if unknown or len(options) < len(given):
         raise Invalid(f"a coordinator's address takes each of {', '.join(OPTIONS)} once, not {', '.join(unknown)}")
-    _check_endpoint(options.get("endpoint", ""), allow_http=options.get("allow_http") == "true")
+    if options.get("endpoint"):
+        is_plain(options["endpoint"], "coordinator", allow_http=options.get("allow_http") == "true")
     return parts.netloc, options
-
-
-def _check_endpoint(endpoint: str, *, allow_http: bool) -> None:
-    """Raise Invalid for an endpoint on the network without TLS, unless that was asked for."""
-    if not endpoint:
-        return
-    host = urlsplit(endpoint).hostname or ""
-    local = host == "localhost"
-    with contextlib.suppress(ValueError):
-        local = local or ip_address(host).is_loopback
-    if not endpoint.startswith(("http://", "https://")) or not host:
-        raise Invalid("the endpoint of a coordinator is https://host:port")
-    if endpoint.startswith("http://") and not (local or allow_http):
-        raise Invalid(
-            f"{endpoint} would send everything readable over the network",
-            hint="use https://, or add &allow_http=true where the network is trusted",
-            code="plain_http",
-        )
 
 
 def _client(options: dict[str, str]) -> Any:

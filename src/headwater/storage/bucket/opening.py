@@ -6,7 +6,6 @@ environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN), or fr
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.keys import checked
 from headwater.storage.bucket.store import Store
 from headwater.storage.disk import Clock, Disk
+from headwater.storage.endpoints import is_plain
 
 SCHEMES = ("objects://", "s3://")
 OPTIONS = ("allow_http", "endpoint", "region")
@@ -103,32 +103,6 @@ def _options(parts: SplitResult) -> dict[str, Any]:
     if "endpoint" in values:
         options["endpoint"] = values["endpoint"]
     endpoint = values.get("endpoint") or next(filter(None, map(os.environ.get, ENDPOINT_VARIABLES)), "")
-    if endpoint and _is_plain(endpoint, values.get("allow_http", "false") == "true"):
+    if endpoint and is_plain(endpoint, "bucket", allow_http=values.get("allow_http") == "true"):
         options["client_options"] = {"allow_http": True}
     return options
-
-
-def _is_plain(endpoint: str, allow_http: bool) -> bool:
-    """Whether an endpoint has no TLS. Only one on this machine may, unless that was asked for."""
-    wrong = Invalid("the endpoint of a bucket is https://host:port", hint="without credentials and options")
-    try:
-        parts = urlsplit(endpoint)
-        host = parts.hostname
-    except ValueError as error:
-        raise wrong from error
-    if not host or parts.scheme not in ("http", "https") or "@" in parts.netloc or parts.query:
-        raise wrong
-    if parts.scheme == "http" and not allow_http and not _is_loopback(host):
-        raise Invalid(
-            f"{endpoint} would send everything readable over the network",
-            hint="use https://, or add &allow_http=true where the network is trusted",
-            code="plain_http",
-        )
-    return parts.scheme == "http"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
