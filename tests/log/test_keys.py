@@ -23,7 +23,7 @@ from headwater.format import keyhash
 from headwater.format.index import Index
 from headwater.limits import Limits
 from headwater.storage import keys as log_keys
-from headwater.storage import reader, sealer
+from headwater.storage import log_cursor, reader, sealer
 from headwater.storage.disk import Disk
 from headwater.storage.log import LocalLog
 from headwater.storage.sealer import Sealer
@@ -45,7 +45,7 @@ def hw(tmp_path: Path) -> Iterator[Engine]:
 @pytest.fixture
 def by_keys_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for keys in memory also where reading on would be quicker."""
-    monkeypatch.setattr(reader, "SCAN_BYTES_MAX", 0)
+    monkeypatch.setattr(log_cursor, "SCAN_BYTES_MAX", 0)
 
 
 def log_of(engine: Engine) -> LocalLog:
@@ -186,7 +186,7 @@ class KeyMachine(RuleBasedStateMachine):
 
     @rule(by_keys=st.booleans())
     def look_otherwise(self, by_keys: bool) -> None:
-        self.monkeypatch.setattr(reader, "SCAN_BYTES_MAX", 0 if by_keys else 100)
+        self.monkeypatch.setattr(log_cursor, "SCAN_BYTES_MAX", 0 if by_keys else 100)
 
     @rule(engine=engine, key=strategies.few_keys.filter(bool), data=st.data())
     def read_a_range(self, engine: int, key: bytes, data: st.DataObject) -> None:
