@@ -19,7 +19,7 @@ MISSING = "not installed"
 def seaweed(directory: Path) -> Iterator[servers.Seaweed | None]:
     """A running server that keeps its objects below a directory; None if there is none to be had."""
     directory.mkdir()
-    servers.begin(directory)
+    servers.begin(directory.resolve())  # the server does not run in this directory
     try:
         try:
             found = servers.Seaweed(servers.shared("seaweed", servers.start_seaweed)["endpoint"])

@@ -144,7 +144,7 @@ def test_what_cannot_be_asked_for_is_refused(call: Caller) -> None:
 
 async def test_retention_that_passed_the_last_event_is_told(call: Caller) -> None:
     ids = [call.publish("n", f"{number} " + "x" * 1000) for number in range(200)]
-    call("POST", "/topic/events/retain", {})  # what is due in the background is done now
+    call("POST", "/topic/events/retain", b"{}")  # what is due in the background is done now
     info = call("GET", "/topic/events").body["partitions"][0]
     oldest = info["start"]
     assert 0 < oldest < 200
