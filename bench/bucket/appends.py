@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, NamedTuple
 
 import obstore
@@ -15,9 +18,11 @@ from bench.bucket.server import MISSING, bare, seaweed
 from bench.rounds import Contender, interleave
 from bench.table import Figure, Row, at_least, ratio_of
 from bench.work import TOPIC, Benchmark, Work
+from headwater.limits import Limits
 from tests.servers import Seaweed
 
 WRITERS = (1, 2, 4)
+SPREAD = 4  # partitions, and threads
 PEER = "bare obstore PUTs of the same bytes"
 
 
@@ -76,11 +81,46 @@ def batched(work: Work) -> list[Row]:
         if server is None:
             return [Row(load.name, Figure(0, "/s"), PEER, missing=MISSING)]
         for number, verb, ours, theirs, ratio in _measured(work, server, load):
-            name = _name(load, number, verb)
-            if number == 1 and verb == "append":
-                rows.append(Row(name, Figure(ours, "/s"), target=at_least(150_000, "/s")))
-            rows.append(Row(name, Figure(ours, "/s"), PEER, Figure(theirs, "/s"), ratio))
+            rows.append(Row(_name(load, number, verb), Figure(ours, "/s"), PEER, Figure(theirs, "/s"), ratio))
+        rows += _spread(work, server, load)
     return rows
+
+
+def _spread(work: Work, server: Seaweed, load: Load) -> list[Row]:
+    """One process that appends to several partitions at once: a partition has one object on its way at a time."""
+    name = f"{load.name}, {SPREAD} threads to {SPREAD} partitions"
+    events = [work.events[number % len(work.events)] * 10 for number in range(load.events)]
+    client, numbers = bare(server.endpoint, "spread"), itertools.count()
+    data = b"".join(events)  # and some bytes for each event, which ours have
+    topic = f"{TOPIC}-spread"
+    with (
+        headwater.open(server.url("log"), limits=Limits(compact_objects=0)) as log,
+        ThreadPoolExecutor(SPREAD) as pool,
+    ):
+        log.create(topic, partitions=SPREAD)
+
+        def appended(partition: int) -> None:
+            for _ in range(load.times):
+                log.append_many(topic, events, partition=partition)
+
+        def put(_partition: int) -> None:
+            for _ in range(load.times):
+                obstore.put(client, f"{next(numbers):020d}", data, mode="create", use_multipart=False)
+
+        def contender(do: Callable[[int], None]) -> Contender:
+            def run() -> float:
+                began = time.perf_counter()
+                list(pool.map(do, range(SPREAD)))
+                return SPREAD * load.times * load.events / (time.perf_counter() - began)
+
+            return run
+
+        samples = interleave(work.pick(1, 5, 9), {"ours": contender(appended), "theirs": contender(put)})
+    ours, theirs = (Figure(samples.median(each), "/s") for each in ("ours", "theirs"))
+    return [
+        Row(name, ours, target=at_least(150_000, "/s")),
+        Row(name, ours, PEER, theirs, samples.ratio("ours", "theirs")),
+    ]
 
 
 def _measured(work: Work, server: Seaweed, load: Load) -> Iterator[tuple[int, str, float, float, float]]:
@@ -147,7 +187,8 @@ BENCHMARKS = (
     ),
     Benchmark(
         "bucket-batches",
-        "the same with append_many of 1,000 events of 1,000 bytes, which is one object; figures are in events.",
+        "the same with append_many of 1,000 events of 1,000 bytes, which is one object; figures are in events. "
+        "Then one process with four threads, each with a partition of its own.",
         batched,
     ),
 )

@@ -20,7 +20,7 @@ EVENT_BYTES = 1000
 
 
 def catch_up(work: Work) -> list[Row]:
-    objects = work.pick(10, 60, 200)
+    objects = work.pick(10, 200, 400)
     events = [each * (EVENT_BYTES // len(each)) for each in work.events]
     with seaweed(work.fresh("bucket-read")) as server:
         if server is None:

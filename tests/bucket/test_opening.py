@@ -9,6 +9,7 @@ import pytest
 
 from headwater.errors import Denied, HeadwaterError, Invalid, NotFound, Unsupported
 from headwater.limits import Limits
+from headwater.storage.bucket import opening
 from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.opening import is_store, open_store
 from headwater.storage.bucket.store import Store
@@ -107,3 +108,23 @@ def test_wrong_credentials_are_told_at_once(monkeypatch: pytest.MonkeyPatch, s3_
     for verb in (lambda: store.get("a"), lambda: store.create("a", b""), lambda: list(store.list(""))):
         with pytest.raises(Denied, match=name):
             verb()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "unsigned"),
+    [
+        ("", True),
+        ("endpoint=https://host:9000", True),
+        ("endpoint=http://127.0.0.1:9000", True),
+        ("endpoint=http://[::1]:9000", True),
+        ("endpoint=http://localhost:9000", True),
+        ("endpoint=http://host:9000&allow_http=true", False),
+    ],
+)
+def test_bytes_are_signed_where_somebody_could_change_them(
+    endpoint: str, unsigned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in opening.ENDPOINT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    parts = opening._split(f"s3://bucket/prefix?{endpoint}")
+    assert opening._options(parts)["unsigned_payload"] is unsigned

@@ -30,6 +30,12 @@ def is_plain(endpoint: str, what: str, *, allow_http: bool) -> bool:
     return parts.scheme == "http"
 
 
+def is_sealed(endpoint: str) -> bool:
+    """Whether nobody on the way can change what is sent: there is TLS, or no way at all."""
+    parts = urlsplit(endpoint)
+    return parts.scheme == "https" or _is_loopback(parts.hostname or "")
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

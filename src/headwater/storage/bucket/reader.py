@@ -27,6 +27,7 @@ from headwater.storage.packing import part
 
 HEAD_BYTES = 16 * 1024  # enough for most heads in one request
 HEADS_KEPT = 4096
+AHEAD_AT_FIRST = 4  # pieces: who wants many is likely to read on, and who does not pays for three requests
 DOUBTS_MAX = 5  # how often what is read may turn out to be compacted meanwhile, before it is damage
 
 TypeTest = Callable[[bytes], bool]
@@ -88,7 +89,8 @@ class Reader:
             yield pieces[0], self._fetch(pieces[0])
             return
         waiting: deque[tuple[Piece, Future[memoryview]]] = deque()
-        ahead, most = 1, self._place.limits.fetch_threads
+        most = self._place.limits.fetch_threads
+        ahead = min(AHEAD_AT_FIRST, most)
         rest = iter(pieces)
         try:
             while True:
