@@ -1,8 +1,8 @@
 """Headwater: an event log that grows with its users.
 
-`headwater.open("data")` is the door. What comes out of it: `Engine`, or for a server `Remote`, with all the verbs;
-`Event`, what is read; `Ref`, where an appended event is; `Transaction` and `Producer`, to append with care; `Limits`,
-what may be changed. Every error is a `HeadwaterError`.
+`headwater.open("data")` is the door. What comes out of it: `Engine`, for a server `Remote`, for a bucket `Bucket`, with
+all the verbs; `Event`, what is read; `Ref`, where an appended event is; `Transaction` and `Producer`, to append with
+care; `Limits`, what may be changed. Every error is a `HeadwaterError`.
 """
 
 from importlib import import_module
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headwater.api import open, promote, replica, replicate  # `open` is the verb users expect, as in gzip.open
     from headwater.client.remote import Remote
     from headwater.document import Change, Document
+    from headwater.engine.bucket import Bucket, Pending
     from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregate",
     "App",
+    "Bucket",
     "Change",
     "Closed",
     "Conflict",
@@ -64,6 +66,7 @@ __all__ = [
     "Limits",
     "Local",
     "NotFound",
+    "Pending",
     "Producer",
     "Ref",
     "Refs",
@@ -84,6 +87,7 @@ __all__ = [
 _HOMES = {
     "Aggregate": "headwater.views.aggregate",
     "App": "headwater.views.app",
+    "Bucket": "headwater.engine.bucket",
     "Change": "headwater.document",
     "Consumer": "headwater.engine.consumer",
     "Document": "headwater.document",
@@ -94,6 +98,7 @@ _HOMES = {
     "Follow": "headwater.engine.follow",
     "Limits": "headwater.limits",
     "Local": "headwater.views.local",
+    "Pending": "headwater.engine.bucket",
     "Producer": "headwater.format.producers",
     "Ref": "headwater.event",
     "Refs": "headwater.event",
@@ -102,10 +107,10 @@ _HOMES = {
     "Transaction": "headwater.engine.transaction",
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",
-    "restore": "headwater.engine.restoring",
     "promote": "headwater.api",
     "replica": "headwater.api",
     "replicate": "headwater.api",
+    "restore": "headwater.engine.restoring",
 }
 
 
