@@ -243,6 +243,26 @@ def test_what_the_store_does_not_take_is_told_and_the_next_goes_on(opener: Opene
     assert datas(hw) == [b"0", b"1"]
 
 
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_what_failed_is_told_at_the_end_if_nobody_asked(opener: Opener, end: str) -> None:
+    hw = opener(limits=Limits(linger_ms=60_000))
+    hw.append("t", b"0")
+
+    def fail(method: str, key: str) -> None:
+        if method == "create" and "/events/" in key:
+            raise Unavailable("the store is away", code="store_unavailable")
+
+    hooks_of(hw).before = fail
+    hw.append_later("t", b"lost")
+    with pytest.raises(Unavailable, match="away"):
+        getattr(hw, end)()
+    hooks_of(hw).before = lambda _method, _key: None
+    if end == "flush":
+        hw.flush()  # it was told once
+    hw.close()
+    assert datas(opener()) == [b"0"]
+
+
 def test_a_result_that_takes_too_long_can_be_asked_for_again(opener: Opener) -> None:
     hw = opener(limits=Limits(linger_ms=60_000))
     pending = hw.append_later("t", b"x")

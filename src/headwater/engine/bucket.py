@@ -24,7 +24,7 @@ from headwater.engine.consumer import Consumer
 from headwater.engine.coordinated_consumers import CoordinatedConsumers
 from headwater.engine.serving import wants_sync
 from headwater.engine.verbs import Verbs
-from headwater.errors import Closed, Denied, Invalid, NotFound, Unavailable, Unsupported
+from headwater.errors import Closed, Denied, HeadwaterError, Invalid, NotFound, Unavailable, Unsupported
 from headwater.event import Content, Durability, Event, Ref, time_of
 from headwater.format import given
 from headwater.format.given import Data, Meta
@@ -210,11 +210,9 @@ class Bucket(Verbs[ObjectLog]):
         return Pending(log, log.append_later(rows))
 
     def flush(self) -> None:
-        """Append all that waits; it is durable when this returns, or its `Pending` tells why not."""
+        """Append all that waits; it is durable when this returns. Raises why something is not, unless that was told."""
         self.check_open()
-        for opened in list(self._open.values()):
-            for log in opened.logs:
-                log.flush()
+        self._flush()
 
     def transaction(
         self, *, durability: Durability | None = None, producer: Producer | tuple[str, int, int] | None = None
@@ -306,7 +304,7 @@ class Bucket(Verbs[ObjectLog]):
     # Ending
 
     def close(self) -> None:
-        """Append what waits, stop followers, and let go of everything. May be called twice."""
+        """Append what waits, stop followers, and let go of everything. May be called twice. Raises as `flush`."""
         for member in list(self._members):
             member.close()
         with self._closing:
@@ -314,12 +312,15 @@ class Bucket(Verbs[ObjectLog]):
                 return
             self._closed = True
             pool, self._pool = self._pool, None
-        self._keeper.close()
-        self._topics.close()
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
-        self._consumers.close()
-        self._store.close()
+        try:
+            self._flush()
+        finally:
+            self._keeper.close()
+            self._topics.close()
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
+            self._consumers.close()
+            self._store.close()
 
     def after_fork(self) -> None:
         """In a forked child, where it is called by itself: what the parent opened cannot be used, nor be closed."""
@@ -329,6 +330,17 @@ class Bucket(Verbs[ObjectLog]):
         self._open.clear()
         for member in list(self._members):
             member.after_fork()
+
+    def _flush(self) -> None:
+        failed: HeadwaterError | None = None
+        for opened in list(self._open.values()):
+            for log in opened.logs:
+                try:
+                    log.flush()
+                except HeadwaterError as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _new_log(self, topic: Topic, partition: int) -> ObjectLog:
         place = self._catalogue.place(topic, partition)

@@ -24,6 +24,7 @@ from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.rows import Rows, encode, mergeable
 
 NONCE_BYTES = 16
+FAILED_MAX = 1000  # appends that failed and are kept to tell of; one is enough to know that it is not all
 LOSSES_IN_A_ROW = 3  # then a writer lets the others go first for a moment
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.005, 0.5
 REFUSED_S_MAX = 60.0  # how long a store may refuse an object as being there which is not
@@ -32,13 +33,14 @@ REFUSED_S_MAX = 60.0  # how long a store may refuse an object as being there whi
 class Unit:
     """Rows that go into one object together, and whoever waits for that."""
 
-    __slots__ = ("_done", "error", "hurry", "rows", "size")
+    __slots__ = ("_done", "error", "hurry", "rows", "size", "told")
 
     def __init__(self, rows: list[Rows], *, hurry: bool) -> None:
         self.rows = rows
         self.hurry = hurry
         self.size = sum(each.size for each in rows)
         self.error: BaseException | None = None
+        self.told = False  # whether somebody knows of the error
         self._done = threading.Event()
 
     @property
@@ -53,6 +55,7 @@ class Unit:
     def check(self) -> None:
         """Raise what kept it from being appended."""
         if self.error is not None:
+            self.told = True
             raise self.error
 
     def finish(self, error: BaseException | None = None) -> None:
@@ -83,6 +86,7 @@ class Appender:
         self._waiting_bytes = 0
         self._since_s = 0.0  # when the first of the queue came
         self._flushing = 0  # who wait for all that was queued
+        self._failed: list[Unit] = []  # of which nobody may know yet
         self._busy = False
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -136,7 +140,7 @@ class Appender:
         return unit
 
     def flush(self) -> None:
-        """Put all that waits now; returns when it is durable, or has failed: each append knows."""
+        """Put all that waits now; returns when it is durable. Raises an error since the last time, if nobody heard."""
         with self._changed:
             waiting = list(self._queue)
             self._flushing += 1
@@ -145,6 +149,9 @@ class Appender:
                 self._changed.wait_for(lambda: all(unit.done for unit in waiting) and not self._busy)
             finally:
                 self._flushing -= 1
+            failed, self._failed = [unit for unit in self._failed if not unit.told], []
+        for unit in failed:
+            unit.check()
 
     def close(self) -> None:
         """Put what waits, and end. May be called twice."""
@@ -201,6 +208,8 @@ class Appender:
                     unit.finish(error)
         finally:
             with self._changed:
+                if error is not None and len(self._failed) < FAILED_MAX:
+                    self._failed += [unit for unit in units if not unit.hurry]
                 self._busy = False
                 self._changed.notify_all()
 

@@ -74,7 +74,7 @@ class ObjectLog:
         return self._appender.submit([rows])
 
     def flush(self) -> None:
-        """Append what waits; returns when all of it is durable, or has failed."""
+        """Append what waits; returns when all of it is durable. Raises an error that nobody was told of."""
         self._appender.flush()
 
     def upload(
