@@ -87,6 +87,7 @@ class Appender:
         self._since_s = 0.0  # when the first of the queue came
         self._flushing = 0  # who wait for all that was queued
         self._failed: list[Unit] = []  # of which nobody may know yet
+        self._on_way: list[Unit] = []
         self._busy = False
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -97,8 +98,8 @@ class Appender:
         Who comes while nobody else appends needs no other thread for it.
         """
         _check(rows)
-        if not self._patient and self._alone():
-            unit = Unit(rows, hurry=True)
+        unit = Unit(rows, hurry=True)
+        if not self._patient and self._alone(unit):
             self._work([unit])
         else:
             unit = self.submit(rows, hurry=not self._patient)
@@ -142,11 +143,11 @@ class Appender:
     def flush(self) -> None:
         """Put all that waits now; returns when it is durable. Raises an error since the last time, if nobody heard."""
         with self._changed:
-            waiting = list(self._queue)
+            waiting = [*self._on_way, *self._queue]
             self._flushing += 1
             self._changed.notify_all()
             try:
-                self._changed.wait_for(lambda: all(unit.done for unit in waiting) and not self._busy)
+                self._changed.wait_for(lambda: all(unit.done for unit in waiting))
             finally:
                 self._flushing -= 1
             failed, self._failed = [unit for unit in self._failed if not unit.told], []
@@ -184,13 +185,13 @@ class Appender:
                 return
             self._work(units)
 
-    def _alone(self) -> bool:
+    def _alone(self, unit: Unit) -> bool:
         """Whether nothing waits or is on its way; then it is this thread's turn, until it is done with `_work`."""
         with self._changed:
             self._check_open()
             if self._busy or self._queue:
                 return False
-            self._busy = True
+            self._busy, self._on_way = True, [unit]
             return True
 
     def _work(self, units: list[Unit]) -> None:
@@ -208,6 +209,7 @@ class Appender:
                     unit.finish(error)
         finally:
             with self._changed:
+                self._on_way = []
                 if error is not None and len(self._failed) < FAILED_MAX:
                     self._failed += [unit for unit in units if not unit.hurry]
                 self._busy = False
@@ -228,6 +230,7 @@ class Appender:
             while self._queue and size + self._queue[0].size <= limits.object_bytes:
                 units.append(self._queue.popleft())
                 size += units[-1].size
+            self._on_way = units
             self._waiting_bytes -= size
             self._since_s = self._place.clock.monotonic()
             self._changed.notify_all()
