@@ -16,6 +16,7 @@ from headwater.engine.bucket import Bucket
 from headwater.errors import Closed, Conflict, Fenced, Invalid, NotFound, TooLarge, Unavailable, Unsupported
 from headwater.limits import Limits
 from tests.bucket.conftest import Opener, hooks_of
+from tests.waiting import wait_for
 
 
 def objects(hw: Bucket, topic: str = "t") -> list[str]:
@@ -241,6 +242,25 @@ def test_what_the_store_does_not_take_is_told_and_the_next_goes_on(opener: Opene
     hooks_of(hw).before = lambda _method, _key: None
     assert hw.append("t", b"1").offset == 1
     assert datas(hw) == [b"0", b"1"]
+
+
+def test_an_interrupted_append_holds_nobody_up(hw: Bucket) -> None:
+    hw.append("t", b"0")
+    flusher = threading.Thread(target=hw.flush)
+
+    def interrupt(method: str, key: str) -> None:
+        if method == "create" and "/events/" in key:
+            flusher.start()
+            wait_for(lambda: hw._topics.get("t").logs[0]._appender._flushing)
+            raise KeyboardInterrupt
+
+    hooks_of(hw).before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        hw.append("t", b"1")
+    flusher.join(10)
+    assert not flusher.is_alive()
+    hooks_of(hw).before = lambda _method, _key: None
+    assert hw.append("t", b"1").offset == 1
 
 
 @pytest.mark.parametrize("end", ["flush", "close"])

@@ -204,9 +204,11 @@ class Appender:
                 error = failure
             except Exception as failure:  # noqa: BLE001  # whoever waits must be told, whatever it is
                 error = Unavailable(f"{self._place}: an append failed: {failure!r}", code="append_failed")
-            for unit in units:
-                if not unit.done:
-                    unit.finish(error)
+            except BaseException:  # an interrupt of whoever appends alone; somebody else may flush meanwhile
+                error = Unavailable(f"{self._place}: an append was interrupted", code="interrupted")
+                raise
+            finally:
+                _finish(units, error)
         finally:
             with self._changed:
                 self._on_way = []
@@ -397,3 +399,9 @@ def _check(group: list[Rows]) -> None:
             )
     if any(rows.producer is not None for rows in group[1:]):
         raise Invalid("a producer's stamp is on the first append of a transaction")
+
+
+def _finish(units: Iterable[Unit], error: BaseException | None) -> None:
+    for unit in units:
+        if not unit.done:
+            unit.finish(error)
