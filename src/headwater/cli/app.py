@@ -239,10 +239,11 @@ def group(function: Callable[..., Any]) -> Family:
 @click.group(cls=Program, context_settings=HELP)
 @click.version_option(__version__, message="headwater %(version)s")
 def cli() -> None:
-    """An event log in a directory: append events, read them, follow them.
+    """An event log in a directory or a bucket: append events, read them, follow them.
 
-    DATA is the directory, or the address of a server, as in http://host:7450 or headwater://host:7451. Of who asks,
-    HEADWATER_TOKEN tells, or a file named by --token-file. 'headwater COMMAND --help' tells more, with examples.
+    DATA is the directory, or the address of a server, as in http://host:7450 or headwater://host:7451, or of a bucket,
+    as in s3://bucket/prefix. Of who asks a server, HEADWATER_TOKEN tells, or a file named by --token-file; a bucket, the
+    variables of AWS. 'headwater COMMAND --help' tells more, with examples.
     """
 
 
