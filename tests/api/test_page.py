@@ -37,6 +37,7 @@ def test_the_table_names_every_verb(server: Server, tmp_path: Path) -> None:
         "topic_for",
         "limits",
         "uuid",
+        "has_versions",
     }  # of every log, or for its own parts
     of_directories = {"path", "probe", "archive", "archiver", "archive_url", "check_archive", "replica", "settings_of"}
     of_buckets = {"url", "append_later", "flush", "maintain"}
