@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +15,10 @@ from headwater.info import Deleted
 from headwater.limits import Limits
 from headwater.storage.archive.archive import ArchiveStore
 from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.store import Listed, Store, Stored
+from headwater.storage.bucket.store import Store
 from headwater.storage.disk import Clock
 from tests.log.unsynced import UnsyncedDisk
+from tests.wrapped import WrappedStore
 
 SEGMENT_BYTES = 4096
 LIMITS = Limits(blob_bytes_min=2000, pack_bytes=2000, lock_wait_s=10.0, archive_look_s=0.02)
@@ -26,61 +27,27 @@ T = TypeVar("T")
 TYPES = ("placed", "paid", "", "delivered")
 
 
-class FailingStore:
+class FailingStore(WrappedStore):
     """A store that can be out of reach, counts what is asked of it, and tells of each call before and after it."""
 
     def __init__(self, store: Store, told: Callable[[str, str, str], None] = lambda _when, _what, _key: None) -> None:
+        super().__init__(store)
         self.down = False
         self.calls: list[tuple[str, str]] = []
-        self._store = store
         self._told = told
-
-    @property
-    def url(self) -> str:
-        return self._store.url
-
-    def get(self, key: str) -> Stored | None:
-        return self._call("get", key, lambda: self._store.get(key))
-
-    def get_range(self, key: str, start: int, length: int) -> memoryview | None:
-        return self._call("get_range", key, lambda: self._store.get_range(key, start, length))
-
-    def create(self, key: str, data: bytes) -> str | None:
-        return self._call("create", key, lambda: self._store.create(key, data))
-
-    def swap(self, key: str, data: bytes, version: str) -> str | None:
-        return self._call("swap", key, lambda: self._store.swap(key, data, version))
-
-    def put(self, key: str, data: bytes) -> None:
-        self._call("put", key, lambda: self._store.put(key, data))
-
-    def put_pieces(self, key: str, pieces: Iterable[bytes]) -> int:
-        return self._call("put_pieces", key, lambda: self._store.put_pieces(key, pieces))
-
-    def delete(self, keys: Iterable[str]) -> None:
-        self._call("delete", "", lambda: self._store.delete(keys))
-
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        return self._call("list", prefix, lambda: self._store.list(prefix, after))
-
-    def folders(self, prefix: str) -> builtins.list[str]:
-        return builtins.list(self._call("folders", prefix, lambda: self._store.folders(prefix)))
-
-    def close(self) -> None:
-        self._store.close()
 
     def fetched(self, suffix: str) -> builtins.list[str]:
         """The keys that were read and end so, each once, in order."""
         read = (key for what, key in self.calls if what == "get_range" and key.endswith(suffix))
         return builtins.list(dict.fromkeys(read))
 
-    def _call(self, what: str, key: str, do: Callable[[], T]) -> T:
-        self._told("before", what, key)
-        self.calls.append((what, key))
+    def call(self, method: str, key: str, ask: Callable[[], T]) -> T:
+        self._told("before", method, key)
+        self.calls.append((method, key))
         if self.down:
             raise Unavailable("the network is down")
-        done = do()
-        self._told("after", what, key)
+        done = ask()
+        self._told("after", method, key)
         return done
 
 

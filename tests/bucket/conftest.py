@@ -45,7 +45,7 @@ def opener(bucket_url: str) -> Iterator[Opener]:
 
     yield open
     for bucket in opened:
-        hooks_of(bucket).__init__(hooks_of(bucket).within)  # type: ignore[misc]  # nothing stops any more
+        hooks_of(bucket).calm()
         bucket.close()
 
 
