@@ -435,7 +435,8 @@ def test_deleted_events_are_gone(hw: Log, topic: str) -> None:
         hw.append(topic, bytes([n]) * 3000)
     would = hw.retain(topic, before=4, dry_run=True)
     deleted = hw.retain(topic, before=4)
-    assert would == deleted
+    # Not their bytes: what is finished is packed and indexed meanwhile.
+    assert [(each.first, each.end) for each in would] == [(each.first, each.end) for each in deleted]
     assert deleted[0].first == 0
     oldest = deleted[-1].end
     with pytest.raises(NotFound) as failed:

@@ -37,8 +37,8 @@ def test_only_what_is_archived_is_dropped(tmp_path: Path, url: str) -> None:
         fill(hw, 60)
         expected = everything(hw)
         assert [each.end for each in hw.retain("t", retention_segments=1, dry_run=True)][-1] == archived
-        assert hw.retain("t", retention_segments=1)[-1].end == archived
-        assert local(hw)[0] == archived
+        hw.retain("t", retention_segments=1)
+        wait_for(lambda: local(hw)[0] == archived)  # what is finished in the background may have been quicker
         assert len(local(hw)) > 1
         assert hw.retain("t", before=10**9) == []
         assert everything(hw) == expected
