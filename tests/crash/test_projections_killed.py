@@ -12,6 +12,7 @@ import shutil
 import signal
 import sqlite3
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -333,13 +334,17 @@ def test_an_owner_that_was_stopped_with_events_in_its_hands_is_refused(arena: Pa
             if named:  # only where events are folded
                 database.writing = real
                 stop_with(projecting[0]._consumer)
+                resumed.set()
             return real(connection, **named)
+
+        resumed = threading.Event()
 
         with Local(path, limits=SHORT) as hw:
             runner = app_of(1).running(hw)
             projecting: list[Any] = list(runner._parts)
             database.writing = writing  # type: ignore[assignment]
             with runner:
+                assert resumed.wait(SETTLE_S)  # before that, a look at the binder might be stopped with its file locked
                 runner.settle(SETTLE_S)
                 said.send("settled")
                 said.recv()
