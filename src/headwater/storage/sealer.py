@@ -18,6 +18,7 @@ log = logging.getLogger("headwater")
 
 WORK_S = 0.002  # how long to work before standing back: a thread that computes holds up all who append
 REST = 1.0  # rest per work: half of one core at most
+REST_S_MAX = 0.1  # and not for as long as the process was stopped: whoever closes the log waits for it
 
 
 class Sealer:
@@ -139,5 +140,5 @@ class _Pacer:
             raise _Stop
         worked = self._clock.monotonic() - self._began
         if worked > WORK_S:
-            self._clock.sleep(worked * REST)
+            self._clock.sleep(min(worked * REST, REST_S_MAX))
             self._began = self._clock.monotonic()
