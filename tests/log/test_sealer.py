@@ -22,7 +22,7 @@ class LeapingClock(Clock):
         self.hours += threading.current_thread().name == "headwater-seal"
         return super().monotonic() + self.hours * 3600
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:  # type: ignore[override]  # nobody here sleeps otherwise
         if threading.current_thread().name == "headwater-seal":
             self.rests_s.append(seconds)
         else:

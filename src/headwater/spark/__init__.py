@@ -1,0 +1,5 @@
+"""Headwater on Spark: topics as tables, batch and streaming, and the pipelines that run on them. Needs `[spark]`."""
+
+from headwater.spark.session import session
+
+__all__ = ["session"]

