@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-import headwater
-from headwater.api import SCHEMES, STORES
+from headwater import api
 
 if TYPE_CHECKING:
     from headwater.api import Log
@@ -20,7 +19,7 @@ def open_place(address: str, **options: Any) -> Log:
     """As `headwater.open` of a log that must be there, with what the environment says of who asks."""
     options.setdefault("mode", "existing")
     scheme, separator, _ = address.partition("://")
-    if separator and scheme in SCHEMES:
+    if separator and scheme in api.SCHEMES:
         name, colon, password = os.environ.get("HEADWATER_USER", "").partition(":")
         options |= {
             "token": os.environ.get("HEADWATER_TOKEN"),
@@ -29,9 +28,9 @@ def open_place(address: str, **options: Any) -> Log:
             "tls_cert": os.environ.get("HEADWATER_TLS_CERT"),
             "tls_key": os.environ.get("HEADWATER_TLS_KEY"),
         }
-    elif separator and scheme in STORES:
+    elif separator and scheme in api.STORES:
         options["coordinator"] = os.environ.get("HEADWATER_COORDINATOR")
-    return headwater.open(address, **options)
+    return api.open(address, **options)
 
 
 def absolute(address: str) -> str:
