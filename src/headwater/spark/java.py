@@ -1,8 +1,8 @@
 """Which Java runs Spark, and how it is started: by a small script, which this module keeps in a cache directory.
 
-The script leaves out a module that nothing here uses and whose warning every start would print, and that the runtime
-from PyPI does not have. It also keeps an archive of the classes that Spark loads, made when the first session ends:
-later ones start in less than half the time.
+The script leaves out what nothing here uses and what every start would print a warning of: a module, which the runtime
+from PyPI does not have, and a package that newer ones do not have. It also keeps an archive of the classes that Spark
+loads, made when the first session ends: later ones start in less than half the time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,11 +19,13 @@ from pathlib import Path
 
 from headwater.errors import Unsupported
 
+_MODULE = "--add-modules=jdk.incubator.vector"
+_PACKAGE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 _SCRIPT = """#!/bin/sh
 # Starts Java for Spark: see headwater/spark/java.py.
 for argument do
     shift
-    case $argument in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$argument" ;; esac
+    case $argument in {without}) ;; *) set -- "$@" "$argument" ;; esac
 done
 case " $* " in
     *" org.apache.spark.launcher.Main "*) exec {java} "$@" ;;  # which only tells how to start the other
@@ -55,11 +58,22 @@ def home() -> Path:
     if not script.exists():
         script.parent.mkdir(parents=True, exist_ok=True)
         new = script.with_name(f"java.{os.getpid()}")
-        quoted = {"java": shlex.quote(str(java)), "archive": shlex.quote(str(place / "classes"))}
+        quoted = {
+            "without": _without(told.stderr),
+            "java": shlex.quote(str(java)),
+            "archive": shlex.quote(str(place / "classes")),
+        }
         new.write_text(_SCRIPT.format(**quoted))
         new.chmod(0o755)
         new.replace(script)
     return place
+
+
+def _without(version: str) -> str:
+    """The arguments to leave out for a version of Java, as a pattern of the shell."""
+    found = re.search(r'version "(\d+)', version)
+    newer = found is not None and int(found[1]) >= 24
+    return _MODULE + (f"|{_PACKAGE}" if newer else "")
 
 
 def _java() -> Path:

@@ -1,0 +1,70 @@
+"""The options of every command that runs on Spark: where, with how much memory, and what else Spark is told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from headwater.cli.progress import Waiting
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Cluster(NamedTuple):
+    """Where a command runs its jobs."""
+
+    master: str | None
+    memory: str
+    config: dict[str, str]
+
+    @contextlib.contextmanager
+    def working(self, what: str, *, quick: bool = False, **options: Any) -> Iterator[SparkSession]:
+        """A session, and a bar of its tasks with a word for what is done, for a person who waits.
+
+        `quick` is for work of seconds. A session that was there before is left as it was.
+        """
+        from headwater.spark.progress import watching
+        from headwater.spark.session import session
+
+        with Waiting("starting Spark") as waiting:
+            waiting.update(0)
+            spark = session(self.master, memory=self.memory, config=self.config, quick=quick, **options)
+        with Waiting(f"{what} (tasks)") as waiting, watching(spark, waiting.update):
+            yield spark
+
+
+def spark_options(function: F) -> F:
+    """Add --master, --memory and --config; the command is given a `cluster`."""
+
+    def gathered(*arguments: Any, master: str | None, memory: str, config: tuple[str, ...], **named: Any) -> Any:
+        settings = dict(_setting(each) for each in config)
+        return function(*arguments, cluster=Cluster(master, memory, settings), **named)
+
+    gathered.__name__, gathered.__doc__ = function.__name__, function.__doc__
+    gathered.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # click's own
+    found: Any = gathered
+    found = click.option(
+        "--config", metavar="KEY=VALUE", multiple=True, help="A setting of Spark's own; may be given again."
+    )(found)
+    found = click.option("--memory", metavar="SIZE", default="1g", show_default=True, help="The heap of the driver.")(
+        found
+    )
+    return click.option(  # type: ignore[no-any-return]  # it is what was given, with options
+        "--master",
+        metavar="URL",
+        envvar="HEADWATER_MASTER",
+        help="Where Spark runs: local[*] (the default), or a cluster.",
+    )(found)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--config")
+    return key, value

