@@ -53,6 +53,19 @@ class TopicInfo(msgspec.Struct, frozen=True):
         return sum(partition.bytes for partition in self.partitions)
 
 
+class Split(msgspec.Struct, frozen=True):
+    """A part of a topic to read by itself: the offsets from `start` to before `end` of one partition.
+
+    `bytes` is about how much of the log that is; the data of huge events is not counted.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    bytes: int
+
+
 class ConsumerInfo(msgspec.Struct, frozen=True):
     """One partition of one consumer. `owner` is None where nobody reads; `lease_ms` is what is left of its lease."""
 

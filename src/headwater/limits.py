@@ -27,6 +27,10 @@ REPLICA_BYTES_MAX = 32 * MIB  # of batches in one answer, beside one that may be
 REPLICA_LOGS_MAX = 16_384  # that one question names: each is looked at until there is something
 REPLICA_WAIT_MS_MAX = 20_000  # for which a question may wait: below what proxies and clients take for silence
 
+# Of splits, in which other systems read a topic.
+SPLIT_BYTES = 64 * MIB  # of one: a segment, and some hundred milliseconds of work
+SPLITS_MAX = 100_000  # of a partition: they are made and told in one piece, and are larger where there would be more
+
 # What a filter may ask for. It comes from outside, and is run for every event: these bound its memory and its time.
 PATTERN_BYTES_MAX = KIB  # RE2 bounds the time of a pattern, this its memory
 PATTERN_STEPS_MAX = 2000  # of the compiled pattern: at worst, RE2 takes this many for each byte of a text

@@ -51,6 +51,27 @@ def test_a_topic_is_made_once(hw: Log, topic: str) -> None:
     assert failed.value.code == "partitions_differ"
 
 
+def test_splits_are_parts_of_a_topic(hw: Log, topic: str) -> None:
+    hw.create(topic, partitions=2)
+    for number in range(8):
+        hw.append(topic, b"%d" % number * 1000, partition=number % 2)
+    time = next(iter(hw.read(topic, partition=0, start=2))).time
+    found = hw.splits(topic, split_bytes=1000)
+    assert [(each.topic, each.partition, each.start, each.end) for each in found] == [
+        (topic, partition, offset, offset + 1) for partition in range(2) for offset in range(4)
+    ]
+    assert all(each.bytes > 1000 for each in found)
+    assert [(each.partition, each.start, each.end) for each in hw.splits(topic, start=[3, 4], end=[4, 4])] == [
+        (0, 3, 4)
+    ]
+    assert [(each.start, each.end) for each in hw.splits(topic, start=time, end=4, partition=0)] == [(2, 4)]
+    with pytest.raises(NotFound):
+        hw.splits("nothing")
+    with pytest.raises(Invalid) as failed:
+        hw.splits(topic, start=1)
+    assert failed.value.code == "partition_needed"
+
+
 def test_a_topic_is_described(hw: Log, topic: str) -> None:
     hw.create(topic, partitions=2, segment_bytes=MIB, compression="none", retention_bytes=5 * MIB)
     hw.append(topic, b"x", partition=1)

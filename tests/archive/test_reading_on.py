@@ -103,6 +103,16 @@ def test_any_read_gives_what_an_untouched_copy_gives(both: Both, asked: dict[str
         assert both.dropped.version("t", asked["key"]) == both.whole.version("t", asked["key"])
 
 
+def test_splits_are_told_without_fetching_anything(emptied: Both) -> None:
+    found = emptied.dropped.splits("t", start=5, split_bytes=10_000)
+    assert (found[0].start, found[-1].end) == (5, emptied.whole.describe("t").partitions[0].end)
+    assert [split.start for split in found[1:]] == [split.end for split in found[:-1]]
+    assert sum(split.bytes for split in found) == pytest.approx(
+        sum(split.bytes for split in emptied.whole.splits("t", start=5)), rel=0.1
+    )
+    assert not emptied.store.calls
+
+
 def test_consumers_followers_and_exports_read_on_too(both: Both) -> None:
     expected = [event[1] for event in everything(both.whole)]
     with both.dropped.consumer("c", "t", timeout=0) as consumer:

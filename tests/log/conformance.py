@@ -26,7 +26,7 @@ from headwater.engine.follow import Follow
 from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, TooLarge
 from headwater.event import Event, Ref, Refs
 from headwater.format.events import EventBatch
-from headwater.info import TopicInfo
+from headwater.info import Split, TopicInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, PARTITIONS_MAX, TYPE_BYTES_MAX, Limits
 from tests import strategies
 from tests.strategies import Row
@@ -52,6 +52,7 @@ class Log(Protocol):
     def read_batches(self, topic: str, **options: Any) -> Iterator[EventBatch]: ...
     def read_arrow(self, topic: str, **options: Any) -> pa.Table: ...
     def follow(self, topic: str, **options: Any) -> Follow: ...
+    def splits(self, topic: str, **options: Any) -> list[Split]: ...
     def version(self, topic: str, key: bytes | str, **options: Any) -> int | None: ...
     def close(self) -> None: ...
 
@@ -98,6 +99,10 @@ def append_rows(log: Log, topic: str, rows: Sequence[Row]) -> Refs:
 
 def datas(events: Iterator[Event]) -> list[bytes | None]:
     return [event.data for event in events]
+
+
+def datas_of(events: Sequence[Event]) -> list[bytes]:
+    return [event.data or b"" for event in events]
 
 
 class LogConformance:
@@ -669,6 +674,57 @@ class LogConformance:
         assert datas(log.read("t")) == [b"%d" % i for i in range(3500)]
 
     # Partitions
+
+    @pytest.mark.parametrize("split_bytes", [1, 1000, 3000, 1 << 30])
+    def test_splits_cover_a_topic_once_and_are_cut_between_batches(
+        self, filled: tuple[Log, list[Event]], split_bytes: int
+    ) -> None:
+        log, expected = filled
+        ends = {batch.end_offset for batch in log.read_batches("filled")}
+        whole = log.splits("filled", split_bytes=split_bytes)
+        assert [split.start for split in whole] == [0, *(split.end for split in whole[:-1])]
+        assert {split.end for split in whole} <= ends
+        assert whole[-1].end == len(expected)
+        assert (len(whole) == 1) == (split_bytes == 1 << 30)
+        largest = max(batch.size for batch in log.read_batches("filled"))
+        assert all(split.bytes <= split_bytes * 1.25 + 2 * largest + TINY_SEGMENT for split in whole)
+        total = sum(split.bytes for split in whole)
+        assert (
+            sum(len(each) for each in datas_of(expected))
+            < total
+            < 10 * TINY_SEGMENT + sum(batch.size for batch in log.read_batches("filled"))
+        )
+
+    def test_splits_begin_and_end_where_they_are_told(self, filled: tuple[Log, list[Event]]) -> None:
+        log, expected = filled
+        lo, hi = 7, len(expected) - 5
+        for start, end in [(lo, hi), (expected[lo].time, hi), (expected[lo].id, hi), ([lo], [hi])]:
+            found = log.splits("filled", start=start, end=end, split_bytes=500)
+            assert (found[0].start, found[-1].end) == (lo, hi)
+            assert [split.start for split in found[1:]] == [split.end for split in found[:-1]]
+        assert log.splits("filled", start="latest") == []
+        assert log.splits("filled", start=hi, end=lo) == []
+        assert log.splits("filled", start=hi, end=10**9)[-1].end == len(expected)
+        with pytest.raises(Invalid):
+            log.splits("filled", split_bytes=0)
+        with pytest.raises(NotFound):
+            log.splits("nothing")
+
+    def test_splits_are_of_each_partition_up_to_what_is_durable(self, place: Place, log: Log) -> None:
+        log.create("parts", partitions=3)
+        assert log.splits("parts") == []
+        log.append_many("parts", [b"a", b"b"], partition=0)
+        log.append_many("parts", [b"c"], partition=2)
+        found = [(each.topic, each.partition, each.start, each.end) for each in log.splits("parts")]
+        assert found == [("parts", 0, 0, 2), ("parts", 2, 0, 1)]
+        assert [each.partition for each in log.splits("parts", start=[1, 0, 1])] == [0]
+        assert [each.partition for each in log.splits("parts", partition=2, start=0)] == [2]
+        with pytest.raises(Invalid):
+            log.splits("parts", start=1)
+        unsynced = place.open(durability="os")
+        unsynced.append("parts", b"d", partition=2)
+        durable = log.describe("parts").partitions[2].durable
+        assert [each.end for each in log.splits("parts", partition=2)] == [durable]
 
     def test_events_of_one_key_go_to_one_partition(self, log: Log) -> None:
         log.create("t", partitions=4)

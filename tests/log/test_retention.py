@@ -115,6 +115,8 @@ def test_by_segments_the_oldest_go_and_the_rest_is_read_from_there(hw: Engine) -
     assert (told.start, told.end) == (9, 15)
     assert hw.retain("t") == []
     assert hw.append("t", b"next").offset == 15
+    assert (hw.splits("t")[0].start, hw.splits("t", start=10)[0].start) == (9, 10)
+    assert_gone(lambda: hw.splits("t", start=8), oldest=9)
 
 
 def test_one_segment_is_the_active_one_and_stays(hw: Engine) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Self
@@ -272,7 +272,7 @@ def events_of(batches: Batches, *, reverse: bool) -> Iterator[Event]:
     yield from waiting
 
 
-def place_query(start: At, end: At) -> dict[str, Any]:
+def place_query(start: At | Sequence[int], end: At | Sequence[int]) -> dict[str, Any]:
     """Where a read begins and ends, as parameters. What is no place at all, the server refuses."""
     query = _place("from", start)
     if end != "latest":
@@ -280,7 +280,9 @@ def place_query(start: At, end: At) -> dict[str, Any]:
     return query
 
 
-def _place(name: str, at: At) -> dict[str, Any]:
+def _place(name: str, at: At | Sequence[int]) -> dict[str, Any]:
+    if isinstance(at, Sequence) and not isinstance(at, str):
+        return {name: ",".join(map(str, at))}
     if isinstance(at, datetime):
         ticks_of(at)
         return {f"{name}_time": at.isoformat()}

@@ -30,8 +30,8 @@ from headwater.format import arrow, documents, events, given
 from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.settings import Retention
-from headwater.info import BinderInfo, ConsumerInfo, Deleted, Drained, TopicInfo, ViewInfo
-from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, Limits
+from headwater.info import BinderInfo, ConsumerInfo, Deleted, Drained, Split, TopicInfo, ViewInfo
+from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, SPLIT_BYTES, Limits
 
 if TYPE_CHECKING:
     pass
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _remotes: WeakSet[Remote] = WeakSet()  # which take other producers in a forked child
 
 _decode_topic = msgspec.json.Decoder(TopicInfo).decode
+_decode_splits = msgspec.json.Decoder(list[Split]).decode
 _decode_consumers = msgspec.json.Decoder(list[ConsumerInfo]).decode
 _decode_binders = msgspec.json.Decoder(list[BinderInfo]).decode
 _decode_views = msgspec.json.Decoder(list[ViewInfo]).decode
@@ -310,6 +311,22 @@ class Remote:
 
         there = self._batches(topic, place_query(start, "latest"), partition, type, key, match)
         return Follow(there, wait, timeout, self._transport)
+
+    def splits(
+        self,
+        topic: str,
+        *,
+        start: At | Sequence[int] = "earliest",
+        end: At | Sequence[int] = "latest",
+        partition: int | None = None,
+        split_bytes: int = SPLIT_BYTES,
+    ) -> list[Split]:
+        """Parts of a topic for different workers to read, each about `split_bytes` large; empty if there is nothing.
+
+        As those of a directory.
+        """
+        query = place_query(start, end) | {"partition": partition, "split_bytes": split_bytes}
+        return _decode_splits(self._transport.call("GET", ("topic", topic, "splits"), query, repeat=True).body)
 
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
         """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""

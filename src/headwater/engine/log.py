@@ -10,6 +10,7 @@ from headwater.format.batch import Batch
 from headwater.format.producers import Producer
 from headwater.limits import Limits
 from headwater.storage.disk import Word
+from headwater.storage.extents import Extents
 from headwater.storage.rows import Rows
 
 TypeTest = Callable[[bytes], bool]
@@ -145,6 +146,12 @@ class Log(Protocol):
 
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""
+
+    def extents(self, start: int, stop: int, whole: int) -> Extents:
+        """Where the offsets from `start` to before `stop`, which are visible, can be cut; none if there are none.
+
+        What has up to `whole` bytes need not be cut. Reads no events; raises NotFound for what is gone.
+        """
 
     def blob(self, batch: Batch) -> Blob:
         """The data of a huge event."""

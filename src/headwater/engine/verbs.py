@@ -12,7 +12,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack
 from weakref import WeakSet
 
-from headwater.engine import dead, draining, reading, waiting
+from headwater.engine import dead, draining, reading, splitting, waiting
 from headwater.engine.appends import Appends
 from headwater.engine.consumer import Consumer, Kept, place, places
 from headwater.engine.consumers import Consumers, consumer_limits
@@ -33,8 +33,8 @@ from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, Topic, TopicSettings
-from headwater.info import ConsumerInfo, Drained, TopicInfo
-from headwater.limits import Limits
+from headwater.info import ConsumerInfo, Drained, Split, TopicInfo
+from headwater.limits import SPLIT_BYTES, Limits
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
 
@@ -298,6 +298,23 @@ class Verbs(Serving[L]):
         """Like `read_batches`, as one Arrow table that points into the log's files; empty if there is nothing."""
         found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key, match=match)
         return events.table(found, columns)
+
+    def splits(
+        self,
+        topic: str,
+        *,
+        start: At | Sequence[int] = "earliest",
+        end: At | Sequence[int] = "latest",
+        partition: int | None = None,
+        split_bytes: int = SPLIT_BYTES,
+    ) -> list[Split]:
+        """Parts of a topic for different workers to read, each about `split_bytes` large; empty if there is nothing.
+
+        They are in order, partition after partition, cut between batches, and go from `start` to before `end`, at most
+        to what is durable now. Both may be a list, too: an offset for each partition. No event is read for that.
+        Raises NotFound for a missing topic, and for an offset that retention has deleted (`offset_gone`).
+        """
+        return splitting.splits(self._topics.live(topic).chosen(partition), start, end, split_bytes)
 
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
         """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""

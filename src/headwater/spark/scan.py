@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headwater.format import events
+from headwater.info import Split
+from headwater.limits import SPLIT_BYTES
 from headwater.spark.session import ROWS_MAX
 
 if TYPE_CHECKING:
@@ -20,18 +22,7 @@ if TYPE_CHECKING:
     from headwater.api import Log
     from headwater.format.events import EventBatch
 
-SPLIT_BYTES = 64 * 1024 * 1024
 BATCH_BYTES_MAX = 16 * 1024 * 1024  # of one Arrow batch: a few huge events are not kept together
-
-
-class Split(msgspec.Struct, frozen=True):
-    """The offsets from `start` to before `end` of one partition: `bytes` is about how much that is."""
-
-    topic: str
-    partition: int
-    start: int
-    end: int
-    bytes: int
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -46,15 +37,8 @@ EVERYTHING = Wanted()
 
 
 def plan(hw: Log, topic: str, *, split_bytes: int = SPLIT_BYTES) -> list[Split]:
-    """The splits of all that a topic holds now, in order; empty if that is nothing."""
-    found = []
-    for number, partition in enumerate(hw.describe(topic).partitions):
-        count, size = partition.end - partition.start, partition.bytes
-        step = max(1, count * split_bytes // max(size, 1))
-        for start in range(partition.start, partition.end, step):
-            end = min(start + step, partition.end)
-            found.append(Split(topic, number, start, end, size * (end - start) // count))
-    return found
+    """The splits of all that a topic holds now and that is durable, in order; empty if that is nothing."""
+    return hw.splits(topic, split_bytes=split_bytes)
 
 
 def tables(hw: Log, split: Split, columns: Sequence[str], wanted: Wanted = EVERYTHING) -> Iterator[pa.Table]:

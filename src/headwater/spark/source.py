@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from headwater.info import Split
 from headwater.spark import scan
 from headwater.spark.places import absolute, open_place
 
@@ -36,7 +37,7 @@ class HeadwaterSource(DataSource):
 
 
 class _Part(InputPartition):
-    def __init__(self, split: scan.Split) -> None:
+    def __init__(self, split: Split) -> None:
         super().__init__(split)
         self.split = split
 

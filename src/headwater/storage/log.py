@@ -22,6 +22,7 @@ from headwater.storage import copying, recovery
 from headwater.storage.archive.archive import Archive
 from headwater.storage.archive.archived import Archived
 from headwater.storage.blobs import Spool, StoredBlob
+from headwater.storage.extents import Extents
 from headwater.storage.failures import deleted
 from headwater.storage.group import Group
 from headwater.storage.log_cursor import Cursor, TypeTest
@@ -222,6 +223,10 @@ class LocalLog:
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""
         return self._reader.offset_at(ticks)
+
+    def extents(self, start: int, stop: int, whole: int) -> Extents:
+        """Where the offsets from `start` to before `stop` can be cut: at batches, or whole segments in the archive."""
+        return self._reader.extents(start, stop, whole)
 
     def blob(self, batch: Batch) -> Blob:
         """The data of a huge event."""

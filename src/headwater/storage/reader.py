@@ -21,6 +21,7 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, Slot
 from headwater.storage import recovery
 from headwater.storage.archive.archived import Archived
+from headwater.storage.extents import Extents, joined
 from headwater.storage.failures import deleted, offset_gone
 from headwater.storage.keys import KeyIndexes, Positions
 from headwater.storage.log_cursor import Cursor, TypeTest
@@ -183,6 +184,38 @@ class Reader:
         if batch.last_ticks < ticks and batch.end_position < end:
             window.batch(batch.end_position)  # the map is unverified: if this one has the ticks, its header is damaged
         return batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
+
+    def extents(self, start: int, stop: int, whole: int) -> Extents:
+        """Where the offsets from `start` to before `stop` can be cut: at batches, by what the indexes say.
+
+        A part of a segment that has up to `whole` bytes is not looked into; nor is one that is in the archive alone.
+        """
+        slot = self.slot()
+        stop = min(stop, slot.visible_offset)
+        found: list[Extents] = []
+        while start < stop:
+            base = self.base_of(start, slot)
+            end = min(stop, self.end_offset(base, slot))
+            found.append(self._extents(base, start, end, whole, slot))
+            start = end
+        return joined(found)
+
+    def _extents(self, base: int, start: int, stop: int, whole: int, slot: Slot) -> Extents:
+        """Those of one segment."""
+        if base < self._local and self._archived is not None and self._archived.has(base):
+            events = self.end_offset(base, slot) - base
+            return Extents.of([start], [self._archived.identity(base)[1] * (stop - start) // events])
+        segment = self.segment(base, slot)
+        end = self.end_position(segment, slot)
+        first = HEADER_BYTES if start == base else self.locate(segment, slot, start)[0]
+        last = end if stop == self.end_offset(base, slot) else self.locate(segment, slot, stop)[0]
+        if last - first <= whole:
+            return Extents.of([start], [last - first])
+        batches = segment.map(end)
+        lo, hi = batches.batch_of(start), batches.batch_of(stop - 1) + 1
+        starts, positions = batches.offsets[lo:hi].copy(), batches.positions[lo:hi]
+        starts[0] = start
+        return Extents(starts, np.diff(positions, append=max(last, int(positions[-1]))))
 
     def local_start(self) -> int:
         """The oldest offset that is on the local disk; what is before it is in the archive, or gone."""

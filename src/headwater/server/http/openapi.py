@@ -18,7 +18,7 @@ from headwater.event import Durability
 from headwater.format import replication
 from headwater.format.jsonl import Line
 from headwater.format.replication import TopicState
-from headwater.info import BinderInfo, ConsumerInfo, Deleted, TopicInfo, ViewInfo
+from headwater.info import BinderInfo, ConsumerInfo, Deleted, Split, TopicInfo, ViewInfo
 from headwater.server.http import parameters
 from headwater.server.http.binders import Asked as Found
 from headwater.server.http.binders import Field
@@ -152,6 +152,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/topic/{name}/items"): Operation(
         "Read, in the format that is accepted; live with wait_for_more.", _ITEMS_OUT, (404, 406, 410, 413, 501)
+    ),
+    ("GET", "/topic/{name}/splits"): Operation(
+        "Parts of a topic for different workers to read, up to what is durable.", _json(list[Split]), (404, 410, 413)
     ),
     ("GET", "/topic/{name}/producers"): Operation(
         "What is remembered of the producers of a partition, for a replica.",

@@ -114,10 +114,13 @@ _OFFSETS: Schema = {"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$"}
 _FROM = {"oneOf": [NUMBER, choice("earliest", "latest"), _OFFSETS]}
 _END = {"oneOf": [NUMBER, _OFFSETS]}
 _FORMATS = ("items", "sse", "ndjson", "json", "arrow", "batches")
-READ = (
+_BEGIN = (
     Parameter("from", _FROM, "The first id, inclusive; the oldest unless said."),
     Parameter("from_time", TEXT, "Instead of from: ISO 8601 with its zone, or milliseconds since 1970."),
     Parameter("from_id", UUID, "Instead of from: an event's UUIDv6."),
+)
+READ = (
+    *_BEGIN,
     Parameter("end_before", _END, "The answer ends before this id."),
     Parameter("end_before_time", TEXT, "For batches, instead of end_before: a time, as in from_time."),
     Parameter("end_before_id", UUID, "For batches, instead of end_before: an event's UUIDv6."),
@@ -133,6 +136,15 @@ READ = (
     Parameter("columns", TEXT, "For Arrow: the columns, apart by commas."),
     Parameter("format", choice(*_FORMATS), "Instead of Accept, for readers that cannot set a header."),
     Parameter("Last-Event-ID", TEXT, "For server-sent events: go on after this one.", "header"),
+)
+
+SPLITS = (
+    *_BEGIN,
+    Parameter("end_before", _END, "The splits end before this id."),
+    Parameter("end_before_time", TEXT, "Instead of end_before: a time, as in from_time."),
+    Parameter("end_before_id", UUID, "Instead of end_before: an event's UUIDv6."),
+    PARTITION,
+    Parameter("split_bytes", {**NUMBER, "minimum": 1}, "About how large each is; 64 MiB unless said."),
 )
 
 PUBLISH = (TYPE._replace(required=True),)
@@ -171,6 +183,6 @@ CHANGES = (
 )
 
 QUERY_NAMES = frozenset(
-    names((*CREATE, *VERSION, *REPLAY, *APPEND, *READ, *PUBLISH, *BUS, *CONSUMERS, *CONSUME, *CHANGES))
+    names((*CREATE, *VERSION, *REPLAY, *APPEND, *READ, *SPLITS, *PUBLISH, *BUS, *CONSUMERS, *CONSUME, *CHANGES))
 )
 """All that a query may have. Whatever else somebody puts there may be a secret, and is not for any log."""

@@ -13,9 +13,9 @@ from headwater.errors import Invalid
 from headwater.event import At
 from headwater.format import frames
 from headwater.format.events import EventBatch
-from headwater.limits import PARTITIONS_MAX
+from headwater.limits import PARTITIONS_MAX, SPLIT_BYTES
 from headwater.server.http import batches, sse
-from headwater.server.http.message import Query, Request, Response
+from headwater.server.http.message import Query, Request, Response, json
 from headwater.server.store import Store
 from headwater.server.wire import arrow, items, lines
 from headwater.server.wire.pieces import PIECE_BYTES, Cut
@@ -74,6 +74,20 @@ async def read(store: Store, request: Request) -> Response:
     pieces = await store.blocking(_pieces, store, request, format, asked)
     first = await store.blocking(next, pieces, b"")  # which raises what is to be told before the answer begins
     return Response(200, headers, _prepend(first, store.pump(pieces)))
+
+
+async def splits(store: Store, request: Request) -> Response:
+    """Parts of a topic for different workers to read."""
+    query = request.query
+    found = await store.blocking(
+        store.engine.splits,
+        request.name,
+        start=_places(query, "from", "earliest"),
+        end=_places(query, "end_before", "latest"),
+        partition=query.number("partition"),
+        split_bytes=query.number("split_bytes") or SPLIT_BYTES,
+    )
+    return json(await store.blocking(msgspec.to_builtins, found))
 
 
 async def _batches(store: Store, request: Request) -> Response:

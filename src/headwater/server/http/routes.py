@@ -69,6 +69,7 @@ ROUTES = (
     Route("POST", "/topic/{name}/replay", "admin", topics.replay, parameters.REPLAY),
     Route("POST", "/topic/{name}/items", "append", appending.append, parameters.APPEND),
     Route("GET", "/topic/{name}/items", "read", reading.read, parameters.READ),
+    Route("GET", "/topic/{name}/splits", "read", reading.splits, parameters.SPLITS),
     Route("GET", "/topic/{name}/producers", "read", replication.remembered, parameters.PRODUCERS),
     Route("GET", "/replication/topics", "user", replication.list_topics),
     Route("POST", "/replication/batches", "user", replication.batches),

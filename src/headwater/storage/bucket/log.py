@@ -21,6 +21,7 @@ from headwater.storage.bucket.cache import Cache
 from headwater.storage.bucket.chain import Chain
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.bucket.reader import Missed, ObjectCursor, Reader, TypeTest
+from headwater.storage.extents import Extents
 from headwater.storage.rows import Rows
 from headwater.storage.upload import Upload
 
@@ -160,6 +161,10 @@ class ObjectLog:
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""
         return self._reader.offset_at(ticks)
+
+    def extents(self, start: int, stop: int, whole: int) -> Extents:
+        """Where the offsets from `start` to before `stop` can be cut: at objects, or ranges of segments."""
+        return self._reader.extents(start, stop, whole)
 
     def blob(self, batch: Batch) -> Blob:
         """The data of a huge event."""

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from headwater.format.object import Head
 from headwater.storage.bucket.chain import Chain
 from headwater.storage.bucket.meta import Meta, Segment
 from headwater.storage.bucket.place import ObjectPlace
+from headwater.storage.extents import Extents
 from headwater.storage.failures import offset_gone
 from headwater.storage.packing import part
 
@@ -148,6 +149,46 @@ class Reader:
             except Missed:
                 self._chain.knowledge.look()
         raise self.lost(self.start())
+
+    def extents(self, start: int, stop: int, whole: int) -> Extents:
+        """Where the offsets from `start` to before `stop` can be cut: at objects, and at ranges of segments.
+
+        A segment that has up to `whole` bytes is not looked into.
+        """
+        for _ in range(DOUBTS_MAX):
+            try:
+                return self._extents(start, min(stop, self.end()), whole)
+            except Missed:
+                self.recover(start)
+        raise self.lost(start)
+
+    def _extents(self, start: int, stop: int, whole: int) -> Extents:
+        meta = self._chain.knowledge.meta()
+        if start < meta.trim.offset:
+            raise offset_gone(self._place, start, meta.trim.offset)
+        found: list[tuple[int, int]] = []
+        for segment in meta.segments:
+            if segment.end > start and segment.base < stop:
+                if segment.bytes <= whole and start <= segment.base and segment.end <= stop:
+                    found.append((segment.base, segment.bytes))
+                else:
+                    found += [(piece.base, piece.size) for piece in self._ranges(segment, start, stop)]
+        if stop > max(start, meta.compacted.offset):
+            bases = self._chain.bases(start, stop, meta.reached.offset)
+            sizes = self._sizes(bases)
+            found += [(base, sizes.get(base, 0)) for base in bases]
+        if start < stop and (not found or found[0][0] > start):
+            raise Missed
+        return Extents.of([max(start, base) for base, _ in found], [size for _, size in found])
+
+    def _sizes(self, bases: list[int]) -> dict[int, int]:
+        """The bytes of objects of events by their first offsets, as the store lists them; what is gone is missing."""
+        if not bases:
+            return {}
+        after = self._place.events_at(bases[0] - 1) if bases[0] else self._place.events
+        listed = self._place.store.list(self._place.events, after)
+        ended = takewhile(lambda each: int(each.key.rpartition("/")[2]) <= bases[-1], listed)
+        return {int(each.key.rpartition("/")[2]): each.size for each in ended}
 
     def _offset_at(self, ticks: int) -> int:
         meta = self._chain.knowledge.meta()
