@@ -12,14 +12,14 @@ SOURCES = $(wildcard src tests bench examples)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench torture format lock clean tools
+.PHONY: help demo test check bench bench-spark torture format lock clean tools
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
-	@echo 'Options: PYTHON=python3.12, WORKERS=4 (processes of test), ARGS="..." (for test, bench, torture, lock)'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
+	@echo 'Options: PYTHON=python3.12, WORKERS=4 (processes of test), ARGS="..." (for demo, test, bench, torture, lock)'
 
 demo: $(VENV)/.installed  ## run the demonstration
-	@$(BIN)/python examples/demo.py $(ARGS)
+	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(VENV)/.installed tools  ## run the tests
 	@$(BIN)/pytest --quiet -n $(WORKERS) $(ARGS)
@@ -33,6 +33,9 @@ check: $(VENV)/.installed  ## check format, lint, types and layers
 
 bench: $(VENV)/.installed  ## run the benchmarks
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-spark: $(VENV)/.installed  ## run the benchmarks on Spark, beside its own Parquet
+	@$(BIN)/python -m bench.spark $(ARGS)
 
 torture: $(VENV)/.installed  ## run the long tests: crashes, kills, simulations
 	@$(BIN)/pytest -m torture --hypothesis-profile=torture --timeout=1800 $(ARGS)

@@ -1,7 +1,7 @@
 """A shop's events, from one directory to a server, to documents, to Spark, each step compared with the shop's books.
 
-Run it with `make demo`. It makes ./demo-data afresh, and leaves it for you to look at. `--visits` makes the shop smaller
-or larger.
+Run it with `make demo`. It makes ./demo-data afresh, and leaves it for you to look at. With ARGS="--visits 8000" the
+shop is smaller.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several processes append to one log, one is killed, and another one does the rest: nothing is lost, nothing is double.
+"""Several processes append to one log, one is killed, and another one does the rest: nothing is lost or double.
 
 Each batch has a number of its writer's. A batch that was committed without its writer living to hear of it is found
 under that number, and not appended again.

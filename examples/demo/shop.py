@@ -91,7 +91,9 @@ def stock_of(doc: dict[str, Any] | None, event: headwater.Event) -> dict[str, An
     return {"left": (doc or {"left": DELIVERED})["left"] - event.value["count"]}
 
 
-@app.pipeline(TOPIC, to="parquet:demo-data/revenue", schema="product string, cents bigint, at timestamp, heard timestamp")
+@app.pipeline(
+    TOPIC, to="parquet:demo-data/revenue", schema="product string, cents bigint, at timestamp, heard timestamp"
+)
 def revenue(shop: DataFrame) -> DataFrame:
     """What was earned each day with each product, by when it was sold and not by when the log heard of it."""
     from pyspark.sql import functions as f
