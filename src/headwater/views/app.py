@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from headwater.errors import Conflict, Invalid, NotFound, TooLarge
 from headwater.event import Event
 from headwater.format import names
 from headwater.limits import VIEW_NAME_BYTES_MAX
+from headwater.views.pipeline import Mode, Pipeline, Schema, declared
 
 if TYPE_CHECKING:
     from headwater.views.aggregate import Aggregate
@@ -90,13 +91,14 @@ class Shelf(msgspec.Struct):
 
 
 class App:
-    """Projections, functions and queries. Made once, in a module, at its top."""
+    """Projections, functions, queries and pipelines. Made once, in a module, at its top."""
 
     def __init__(self) -> None:
         self.projections: dict[str, Projection] = {}
         self.functions: dict[str, Function] = {}
         self.queries: dict[str, Query] = {}
         self.binders: dict[str, Shelf] = {}
+        self.pipelines: dict[str, Pipeline] = {}
 
     def binder(self, name: str) -> Shelf:
         """What this application wants of a binder: `app.binder("baskets").index("total")`."""
@@ -166,6 +168,43 @@ class App:
             found = Query(_name(name, ask), ask)
             _add(self.queries, found.name, found, "query")
             return ask
+
+        return declare
+
+    def pipeline(
+        self,
+        *topics: str,
+        to: str,
+        mode: Mode = "batch",
+        schema: Schema = None,
+        start: str | int = "earliest",
+        every: float | None = None,
+        partition_by: str | Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
+        version: int = 1,
+        name: str | None = None,
+    ) -> Callable[[F], F]:
+        """Declare a pipeline: put on `compute(*frames) -> frame`, with a DataFrame of Spark's for each topic.
+
+        It is run by `headwater pipeline run`. docs/PIPELINES.md tells what each argument is.
+        """
+
+        def declare(compute: F) -> F:
+            found = declared(
+                _name(name, compute),
+                topics,
+                compute,
+                to=to,
+                mode=mode,
+                schema=schema,
+                start=start,
+                every=every,
+                partition_by=partition_by,
+                options=options,
+                version=version,
+            )
+            _add(self.pipelines, found.name, found, "pipeline")
+            return compute
 
         return declare
 
