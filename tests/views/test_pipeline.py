@@ -82,6 +82,23 @@ def test_two_pipelines_have_two_names() -> None:
         app.pipeline("a", to="topic:c")(compute)
 
 
+def test_what_a_pipeline_fills_nothing_else_does() -> None:
+    app = App()
+    app.pipeline("a", to="binder:b", name="one")(compute)
+    app.pipeline("a", to="parquet:out", name="two")(compute)
+    app.pipeline("a", to="topic:t", name="three")(compute)
+    app.pipeline("b", to="topic:t", name="four")(compute)  # a topic takes what it is given
+    for to in ("binder:b", "parquet:out"):
+        with pytest.raises(Conflict, match=f"would both fill {to}"):
+            app.pipeline("a", to=to, name="five")(compute)
+    with pytest.raises(Conflict, match="'six' and 'one' would both fill binder:b"):
+        app.projection("a", "b", name="six")(compute)
+    app.projection("a", "c", name="seven")(compute)
+    with pytest.raises(Conflict, match="'eight' and 'seven' would both fill binder:c"):
+        app.pipeline("a", to="binder:c", name="eight")(compute)
+    assert sorted(app.binders) == ["b", "c"]
+
+
 def test_the_fingerprint_is_that_of_what_is_declared() -> None:
     def of(**arguments: Any) -> str:
         app = App()

@@ -13,7 +13,7 @@ from headwater.errors import Conflict, Invalid, NotFound, TooLarge
 from headwater.event import Event
 from headwater.format import names
 from headwater.limits import VIEW_NAME_BYTES_MAX
-from headwater.views.pipeline import Mode, Pipeline, Schema, declared
+from headwater.views.pipeline import Mode, Pipeline, Schema, Target, declared
 
 if TYPE_CHECKING:
     from headwater.views.aggregate import Aggregate
@@ -132,6 +132,7 @@ class App:
             found = Projection(
                 _name(name, fold), topic, binder, fold, key, type, match, many, unordered, version, on_error
             )
+            self._check_alone(found)
             _add(self.projections, found.name, found, "projection")
             return fold
 
@@ -203,7 +204,10 @@ class App:
                 options=options,
                 version=version,
             )
+            self._check_alone(found)
             _add(self.pipelines, found.name, found, "pipeline")
+            if found.target.kind == "binder":
+                self.binder(found.target.place)
             return compute
 
         return declare
@@ -218,6 +222,17 @@ class App:
         from headwater.views.aggregate import snapshot_fold
 
         self.projection(topic, binder, version=version, name=name or binder)(snapshot_fold(cls))
+
+    def _check_alone(self, found: Projection | Pipeline) -> None:
+        """Raise Conflict if what a pipeline fills would be filled by something else, too."""
+        to = found.target if isinstance(found, Pipeline) else Target("binder", found.binder)
+        if to.kind == "topic":
+            return  # which many may append to
+        others = [each.name for each in self.pipelines.values() if each.target == to and each.name != found.name]
+        if isinstance(found, Pipeline) and to.kind == "binder":
+            others += [each.name for each in self.projections.values() if each.binder == to.place]
+        if others:
+            raise Conflict(f"{found.name!r} and {others[0]!r} would both fill {to}", hint="give each one of its own")
 
     def ask(self, hw: Local, name: str, /, **arguments: Any) -> Any:
         """The answer of a query with a name. Raises NotFound if there is none, Invalid if it takes other arguments."""
