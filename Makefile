@@ -22,7 +22,7 @@ demo: $(VENV)/.installed  ## run the demonstration
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(VENV)/.installed tools  ## run the tests
-	@$(BIN)/pytest --quiet -n $(WORKERS) $(ARGS)
+	@$(BIN)/pytest --quiet -n $(WORKERS) --dist loadgroup $(ARGS)
 
 check: $(VENV)/.installed  ## check format, lint, types and layers
 	@$(BIN)/ruff format --check $(SOURCES)

@@ -21,7 +21,7 @@ READING = (
     "medians. Events are JSON of about 100 bytes, of 200,000 customers, in 4 partitions and batches of 10,000."
 )
 T = TypeVar("T")
-PARTS = ("scan", "table", "write", "stream", "fold")
+PARTS = ("size", "scan", "table", "write", "stream", "fold")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str]) -> None:
         facts["spark"] = f"{spark.version}, {spark.sparkContext.master}, heap {options.memory}"
         events = _timed("data", lambda: data.make(spark, directory, int(options.events * 1e6)))
         works: dict[str, Callable[[], list[Row]]] = {
+            "size": lambda: scanning.sizes(events),
             "scan": lambda: scanning.scans(spark, events, options.rounds),
             "write": lambda: moving.writes(spark, events, options.rounds, directory),
             "stream": lambda: moving.streams(spark, events, directory),

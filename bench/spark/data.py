@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,11 @@ KEYS = 200_000
 TYPES = pa.array(["placed", "paid", "packed", "shipped", "returned"])
 STEP = 500_000  # events that are made at a time
 APPEND = 10_000  # events in one batch, as from a busy writer
+_join: Any = pc.binary_join_element_wise  # typed for arrays alone, and takes scalars as well
 
 
-class Events(NamedTuple):
+@dataclass(frozen=True)
+class Events:
     """Where they are, and how many."""
 
     log: Path
@@ -46,13 +49,13 @@ def orders(first: int, count: int) -> pa.Table:
         _text(random.integers(10**14, 10**15, count)),
         '"}',
     ]
-    data = pc.binary_join_element_wise(*parts, "")
-    keys = pc.binary_join_element_wise("c-", _text(customers), "")
-    types = TYPES.take(pa.array(random.integers(0, len(TYPES), count)))
+    data = _join(*parts, "")
+    keys = _join("c-", _text(customers), "")
+    types = TYPES.take(random.integers(0, len(TYPES), count))
     return pa.table({"data": data.cast(pa.binary()), "key": keys.cast(pa.binary()), "type": types})
 
 
-def _text(numbers: np.ndarray) -> pa.Array:  # type: ignore[type-arg]
+def _text(numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
     return pa.array(numbers).cast(pa.string())
 
 

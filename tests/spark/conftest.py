@@ -1,4 +1,4 @@
-"""The one session that the tests of Spark share, in each process that runs them."""
+"""The one session that the tests of Spark share. They are all run by one process, so that no second one is started."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headwater.spark
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")
