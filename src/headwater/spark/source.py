@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.info import Split
-from headwater.spark import scan
+from headwater.spark import scan, sink
 from headwater.spark.places import absolute, open_place
 
 if TYPE_CHECKING:
@@ -34,6 +34,12 @@ class HeadwaterSource(DataSource):
 
     def reader(self, schema: StructType) -> Reader:
         return Reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> sink.Writer:
+        return sink.Writer(sink.settings(self.options, schema, overwrite=overwrite, streaming=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802  # Spark's name
+        return sink.StreamWriter(sink.settings(self.options, schema, overwrite=overwrite, streaming=True))
 
 
 class _Part(InputPartition):
