@@ -69,13 +69,11 @@ class Folder:
         The first batch of a run that is not known replaces whatever an earlier run has left.
         """
         reached = self._reached()
-        if reached is not None and reached.run == run:
-            if reached.batch >= batch:
-                return None
-            rows = self._add(f"{run}-{batch}", write)
-        else:
-            rows = self.replace(write)
-        self._disk.replace(self._notes, msgspec.json.encode(Reached(run, batch)))
+        known = reached is not None and reached.run == run
+        rows = None
+        if reached is None or not known or reached.batch < batch:
+            rows = self._add(f"{run}-{batch}", write) if known else self.replace(write)
+            self._disk.replace(self._notes, msgspec.json.encode(Reached(run, batch)))
         self._disk.remove_tree(self._beside)
         return rows
 

@@ -112,8 +112,7 @@ class _Run:
         self._notebook = Notebook(root, pipeline.name)
         shelf = app.binders.get(pipeline.target.place)
         indexes = shelf.indexes if shelf is not None and pipeline.target.kind == "binder" else []
-        self._target = target_of(address, pipeline, indexes, self._notebook.path / "written.json")
-        self._raised: Exception | None = None  # by what a stream calls
+        self._target = target_of(address, pipeline, indexes, self._notebook.path)
         self._began_s = 0.0
         self._seen = -1  # the last batch of a stream whose progress is noted
         self.status = Status(pipeline.name, pipeline.mode, list(pipeline.topics), str(pipeline.target))
@@ -144,6 +143,8 @@ class _Run:
                 return plan
             if plan.ends == ends:
                 return None
+        if plan is not None and not plan.done:
+            self._target.settle(plan.run)
         return runs.new_plan(self.pipeline, ends, runs.between(starts, ends))
 
     def _batch(self, plan: Plan) -> None:
@@ -173,25 +174,18 @@ class _Run:
                 self.look(query)
             error = query.exception()
             if error is not None and not self._stop.is_set():
-                raise self._raised or error
+                raise error
 
     def _start(self, plan: Plan, follow: bool) -> StreamingQuery:
         result = self._computed(frames(self._spark, self._address, self.pipeline, None))
 
-        def put(frame: DataFrame, batch: int) -> None:
-            try:
-                rows = self._target.put(frame, plan.run, batch)
-            except Exception as error:
-                self._raised = error
-                raise
-            self.status.rows += rows or 0
+        def put(rows: int) -> None:
+            self.status.rows += rows
 
-        writer = result.writeStream.queryName(self.pipeline.name).outputMode(self._target.mode).foreachBatch(put)
-        if follow:
-            writer = writer.trigger(processingTime=f"{self.pipeline.every or 0} seconds")
-        else:
-            writer = writer.trigger(availableNow=True)
-        return writer.option("checkpointLocation", self._notebook.checkpoint(plan).as_uri()).start()
+        writer = self._target.stream(result, plan.run, put).queryName(self.pipeline.name)
+        every = {"processingTime": f"{self.pipeline.every or 0} seconds"} if follow else {"availableNow": True}
+        checkpoint = self._notebook.checkpoint(plan).as_uri()
+        return writer.trigger(**every).option("checkpointLocation", checkpoint).start()
 
     def _computed(self, given: Sequence[DataFrame]) -> DataFrame:
         """What the user's function makes of its frames."""
@@ -212,6 +206,7 @@ class _Run:
                 continue
             self._seen = progress["batchId"]
             status.batches += 1
+            status.rows += max(0, progress["sink"]["numOutputRows"])  # which only a topic counts
             events, reached = passed(progress)
             status.events += events
             status.reached = {**status.reached, **reached}

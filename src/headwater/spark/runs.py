@@ -83,6 +83,7 @@ class Notebook:
                 self._disk.sync_directory(directory.parent)
         try:
             with locked(self.path / "lock", self._disk, Clock(), 0.0):
+                self._sweep()
                 yield
         except Unavailable as error:
             if error.code != "locked":
@@ -92,6 +93,12 @@ class Notebook:
                 hint="'headwater pipeline status' tells how far it is",
                 code="pipeline_running",
             ) from None
+
+    def _sweep(self) -> None:
+        """Remove what whoever was killed while writing a file has left."""
+        for name in self._disk.names(self.path):
+            if name.endswith(".tmp"):
+                self._disk.unlink(self.path / name)
 
     def is_held(self) -> bool:
         """Whether somebody runs it now."""
