@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,9 +15,9 @@ import headwater
 from headwater.format.parquet import Manifest, file_key
 from headwater.format.settings import Topic
 from headwater.info import Archived
+from headwater.spark import archiving
 from headwater.storage.parquet.archive import ParquetStore, open_parquet
 
-archiving = importlib.import_module("headwater.spark.archive")  # the function of that name hides it
 COLUMNS = ("topic", "partition", "offset", "time", "id", "type", "key", "data", "meta", "content", "ticks")
 
 Run = Callable[[Any, Iterable[Any]], Iterable[Any]]

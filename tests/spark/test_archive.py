@@ -34,7 +34,10 @@ def fill(hw: headwater.Bucket | headwater.Local | headwater.Remote) -> None:
     for lo in range(0, EVENTS, 50):
         many = range(lo, lo + 50)
         hw.append_many(
-            "t", [{"n": n} for n in many], keys=[f"k{n % 7}" for n in many], types=[f"y{n % 3}" for n in many]
+            "t",
+            [{"n": n, "note": "x" * 100} for n in many],
+            keys=[f"k{n % 7}" for n in many],
+            types=[f"y{n % 3}" for n in many],
         )
 
 
@@ -114,7 +117,8 @@ print("all of it", flush=True)
 def test_killed_in_the_midst_it_goes_on(spark: SparkSession, opened: headwater.Local, tmp_path: Path) -> None:
     target = f"parquet:{tmp_path / 'out'}"
     command = [sys.executable, "-c", KILLED, str(opened.path), target]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, env=environment)
     try:
         until = time.monotonic() + 60
         while not _begun(target) and process.poll() is None:
@@ -192,7 +196,7 @@ def test_what_the_command_refuses_before_spark_starts(run: Run, data: Path, tmp_
         (("--on", "spark", data), "never archived as Parquet"),
         (("--on", "spark", data, "out"), "write parquet:out"),
         (("--on", "spark", data, "parquet:"), "names no place"),
-        (("--on", "spark", tmp_path / "nowhere", target), "no log"),
+        (("--on", "spark", tmp_path / "nowhere", target), "is not a log"),
         (("--on", "spark", data, target, "--topic", "nowhere"), "nowhere"),
     ]:
         ran = run("archive", *words, code=2 if "nowhere" not in str(words) and told != "names no place" else 1)
