@@ -59,8 +59,11 @@ def opened(data: Path) -> Iterator[headwater.Local]:
 def test_all_of_a_directory_and_again_nothing(spark: SparkSession, opened: headwater.Local, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     target = f"parquet:{tmp_path / 'out'}"
-    progress = {"progress": lambda *each: told.append(each)}
-    done = headwater.spark.archive(spark, str(opened.path), target, seal=True, file_bytes=3000, **progress)
+
+    def progress(done: int, total: int) -> None:
+        told.append((done, total))
+
+    done = headwater.spark.archive(spark, str(opened.path), target, seal=True, file_bytes=3000, progress=progress)
     assert len(done) > 4
     assert sum(each.end - each.first for each in done) == EVENTS + 2
     assert archived(tmp_path / "out").equals(logged(opened))
@@ -173,7 +176,7 @@ def _told(hw: Any) -> set[tuple[Any, ...]]:
 
 
 def test_the_command(spark: SparkSession, run: Run, data: Path, tmp_path: Path) -> None:
-    assert spark  # which the command finds
+    assert spark.version  # which the command finds
     target = f"parquet:{tmp_path / 'out'}"
     (told,) = run("archive", "--on", "spark", data, target, "--seal", "--json").objects
     assert told["events"] == EVENTS + 2
