@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from headwater.spark import options, parts, planning
+from headwater.spark import options, parts, planning, sink
 from headwater.spark.options import ReadOptions
 from headwater.spark.places import open_place
 from headwater.spark.shaping import SCHEMA, Shape
@@ -37,6 +37,12 @@ class HeadwaterSource(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
         return StreamReader(options.parse(self.options, options.STREAM), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> sink.Writer:
+        return sink.Writer(sink.settings(self.options, schema, overwrite=overwrite, streaming=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802  # Spark's name
+        return sink.StreamWriter(sink.settings(self.options, schema, overwrite=overwrite, streaming=True))
 
 
 class Reader(DataSourceReader):
