@@ -30,13 +30,18 @@ class Cluster(NamedTuple):
         `quick` is for work of seconds. A session that was there before is left as it was.
         """
         from headwater.spark.progress import watching
+
+        spark = self.started(quick=quick, **options)
+        with Waiting(f"{what} (tasks)") as waiting, watching(spark, waiting.update):
+            yield spark
+
+    def started(self, *, quick: bool = False, **options: Any) -> SparkSession:
+        """A session, for work that tells by itself how far it is."""
         from headwater.spark.session import session
 
         with Waiting("starting Spark") as waiting:
             waiting.update(0)
-            spark = session(self.master, memory=self.memory, config=self.config, quick=quick, **options)
-        with Waiting(f"{what} (tasks)") as waiting, watching(spark, waiting.update):
-            yield spark
+            return session(self.master, memory=self.memory, config=self.config, quick=quick, **options)
 
 
 def spark_options(function: F) -> F:
