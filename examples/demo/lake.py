@@ -6,6 +6,8 @@ from collections import Counter
 from datetime import date
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 import headwater
 import headwater.spark
 from examples.demo import plot, shop
@@ -27,7 +29,7 @@ def run(log: Path, directory: Path, visits: int) -> None:
     spark.stop()
 
 
-def compute(spark: headwater.spark.SparkSession, log: Path, directory: Path, visits: int) -> None:
+def compute(spark: SparkSession, log: Path, directory: Path, visits: int) -> None:
     """Revenue by day and product, and a picture of it."""
     _, took = timed(lambda: headwater.spark.run(spark, str(log), shop.app, ["revenue"]))
     rows = spark.read.parquet(str(directory / "revenue")).collect()
@@ -44,7 +46,7 @@ def compute(spark: headwater.spark.SparkSession, log: Path, directory: Path, vis
     note("of it, heard of days later", f"{late.total() / 100:,.0f}")
 
 
-def archive(spark: headwater.spark.SparkSession, log: Path, directory: Path) -> None:
+def archive(spark: SparkSession, log: Path, directory: Path) -> None:
     """All that is sealed, as Parquet; then a few events more, and one table over both."""
     parquet = directory / "parquet"
     _, took = timed(lambda: headwater.spark.archive(spark, str(log), f"parquet:{parquet}", seal=True))
@@ -61,7 +63,7 @@ def archive(spark: headwater.spark.SparkSession, log: Path, directory: Path) -> 
     note("count over archive and log", f"{count:,} events", took)
 
 
-def rebuild(spark: headwater.spark.SparkSession, log: Path) -> None:
+def rebuild(spark: SparkSession, log: Path) -> None:
     """Fold all of history again, and compare each document with the one that was kept up to date."""
     with headwater.open(log) as hw:
         shop.app.catch_up(hw)

@@ -34,6 +34,7 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     recovered: list[Report]
     archived: int | None = None  # what is before this offset is in the archive; None if nothing is known to be
     local: int | None = None  # the oldest offset on the local disk, where that is not `start`: the rest is archived
+    finished: int | None = None  # what is before this offset is in finished segments; None if a server does not tell
 
 
 class TopicInfo(msgspec.Struct, frozen=True):

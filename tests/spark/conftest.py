@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headwater.spark
+from tests.server.people import add
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,7 +19,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file of users for servers: one may do everything, and its token is in the environment of the session."""
+    path = tmp_path_factory.mktemp("users") / "users.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADWATER_TOKEN", add(path, "spark", token=True))
+        yield path
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, users: Path) -> Iterator[SparkSession]:  # noqa: ARG001  # first
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
     config = {"spark.sql.warehouse.dir": str(warehouse), "spark.sql.shuffle.partitions": "2"}
     session = headwater.spark.session("local[2,3]", quick=True, memory="512m", config=config)

@@ -1,21 +1,255 @@
-"""A topic is a table."""
+"""A topic is a table: wherever it is, whole or in part, in the columns that are asked for."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from pyspark.sql import SparkSession
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 import headwater
+from headwater.errors import Denied
+from headwater.spark.places import open_place
+from headwater.spark.shaping import SCHEMA
+from tests.server.process import served
+
+COLUMNS = ["topic", "partition", "offset", "time", "id", "type", "key", "data", "meta"]
 
 
-def test_a_topic_is_a_table(spark: SparkSession, tmp_path: Path) -> None:
-    with headwater.open(tmp_path / "data") as hw:
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two topics and an empty one; some events have no key, some have meta, some have no type."""
+    path = tmp_path_factory.mktemp("source") / "data"
+    with headwater.open(path) as hw:
         hw.create("orders", partitions=2)
-        hw.append_many("orders", [b"a", b"b", b"c"], keys=["1", "2", "3"], types=["x", "y", "x"])
-        expected = {
-            (event.partition, event.offset, str(event.id), event.type, event.key) for event in hw.read("orders")
-        }
-    frame = spark.read.format("headwater").option("topic", "orders").load(str(tmp_path / "data"))
-    found = {(row.partition, row.offset, row.id, row.type, bytes(row.key)) for row in frame.collect()}
-    assert found == expected
+        hw.create("orders.new")
+        hw.create("empty", partitions=3)
+        for number in range(5):
+            fill(hw, "orders", number)
+        hw.append("orders.new", {"n": 100}, type="placed", key="k-1")
+    return str(path)
+
+
+def fill(hw: Any, topic: str, number: int) -> None:
+    """Twenty events, four of them by themselves."""
+    names = [f"k-{number}-{i}" if i % 3 else None for i in range(16)]
+    types = ["placed", "paid", "", "packed"] * 4
+    hw.append_many(topic, [{"n": number, "i": i} for i in range(16)], keys=names, types=types)
+    for i in range(4):
+        hw.append(topic, b"\xff\x00", type="raw", meta={"by": f"å{i}"})
+
+
+def load(spark: SparkSession, path: str, schema: str | None = None, **options: str) -> DataFrame:
+    reader = spark.read.format("headwater").options(**{"topic": "orders", **options})
+    return (reader if schema is None else reader.schema(schema)).load(path)
+
+
+def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """All rows, in order; times in UTC, whatever the machine thinks."""
+    micros = f.unix_micros("time").alias("time") if "time" in frame.columns else None
+    columns: list[Any] = [micros if name == "time" else name for name in frame.columns]
+    found = [tuple(row) for row in frame.select(columns).collect()]
+    return sorted(tuple(bytes(each) if isinstance(each, bytearray) else each for each in row) for row in found)
+
+
+def expected(hw: Any, topic: str, **filters: Any) -> list[tuple[Any, ...]]:
+    return sorted(
+        (
+            event.topic,
+            event.partition,
+            event.offset,
+            (event.time - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1e6,
+            str(event.id),
+            event.type,
+            event.key,
+            event.data,
+            event.raw_meta.decode() if event.raw_meta is not None else None,
+        )
+        for event in hw.read(topic, **filters)
+    )
+
+
+def test_a_topic_is_a_table(spark: SparkSession, data: str) -> None:
+    frame = load(spark, data)
+    assert frame.columns == COLUMNS
+    assert frame.schema.simpleString().replace("struct<", "").rstrip(">").replace(",", ", ").replace(":", " ") == SCHEMA
+    with headwater.open(data) as hw:
+        assert rows(frame) == expected(hw, "orders")
+
+
+def test_several_topics_and_patterns(spark: SparkSession, data: str) -> None:
+    assert {row[0] for row in rows(load(spark, data, topic="orders, orders.new"))} == {"orders", "orders.new"}
+    with headwater.open(data) as hw:
+        both = sorted(expected(hw, "orders") + expected(hw, "orders.new"))
+    assert rows(load(spark, data, topic="ord*")) == both
+    assert rows(load(spark, data, topic="orders?new,empty")) == [row for row in both if row[0] == "orders.new"]
+
+
+def test_what_is_empty_is_an_empty_table(spark: SparkSession, data: str) -> None:
+    assert load(spark, data, topic="empty").count() == 0
+    assert load(spark, data, topic="nobody*").count() == 0
+    assert load(spark, data, type="nothing").count() == 0
+    assert load(spark, data, start="latest").groupBy("type").count().collect() == []
+
+
+def test_a_topic_that_is_not_there_is_an_error(spark: SparkSession, data: str, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException, match="topic 'nowhere'"):
+        load(spark, data, topic="nowhere").collect()
+    with pytest.raises(PySparkException, match="no option 'topik' here — is it topic"):
+        load(spark, data, topik="nowhere").collect()
+    with pytest.raises(PySparkException, match="NotFound"):
+        load(spark, str(tmp_path / "none")).collect()
+    assert not (tmp_path / "none").exists()
+
+
+def test_start_and_end_by_offset_and_time(spark: SparkSession, data: str) -> None:
+    with headwater.open(data) as hw:
+        events = sorted(hw.read("orders"), key=lambda event: event.ticks)
+        middle, late = events[30].time, events[50].time
+        found = rows(load(spark, data, start=middle.isoformat(), end=late.replace(tzinfo=None).isoformat()))
+        assert found == expected(hw, "orders", start=middle, end=late)
+        assert found
+    offsets = {(row[1], row[2]) for row in rows(load(spark, data, start='{"0": 7}', end='{"0": 9, "1": 2}'))}
+    assert offsets == {(0, 7), (0, 8), (1, 0), (1, 1)}
+    assert len(rows(load(spark, data, topic="orders.new", start="0", end="1"))) == 1
+    assert rows(load(spark, data, topic="orders.new", start="1")) == []
+
+
+def test_an_offset_belongs_to_a_partition(spark: SparkSession, data: str) -> None:
+    with pytest.raises(PySparkException, match="2 partitions, and start 5 is an offset of one"):
+        load(spark, data, start="5").collect()
+    with pytest.raises(PySparkException, match="partition 9, and topic 'orders' has 2"):
+        load(spark, data, end='{"9": 1}').collect()
+
+
+def test_type_key_and_match_are_those_of_read(spark: SparkSession, data: str) -> None:
+    with headwater.open(data) as hw:
+        assert rows(load(spark, data, type="pa.*")) == expected(hw, "orders", type="pa.*")
+        assert rows(load(spark, data, key="k-3-4")) == expected(hw, "orders", key="k-3-4")
+        match = {"n": {"$gte": 3}, "i": 5}
+        assert rows(load(spark, data, match=json.dumps(match))) == expected(hw, "orders", match=match)
+        assert len(expected(hw, "orders", match=match)) == 2
+
+
+def test_times_are_the_same_in_any_time_zone(spark: SparkSession, data: str) -> None:
+    with headwater.open(data) as hw:
+        first = min(hw.read("orders"), key=lambda event: event.ticks)
+    frame = load(spark, data, "time timestamp, ticks bigint")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        told = frame.selectExpr("min(ticks) as ticks", "cast(min(time) as string) as text").first()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert told is not None
+    assert told.ticks == first.ticks
+    assert datetime.fromisoformat(f"{told.text}+09:00") == first.time
+
+
+def test_a_schema_takes_only_the_columns_that_it_names(spark: SparkSession, data: str) -> None:
+    schema = "ticks bigint, offset bigint, content string, data_bytes bigint, partition int"
+    frame = load(spark, data, schema)
+    with headwater.open(data) as hw:
+        wanted = [(e.ticks, e.offset, e.content, e.size, e.partition) for e in hw.read("orders")]
+    assert rows(frame) == sorted(wanted)
+    assert frame.columns == ["ticks", "offset", "content", "data_bytes", "partition"]
+
+
+def test_bytes_may_be_read_as_text_and_what_is_none_is_null(spark: SparkSession, data: str) -> None:
+    found = load(spark, data, "key string, data string, type string").where("type = 'raw'").distinct().collect()
+    assert [tuple(row) for row in found] == [(None, None, "raw")]
+    with pytest.raises(PySparkException, match="data of some events is not string"):
+        load(spark, data, "data string", mode="failfast").collect()
+
+
+def test_a_column_cannot_be_what_it_is_not(spark: SparkSession, data: str) -> None:
+    with pytest.raises(PySparkException, match="column key cannot be"):
+        load(spark, data, "key array<int>").collect()
+    with pytest.raises(PySparkException, match="key is null in some events"):
+        spark.read.format("headwater").option("topic", "orders").schema("key binary not null").load(data).collect()
+
+
+def test_what_is_visible_is_read_though_nobody_has_synced_it(spark: SparkSession, tmp_path: Path) -> None:
+    with headwater.open(tmp_path, durability="os") as hw:
+        hw.append_many("orders", [b"1", b"2"])
+        (partition,) = hw.describe("orders").partitions
+        assert partition.durable == 0
+        assert load(spark, str(tmp_path)).count() == 2
+
+
+def test_huge_data_is_null_and_its_size_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    with headwater.open(tmp_path) as hw:
+        hw.append("orders", bytes(2 * 1024 * 1024))
+        hw.append("orders", b"small")
+    found = load(spark, str(tmp_path), "data binary, data_bytes bigint").orderBy("data_bytes").collect()
+    assert [(row.data, row.data_bytes) for row in found] == [(bytearray(b"small"), 5), (None, 2 * 1024 * 1024)]
+
+
+def test_retention_that_has_passed_the_start_is_an_error_unless_losses_are_allowed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with headwater.open(tmp_path) as hw:
+        hw.create("orders", segment_bytes=4096)
+        for number in range(10):
+            hw.append("orders", bytes(3000), type=str(number))
+        hw.retain("orders", retention_segments=2)
+        (partition,) = hw.describe("orders").partitions
+        assert partition.start > 2
+        left = [event.offset for event in hw.read("orders")]
+    with pytest.raises(PySparkException, match="offset 2 is gone, the oldest is"):
+        load(spark, str(tmp_path), start="2").collect()
+    found = load(spark, str(tmp_path), "offset bigint", start="2", failOnDataLoss="false")
+    assert [row[0] for row in rows(found)] == left
+    assert [row[0] for row in rows(load(spark, str(tmp_path), "offset bigint"))] == left
+
+
+def test_splits_are_read_by_tasks_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
+    with headwater.open(tmp_path) as hw:
+        for _ in range(40):
+            hw.append("orders", bytes(1_000_000))
+    frame = load(spark, str(tmp_path), "offset bigint", splitBytes="8000000")
+    assert 4 <= frame.rdd.getNumPartitions() <= 6
+    assert [row[0] for row in rows(frame)] == list(range(40))
+
+
+def test_small_partitions_share_a_task(spark: SparkSession, data: str) -> None:
+    assert load(spark, data, topic="*").rdd.getNumPartitions() == 1
+
+
+def test_sql_makes_a_table_of_it(spark: SparkSession, data: str) -> None:
+    spark.sql(f"CREATE TEMPORARY VIEW from_sql USING headwater OPTIONS (path '{data}', topic 'orders')")
+    try:
+        assert spark.sql("SELECT count(*) FROM from_sql").first()[0] == 100  # type: ignore[index]  # there is one row
+    finally:
+        spark.catalog.dropTempView("from_sql")
+
+
+@pytest.fixture(params=["objects", "s3", "server"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, users: Path) -> Iterator[str]:
+    """The address of another place, which has nothing yet. The server asks who it is."""
+    if request.param == "objects":
+        yield f"objects://{tmp_path / 'objects'}"
+    elif request.param == "s3":
+        yield request.getfixturevalue("s3_url")
+    else:
+        with served(tmp_path / "data", "--auth", str(users)) as server:
+            with headwater.open(server.url) as stranger, pytest.raises(Denied):
+                stranger.topics()
+            yield server.url
+
+
+def test_a_bucket_and_a_server_are_read_as_well(spark: SparkSession, place: str) -> None:
+    with open_place(place, mode="create") as hw:
+        hw.create("orders", partitions=2)
+        fill(hw, "orders", 1)
+        fill(hw, "orders", 2)
+        assert rows(load(spark, place)) == expected(hw, "orders")
+        middle = sorted(hw.read("orders"), key=lambda event: event.ticks)[20].time
+        assert rows(load(spark, place, type="raw", start=middle.isoformat())) == expected(
+            hw, "orders", type="raw", start=middle
+        )

@@ -27,6 +27,7 @@ from headwater.client.transport import Transport
 from headwater.errors import Invalid, NotFound, Unsupported
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run, ticks_of
 from headwater.format import arrow, documents, events, given
+from headwater.format.column import Column
 from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.settings import Retention
@@ -225,6 +226,22 @@ class Remote:
         if durability != reached:
             self.sync(topic)
         return Refs(topic, durability, runs)
+
+    def append_columns(
+        self,
+        topic: str,
+        content: Content,
+        columns: dict[int, Column | None],
+        count: int,
+        *,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        producer: Who = None,
+    ) -> Refs:
+        """Like `append_many`, of events that are the columns of a batch already (format/batch.py), by their kind."""
+        given.check_columns(columns, self._limits)
+        query = {"partition": partition, "durability": self._waits_for(durability)}
+        return self._appends.many(topic, content, columns, count, query, producer)
 
     def transaction(self, *, durability: Durability | None = None, producer: Who = None) -> Transaction:
         """Appends to any topics, and acks, all or nothing: `with hw.transaction() as tx: tx.append(…)`.

@@ -41,6 +41,7 @@ from headwater.storage.bucket.probe import probe
 from headwater.storage.bucket.store import Store
 from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
+from headwater.storage.parquet import location
 from headwater.storage.rows import Rows
 
 _buckets: WeakSet[Bucket] = WeakSet()  # which cannot be used in a forked child
@@ -144,6 +145,15 @@ class Bucket(Verbs[ObjectLog]):
     def uuid(self) -> str:
         """What identifies this log, wherever it is copied."""
         return self._settings.uuid
+
+    @property
+    def parquet_url(self) -> str | None:
+        """Where this log was archived to as Parquet last; None if it never was."""
+        return location.read_record(self._store, self._clock)
+
+    def remember_parquet(self, url: str) -> None:
+        """Note where this log is archived to as Parquet, durably."""
+        location.write_record(self._store, self._clock, url)
 
     # Topics
 
@@ -419,4 +429,5 @@ def _partition_info(log: ObjectLog) -> PartitionInfo:
         time_of(state.last_ticks).isoformat() if state.last_ticks else None,
         "open",
         [],
+        finished=meta.reached.offset,
     )

@@ -38,6 +38,7 @@ from headwater.storage.archive.archive import Archive
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.journal import Journal, restore
 from headwater.storage.log import LocalLog
+from headwater.storage.parquet import location
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
 from headwater.storage.sealer import Sealer, seal_all
@@ -216,6 +217,15 @@ class Engine(Verbs[LocalLog]):
     def archive_url(self) -> str | None:
         """Where the archive of this directory is; None if it has none."""
         return self._archive.url()
+
+    @property
+    def parquet_url(self) -> str | None:
+        """Where this directory was archived to as Parquet last; None if it never was."""
+        return location.read(self.path, self._disk)
+
+    def remember_parquet(self, url: str) -> None:
+        """Note where this directory is archived to as Parquet, durably."""
+        location.write(self.path, url, self._disk)
 
     def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
         """Make the indexes of a topic, or of all, again from the segments; returns how many. They are never truth.

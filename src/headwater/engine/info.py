@@ -34,6 +34,7 @@ def partition_info(log: LocalLog) -> PartitionInfo:
         recovery.reports(place),
         noted.end if noted is not None else None,
         local if local > start else None,
+        state.segment,
     )
 
 

@@ -31,6 +31,7 @@ from headwater.storage.archive.restore import Bound, LogRestore, fetch
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.lockfile import locked
+from headwater.storage.parquet.archive import is_parquet
 
 
 def restore(
@@ -54,27 +55,22 @@ def restore(
     disk, clock, path = disk or Disk(), clock or Clock(), path.absolute()
     if isinstance(to, int) and topic is None:
         raise Invalid("an offset is that of a topic", hint="give its topic, or a time", code="topic_needed")
-    _check_free(path, disk)
+    check_free(path, disk)
+    if is_parquet(url):
+        from headwater.engine.parquet_restoring import restore_parquet  # which needs Arrow
+
+        return restore_parquet(url, path, topic, partition, to, limits, progress, disk, clock)
     store = open_store(url, clock=clock, disk=disk, limits=limits)
     try:
         archive = ArchiveStore(store, clock)
-        building = path.parent / f".{path.name}.restoring"
+        building = building_at(path)
         catalogue = Catalogue(building, disk, clock, limits)
         with reaching(url):
             uuid = archive.owner()
             topics = [archive.topic_in(directory) for directory in archive.directories(topic)]
             logs = [log for each in topics for log in _logs(archive, catalogue, each, partition, to)]
-        try:
-            with contextlib.suppress(FileExistsError):
-                disk.mkdir(building)
-            with locked(building / ".lock", disk, clock, 0.0):
-                done = _restore(archive, building, logs, disk, limits, progress)
-                _settle(building, topics, uuid, disk)
-                _give_name(building, path, disk)
-        except FileNotFoundError as error:
-            raise NotFound(f"{path.parent} is not there", hint="make that directory first") from error
-        except OSError as error:
-            raise _failed(path, error) from error
+        with finishing(path, uuid, topics, disk, clock):
+            done = _restore(archive, building, logs, disk, limits, progress)
     finally:
         store.close()
     return done
@@ -117,11 +113,12 @@ def _logs(
     for number in range(topic.partitions):
         found = archive.manifest(topic, number, log_uuid(UUID(topic.uuid), number))
         nothing = Manifest(topic=topic.name, uuid=topic.uuid, partition=number, segments=[])
-        bound = _bound(topic, number, partition, to)
+        bound = bound_of(topic, number, partition, to)
         yield LogRestore(catalogue.place(topic, number), found.record if found is not None else nothing, bound)
 
 
-def _bound(topic: Topic, number: int, partition: int | None, to: int | datetime | None) -> Bound:
+def bound_of(topic: Topic, number: int, partition: int | None, to: int | datetime | None) -> Bound:
+    """Where partition `number` of a topic ends. Raises Invalid if that cannot be told, NotFound for a wrong one."""
     if isinstance(to, datetime):
         return Bound(ticks=ticks_of(to))
     if to is None:
@@ -137,10 +134,33 @@ def _bound(topic: Topic, number: int, partition: int | None, to: int | datetime 
     return Bound(offset=to) if number == (partition or 0) else Bound()
 
 
-def _check_free(path: Path, disk: Disk) -> None:
+def check_free(path: Path, disk: Disk) -> None:
+    """Raise Invalid if something is there."""
     there = disk.inode(path) is not None
     if there and (disk.entries(path) or not S_ISDIR(disk.status(path).st_mode)):
         raise Invalid(f"{path} is there already", hint="name a new directory, or one that is empty", code="not_empty")
+
+
+def building_at(path: Path) -> Path:
+    """Where a directory is built."""
+    return path.parent / f".{path.name}.restoring"
+
+
+@contextlib.contextmanager
+def finishing(path: Path, uuid: str, topics: list[Topic], disk: Disk, clock: Clock) -> Iterator[None]:
+    """Build the directory in the block, by nobody else meanwhile; behind it, it gets its name, durably."""
+    building = building_at(path)
+    try:
+        with contextlib.suppress(FileExistsError):
+            disk.mkdir(building)
+        with locked(building / ".lock", disk, clock, 0.0):
+            yield
+            _settle(building, topics, uuid, disk)
+            _give_name(building, path, disk)
+    except FileNotFoundError as error:
+        raise NotFound(f"{path.parent} is not there", hint="make that directory first") from error
+    except OSError as error:
+        raise _failed(path, error) from error
 
 
 def _settle(path: Path, topics: list[Topic], uuid: str, disk: Disk) -> None:

@@ -29,6 +29,7 @@ from headwater.engine.transfer.transfer import Transfer
 from headwater.errors import Invalid, NotFound
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
+from headwater.format.column import Column
 from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
@@ -239,6 +240,27 @@ class Verbs(Serving[L]):
             for number in sorted(logs):
                 logs[number].sync()
         return Refs(topic, "fsync" if sync else "os", runs)
+
+    def append_columns(
+        self,
+        topic: str,
+        content: Content,
+        columns: dict[int, Column | None],
+        count: int,
+        *,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        producer: Producer | tuple[str, int, int] | None = None,
+    ) -> Refs:
+        """Like `append_many`, of events that are the columns of a batch already (format/batch.py), by their kind.
+
+        The topic must be there, else NotFound.
+        """
+        parts = self.prepare_many(
+            topic, content, columns, count, durability=durability, partition=partition, producer=producer
+        )
+        self.commit(parts)
+        return waiting.refs(topic, parts)
 
     def sync(self, topic: str) -> None:
         """Make all events of a topic durable that were appended with durability `os`."""

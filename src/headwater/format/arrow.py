@@ -38,6 +38,10 @@ DEFAULT_COLUMNS = ("partition", "offset", "time", "type", "key", "data", "meta")
 _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 APPEND_BYTES = 8 * 1024 * 1024  # how much of a table goes into one batch
 _CHUNK = 65_536  # constants are made once for this many events, and sliced
+_HEXADECIMAL = np.frombuffer(b"0123456789abcdef", np.uint8)
+_ID_CHARACTERS = 36
+# Where an id has the digits of its ticks, and the bits of each: eight, four, and three behind the version.
+_ID_DIGITS = [*zip((*range(8), *range(9, 13), *range(15, 18)), range(56, -1, -4), strict=True)]
 
 
 @cache
@@ -119,8 +123,7 @@ class _Chunks:
         if name in self._constants:
             return _repeated(self._constants[name], type, self._total)
         if name == "id":
-            ids = [id_text(ticks, self._node).encode() for ticks in self._all_ticks().tolist()]
-            return [_strings(Column.of(ids))]
+            return [_ids(self._all_ticks(), self._node)]
         if name == "offset":
             starts = np.array([piece.batch.base_offset + piece.lo for piece in self._pieces], np.int64)
             return [_numbers(type, _ranges(starts, self._counts))]
@@ -181,6 +184,16 @@ def _ranges(starts: I64, counts: I64) -> I64:
         return np.arange(starts[0], starts[0] + ends[-1], dtype=np.int64)
     found: I64 = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
     return found
+
+
+def _ids(ticks: I64, node: int) -> Any:
+    """The ids of these ticks as text: all digits of one place at once."""
+    texts = np.empty((len(ticks), _ID_CHARACTERS), np.uint8)
+    texts[:] = np.frombuffer(id_text(0, node).encode(), np.uint8)
+    for at, shift in _ID_DIGITS:
+        texts[:, at] = _HEXADECIMAL[ticks >> shift & 15]
+    offsets = np.arange(0, texts.size + 1, _ID_CHARACTERS, dtype=np.int32)
+    return _strings(Column(len(ticks), texts.reshape(-1).data, offsets))
 
 
 def _numbers(type: Any, values: Any) -> Any:

@@ -202,10 +202,10 @@ def table(batches: Iterable[EventBatch], columns: Sequence[str] | None) -> pa.Ta
 
 
 def _runs(batches: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
-    """Batches of one partition of which nothing was left out, together; the others alone."""
+    """Batches of one log of which nothing was left out, together; the others alone."""
     run: list[EventBatch] = []
     for batch in batches:
-        if run and (batch.picked or run[0].picked or batch.partition != run[0].partition):
+        if run and (batch.picked or run[0].picked or batch.log.node != run[0].log.node):
             yield run
             run = []
         run.append(batch)

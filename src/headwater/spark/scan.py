@@ -6,13 +6,16 @@ to `ROWS_MAX` rows, because crossing to the JVM costs as much for a small one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import msgspec
 
+from headwater.errors import Conflict, NotFound
 from headwater.format import events
-from headwater.info import Split
+from headwater.format.names import log_uuid, node_of
+from headwater.info import Split, TopicInfo
 from headwater.limits import SPLIT_BYTES
 from headwater.spark.session import ROWS_MAX
 
@@ -49,11 +52,80 @@ def tables(hw: Log, split: Split, columns: Sequence[str], wanted: Wanted = EVERY
 
 def batches(hw: Log, split: Split, wanted: Wanted = EVERYTHING) -> Iterator[list[EventBatch]]:
     """The wanted batches of a split, in offset order, gathered so that each list is worth a crossing."""
+    return _gathered(_stored(hw, split, wanted))
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A split, and the node that the ids of its events share: that of another topic with the same name differs."""
+
+    split: Split
+    node: int
+
+
+def nodes(info: TopicInfo) -> list[int]:
+    """The node of each partition of a topic."""
+    uuid = UUID(info.uuid)
+    return [node_of(log_uuid(uuid, each.partition)) for each in info.partitions]
+
+
+def pieces(
+    hw: Log, pieces: Iterable[Piece], wanted: Wanted = EVERYTHING, *, fail_on_data_loss: bool = True
+) -> Iterator[list[EventBatch]]:
+    """The wanted batches of several splits, one after the other, gathered.
+
+    Raises NotFound with the code `offset_gone` where retention has come in between, unless losses are allowed, and
+    Conflict with the code `topic_remade` if a topic was deleted and made again.
+    """
+    return _gathered(batch for piece in pieces for batch in _checked(hw, piece, wanted, fail_on_data_loss))
+
+
+def remade(topic: str) -> Conflict:
+    """The error for a topic that is another one than before."""
+    return Conflict(
+        f"topic {topic!r} was deleted and made again: its events are others",
+        hint="begin anew; a stream needs a new checkpoint",
+        code="topic_remade",
+    )
+
+
+def _checked(hw: Log, piece: Piece, wanted: Wanted, fail_on_data_loss: bool) -> Iterator[EventBatch]:
+    """The wanted batches of a split that was planned before, perhaps long ago and by another process."""
+    split, seen = piece.split, False
+    while split.start < split.end:
+        try:
+            for batch in _stored(hw, split, wanted):
+                if batch.log.node != piece.node:
+                    raise remade(split.topic)
+                seen = True
+                split = msgspec.structs.replace(split, start=batch.end_offset)
+                yield batch
+            break
+        except NotFound as error:
+            oldest = error.facts.get("oldest", 0)
+            if fail_on_data_loss or error.code != "offset_gone" or oldest <= split.start:
+                raise
+            split = msgspec.structs.replace(split, start=oldest)
+    if not seen and nodes(hw.describe(split.topic))[split.partition : split.partition + 1] != [piece.node]:
+        raise remade(split.topic)  # no event has told of which topic it is
+
+
+def _stored(hw: Log, split: Split, wanted: Wanted) -> Iterator[EventBatch]:
+    return hw.read_batches(
+        split.topic,
+        partition=split.partition,
+        start=split.start,
+        end=split.end,
+        type=wanted.type,
+        key=wanted.key,
+        match=wanted.match,
+    )
+
+
+def _gathered(batches: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
+    """Batches together, up to what is worth a crossing."""
     gathered: list[EventBatch] = []
     rows = size = 0
-    filters: dict[str, Any] = {"type": wanted.type, "key": wanted.key, "match": wanted.match}
-    bounds = {"partition": split.partition, "start": split.start, "end": split.end}
-    for batch in hw.read_batches(split.topic, **bounds, **filters):  # type: ignore[arg-type]  # they are as they say
+    for batch in batches:
         if gathered and (rows + len(batch) > ROWS_MAX or size + batch.size > BATCH_BYTES_MAX):
             yield gathered
             gathered, rows, size = [], 0, 0

@@ -8,6 +8,8 @@ callers, who know the topic and the offset, turn them into Headwater's own. Safe
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import fcntl
 import hashlib
 import mmap
@@ -37,6 +39,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 Word = tuple[Any, int, int]
 """A word of shared memory to wait on: the map, the position in it, and the value that was seen there."""
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 LOCK_POLL_S = 0.00005
 LOCK_POLL_MAX_S = 0.002
@@ -83,6 +88,15 @@ class Disk:
     symlink = staticmethod(os.symlink)
     readlink = staticmethod(os.readlink)
     mkdir = staticmethod(os.mkdir)
+
+    def exchange(self, one: Path, other: Path) -> None:
+        """Give two files or directories the name of the other, at once. Raises OSError where the system cannot."""
+        rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if rename is None:
+            raise OSError(errno.ENOSYS, "two names cannot be exchanged here")
+        if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(one), None, str(other))
 
     def open_read(self, path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

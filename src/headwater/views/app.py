@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
 from headwater.engine.selection import Selection
 from headwater.errors import Conflict, Invalid, NotFound, TooLarge
-from headwater.event import Event
+from headwater.event import Content, Event
 from headwater.format import names
 from headwater.limits import VIEW_NAME_BYTES_MAX
+from headwater.views.pipeline import Mode, Pipeline, Schema, Target, declared
 
 if TYPE_CHECKING:
     from headwater.views.aggregate import Aggregate
@@ -90,13 +91,14 @@ class Shelf(msgspec.Struct):
 
 
 class App:
-    """Projections, functions and queries. Made once, in a module, at its top."""
+    """Projections, functions, queries and pipelines. Made once, in a module, at its top."""
 
     def __init__(self) -> None:
         self.projections: dict[str, Projection] = {}
         self.functions: dict[str, Function] = {}
         self.queries: dict[str, Query] = {}
         self.binders: dict[str, Shelf] = {}
+        self.pipelines: dict[str, Pipeline] = {}
 
     def binder(self, name: str) -> Shelf:
         """What this application wants of a binder: `app.binder("baskets").index("total")`."""
@@ -130,6 +132,7 @@ class App:
             found = Projection(
                 _name(name, fold), topic, binder, fold, key, type, match, many, unordered, version, on_error
             )
+            self._check_alone(found)
             _add(self.projections, found.name, found, "projection")
             return fold
 
@@ -169,6 +172,48 @@ class App:
 
         return declare
 
+    def pipeline(
+        self,
+        *topics: str,
+        to: str,
+        mode: Mode = "batch",
+        schema: Schema = None,
+        start: str | int = "earliest",
+        every: float | None = None,
+        partition_by: str | Sequence[str] = (),
+        content: Content | None = None,
+        options: Mapping[str, Any] | None = None,
+        version: int = 1,
+        name: str | None = None,
+    ) -> Callable[[F], F]:
+        """Declare a pipeline: put on `compute(*frames) -> frame`, with a DataFrame of Spark's for each topic.
+
+        It is run by `headwater pipeline run`. docs/PIPELINES.md tells what each argument is.
+        """
+
+        def declare(compute: F) -> F:
+            found = declared(
+                _name(name, compute),
+                topics,
+                compute,
+                to=to,
+                mode=mode,
+                schema=schema,
+                start=start,
+                every=every,
+                partition_by=partition_by,
+                content=content,
+                options=options,
+                version=version,
+            )
+            self._check_alone(found)
+            _add(self.pipelines, found.name, found, "pipeline")
+            if found.target.kind == "binder":
+                self.binder(found.target.place)
+            return compute
+
+        return declare
+
     def aggregate(
         self, topic: str, cls: type[Aggregate], binder: str, *, version: int = 1, name: str | None = None
     ) -> None:
@@ -179,6 +224,17 @@ class App:
         from headwater.views.aggregate import snapshot_fold
 
         self.projection(topic, binder, version=version, name=name or binder)(snapshot_fold(cls))
+
+    def _check_alone(self, found: Projection | Pipeline) -> None:
+        """Raise Conflict if what a pipeline fills would be filled by something else, too."""
+        to = found.target if isinstance(found, Pipeline) else Target("binder", found.binder)
+        if to.kind == "topic":
+            return  # which many may append to
+        others = [each.name for each in self.pipelines.values() if each.target == to and each.name != found.name]
+        if isinstance(found, Pipeline) and to.kind == "binder":
+            others += [each.name for each in self.projections.values() if each.binder == to.place]
+        if others:
+            raise Conflict(f"{found.name!r} and {others[0]!r} would both fill {to}", hint="give each one of its own")
 
     def ask(self, hw: Local, name: str, /, **arguments: Any) -> Any:
         """The answer of a query with a name. Raises NotFound if there is none, Invalid if it takes other arguments."""

@@ -165,7 +165,7 @@ class Archived:
         def pieces() -> Iterator[bytes]:
             store = self._archive.open().store
             with reaching(store.url):
-                yield from download(store, manifest, file)
+                yield from download(store, file_key(manifest, file), file)
 
         self._archive.cache.get(self._cached.path / name, file.bytes, pieces)
 

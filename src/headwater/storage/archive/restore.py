@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from headwater.errors import Invalid
-from headwater.format.archive import ArchivedFile, ArchivedSegment, Manifest
+from headwater.format.archive import ArchivedFile, ArchivedSegment, Manifest, file_key
 from headwater.format.batch import BLOB, DATA, KEY, LOST, META, TYPE, Batch, encode, encode_lost
 from headwater.format.names import file_of, offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
@@ -193,7 +193,7 @@ def fetch(store: Store, place: Place, wanted: Fetch, advance: Callable[[int], No
             disk.mkdir(folder)
     position = 0
     with disk.replacing(path) as fd, reaching(store.url):
-        for piece in download(store, manifest, file):
+        for piece in download(store, file_key(manifest, file), file):
             disk.write(fd, piece, position)
             position += len(piece)
             advance(len(piece))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from headwater.errors import Corrupt
-from headwater.format.archive import ArchivedFile, Manifest, file_key
+from headwater.format.archive import ArchivedFile
 from headwater.storage.bucket.store import Store
 from headwater.storage.disk import Disk
 
@@ -33,9 +33,13 @@ def pieces_of(disk: Disk, fd: int, size: int, pause: Callable[[], None] = lambda
 
 
 def upload(
-    store: Store, manifest: Manifest, name: str, size: int, pieces: Callable[[], Iterable[bytes]]
+    store: Store,
+    key_of: Callable[[ArchivedFile], str],
+    name: str,
+    size: int,
+    pieces: Callable[[], Iterable[bytes]],
 ) -> ArchivedFile:
-    """Put a file, durably; returns what the manifest is to say of it. It is read twice: its key tells its bytes.
+    """Put a file, durably; returns what a manifest is to say of it. It is read twice: its key tells its bytes.
 
     An object of that key has the same bytes, so whoever comes second, or again after a crash, changes nothing.
     """
@@ -43,7 +47,7 @@ def upload(
     for piece in pieces():
         digest.update(piece)
     file = ArchivedFile(name, size, digest.hexdigest())
-    store.put_pieces(file_key(manifest, file), _unchanged(pieces(), file))
+    store.put_pieces(key_of(file), _unchanged(pieces(), file))
     return file
 
 
@@ -60,14 +64,12 @@ def _unchanged(pieces: Iterable[bytes], file: ArchivedFile) -> Iterator[bytes]:
         )
 
 
-def download(
-    store: Store, manifest: Manifest, file: ArchivedFile, pause: Callable[[], None] = lambda: None
-) -> Iterator[bytes]:
+def download(store: Store, key: str, file: ArchivedFile, pause: Callable[[], None] = lambda: None) -> Iterator[bytes]:
     """The bytes of an archived file, several pieces asked for at once.
 
     Behind the last one it raises Corrupt if they are not those that were archived: only then are they good for use.
     """
-    key, digest = file_key(manifest, file), hashlib.sha256()
+    digest = hashlib.sha256()
     where = f"{store.url}/{key}"
     done = 0
     for piece in _ranges(store, key, file.bytes):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.format import producers
 from headwater.format import segment as segment_format
-from headwater.format.archive import ArchivedFile, ArchivedSegment, Manifest, blob_name, manifest_key
+from headwater.format.archive import ArchivedFile, ArchivedSegment, Manifest, blob_name, file_key, manifest_key
 from headwater.format.batch import BLOB
 from headwater.format.index import Index
 from headwater.format.names import file_of
@@ -167,7 +168,7 @@ class LogArchive:
     def _put(self, name: str, size: int, pieces: Callable[[], Iterable[bytes]]) -> ArchivedFile:
         self._pause()
         with reaching(self._archive.store.url):
-            return upload(self._archive.store, self.manifest, name, size, pieces)
+            return upload(self._archive.store, partial(file_key, self.manifest), name, size, pieces)
 
     def _add(self, segment: ArchivedSegment) -> None:
         """Have the manifest name a segment whose files are all there."""

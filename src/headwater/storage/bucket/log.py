@@ -14,7 +14,8 @@ from typing import NamedTuple
 from headwater.errors import Unsupported
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
-from headwater.format.producers import Producer
+from headwater.format.object import known
+from headwater.format.producers import Known, Producer
 from headwater.storage.bucket.appender import Appender, Unit
 from headwater.storage.bucket.blobs import ObjectBlob, ObjectSpool
 from headwater.storage.bucket.cache import Cache
@@ -103,6 +104,11 @@ class ObjectLog:
 
     def sync(self) -> None:
         """Everything that is there is durable."""
+
+    def producers(self) -> tuple[int, dict[str, Known]]:
+        """What is remembered of producers now, and the offset as of which that is."""
+        tip = self.chain.advance()
+        return tip.end, known(tip.producers)
 
     # Reading
 

@@ -1,0 +1,156 @@
+"""From places to splits: which topics are meant, where they begin and end now, and the parts that tasks read.
+
+The ends are pinned when a job is planned, and all of it is durable then: a task that runs again reads the same events,
+and whoever notes how far a stream has come can rely on it. Needs no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater.errors import Invalid, NotFound
+from headwater.info import TopicInfo
+from headwater.spark.options import OFFSETS_MAX, Place, ReadOptions
+from headwater.spark.scan import Piece, nodes
+from headwater.views.local import Local
+
+if TYPE_CHECKING:
+    from headwater.api import Log
+
+TASK_BYTES_MIN = 4 * 1024 * 1024  # smaller splits are read by one task together: starting one costs more than they do
+
+
+class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
+    """What filters leave of a read, told by topic, partition and ranges; half-open. Everything by default."""
+
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+    offsets: tuple[int, int] = (0, OFFSETS_MAX)
+    times: tuple[datetime | None, datetime | None] = (None, None)
+
+
+EVERYTHING = Narrowing()
+
+
+def look(hw: Log, topic: str) -> TopicInfo:
+    """A topic as it is now; in a directory, all that is visible is durable then. Raises NotFound.
+
+    A directory is synced, as a consumer does it before it notes how far it is: a reader sees what `read` does. What a
+    server or a bucket tells is durable or not without a reader's doing.
+    """
+    info = hw.describe(topic)
+    if isinstance(hw, Local) and any(each.durable < each.end for each in info.partitions):
+        hw.sync(topic)
+        info = hw.describe(topic)
+    return info
+
+
+def plan(hw: Log, options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> list[list[Piece]]:
+    """What each task of a batch read has to read; empty if there is nothing."""
+    topics = options.chosen(hw.topics() if options.has_pattern else ())
+    wanted = [topic for topic in topics if narrowing.topics is None or topic in narrowing.topics]
+    return tasks(piece for topic in wanted for piece in _of_topic(hw, topic, options, narrowing))
+
+
+def _of_topic(hw: Log, topic: str, options: ReadOptions, narrowing: Narrowing) -> list[Piece]:
+    while True:
+        info = look(hw, topic)
+        bounds = begin(hw, info, options), resolved(hw, info, options.end, "end")
+        starts, ends = _narrowed(hw, info, *bounds, narrowing)
+        try:
+            return pieces(hw, info, starts, ends, options.split_bytes)
+        except NotFound as error:
+            if error.code != "offset_gone":
+                raise  # else retention came in between: look again
+
+
+def _narrowed(
+    hw: Log, info: TopicInfo, starts: list[int], ends: list[int], narrowing: Narrowing
+) -> tuple[list[int], list[int]]:
+    lo, hi = narrowing.offsets
+    after, before = narrowing.times
+    starts = [max(start, lo) for start in starts]
+    ends = [min(end, hi) for end in ends]
+    if after is not None:
+        starts = list(map(max, starts, since(hw, info, after)))
+    if before is not None:
+        ends = list(map(min, ends, since(hw, info, before)))
+    if narrowing.partitions is not None:
+        ends = [end if number in narrowing.partitions else 0 for number, end in enumerate(ends)]
+    return starts, ends
+
+
+def begin(hw: Log, info: TopicInfo, options: ReadOptions) -> list[int]:
+    """Where a read of a topic begins in each partition; raises NotFound where retention has passed an offset."""
+    return held(info, resolved(hw, info, options.start, "start"), options)
+
+
+def held(info: TopicInfo, starts: list[int], options: ReadOptions) -> list[int]:
+    """The same places, or where losses are allowed the oldest events that are left. Else raises NotFound."""
+    for each, start in zip(info.partitions, starts, strict=True):
+        if start < each.start and options.fail_on_data_loss:
+            raise NotFound(
+                f"topic {info.name!r}, partition {each.partition}: offset {start} is gone, the oldest is {each.start}",
+                hint="begin at what is there with failOnDataLoss=false",
+                code="offset_gone",
+                oldest=each.start,
+            )
+    return [max(each.start, start) for each, start in zip(info.partitions, starts, strict=True)]
+
+
+def resolved(hw: Log, info: TopicInfo, place: Place, name: str) -> list[int]:
+    """The offset of a place in each partition. Raises Invalid for a place that the topic cannot have."""
+    partitions = info.partitions
+    usual = [each.start for each in partitions] if name == "start" else [each.durable for each in partitions]
+    if isinstance(place, dict):
+        given = place.get(info.name, {})
+        unknown = sorted(number for number in given if number >= len(partitions))
+        if unknown:
+            told = f"topic {info.name!r} has {len(partitions)} partitions"
+            raise Invalid(f"{name} has an offset of partition {unknown[0]}, and {told}")
+        return [given.get(number, otherwise) for number, otherwise in enumerate(usual)]
+    if isinstance(place, int):
+        if len(partitions) > 1:
+            raise Invalid(
+                f"topic {info.name!r} has {len(partitions)} partitions, and {name} {place} is an offset of one",
+                hint='write {"0": 17, "1": 4}, or a time',
+                code="partition_needed",
+            )
+        return [place]
+    if isinstance(place, datetime):
+        return since(hw, info, place)
+    return [each.start if place == "earliest" else each.durable for each in partitions]
+
+
+def since(hw: Log, info: TopicInfo, time: datetime) -> list[int]:
+    """The first offset of each partition whose event has this time or a later one; the end if there is none."""
+    first = {each.partition: each.durable for each in info.partitions}
+    for split in reversed(hw.splits(info.name, start=time, split_bytes=OFFSETS_MAX - 1)):
+        first[split.partition] = split.start
+    return [first[each.partition] for each in info.partitions]
+
+
+def pieces(hw: Log, info: TopicInfo, starts: list[int], ends: list[int], split_bytes: int) -> list[Piece]:
+    """The splits of a topic between these offsets, in order; empty if there is nothing."""
+    if not any(start < end for start, end in zip(starts, ends, strict=True)):
+        return []
+    known = nodes(info)
+    found = hw.splits(info.name, start=starts, end=ends, split_bytes=split_bytes)
+    return [Piece(split, known[split.partition]) for split in found]
+
+
+def tasks(pieces: Iterable[Piece]) -> list[list[Piece]]:
+    """What each task reads: a split, or several small ones that follow each other."""
+    gathered: list[list[Piece]] = []
+    size = 0
+    for piece in pieces:
+        if not gathered or size + piece.split.bytes > TASK_BYTES_MIN:
+            gathered.append([])
+            size = 0
+        gathered[-1].append(piece)
+        size += piece.split.bytes
+    return gathered

@@ -1,0 +1,227 @@
+"""From staged files to the log, once: whatever dies, and however often a batch is run again. Needs no Spark.
+
+1. A manifest of the staged files is created, if there is none: from then on, it is what counts.
+2. Its chunks are appended, partition after partition, each as a request of a producer with the next seq. The log knows
+   what it has of them, so that whoever finishes what another began leaves those out.
+3. All is synced, and the manifest is marked as finished.
+4. The files go, and what was remembered of the batches before.
+
+Each step may be the last of a process. A run that finds a manifest goes on with 2., one that finds it finished with 4.;
+its own files go with the others.
+
+A log forgets a producer that was silent for long, or when too many others came. Where it may have, and events came
+since the manifest was made, it cannot be told whether a chunk is there: then publishing stops with an error, and does
+not guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater.client.remote import Remote
+from headwater.engine.bucket import Bucket
+from headwater.errors import Conflict, Corrupt, NotFound
+from headwater.format import batch
+from headwater.format.batch import DATA, KEY, META, TYPE
+from headwater.limits import DEFAULTS
+from headwater.spark.spreading import Target
+from headwater.spark.staging import JOB_S_MAX, Chunk, Destination, Manifest, Staging, Write
+from headwater.storage.bucket.records import Found
+
+if TYPE_CHECKING:
+    from headwater.api import Log
+    from headwater.info import TopicInfo
+
+SEQ_BITS = 24  # of a batch's chunks in one partition; the batch's number is above them
+SWEEP_EVERY = 64  # batches of a query: looking for orphans lists all files
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """A chunk, and where it goes."""
+
+    target: Target
+    partition: int
+    chunk: Chunk
+
+
+def publish(hw: Log, staging: Staging, write: Write, sent: Sequence[Sent], title: str = "") -> int:
+    """Append what was staged, once; returns how many events are there by this write, in this run or another."""
+    found = staging.manifest(write)
+    again = found is not None
+    if found is None and not sent and write.streaming:
+        return 0
+    if found is None and not staging.passed(write):
+        manifest = _manifest(hw, staging, write, sent, title)
+        found = staging.create(write, manifest)
+        if found is None:  # another run was first
+            found, again = staging.manifest(write), True
+    if found is None:  # a batch of long ago: a later one was begun since
+        staging.drop(write)
+        return 0
+    if not found.record.finished:
+        _finish(hw, staging, write, found, again=again)
+    _tidy(staging, write)
+    return found.record.events
+
+
+def abandon(staging: Staging, write: Write, files: Iterable[str] = ()) -> None:
+    """A run has failed: drop what it staged, but what a manifest names, which another run will finish.
+
+    `files` are those of this run; without them, all of the write go.
+    """
+    found = staging.manifest(write)
+    if found is not None and not write.repeatable:
+        staging.drop_manifest(write)
+        found = None
+    keep = found.record.files() if found is not None else set()
+    if files:
+        staging.drop_files(set(files) - keep)
+    else:
+        staging.drop(write, keep=keep)
+
+
+def _manifest(hw: Log, staging: Staging, write: Write, sent: Sequence[Sent], title: str) -> Manifest:
+    """What is to be published; raises if that cannot be, before anything is."""
+    chunks: dict[tuple[str, int], list[Chunk]] = {}
+    targets: dict[str, Target] = {}
+    for each in sent:
+        chunks.setdefault((each.target.name, each.partition), []).append(each.chunk)
+        known = targets.setdefault(each.target.name, each.target)
+        if known.uuid != each.target.uuid:
+            raise _made_anew(each.target.name)
+    _check_files(staging, write, {each.chunk.file for each in sent})
+    infos = {name: _same_topic(hw, name, target.uuid) for name, target in targets.items()}
+    destinations = [
+        Destination(
+            name,
+            targets[name].uuid,
+            targets[name].partitions,
+            partition,
+            infos[name].partitions[partition].end,
+            chunks[name, partition],
+        )
+        for name, partition in sorted(chunks)
+    ]
+    created_ms = int(staging.now().timestamp() * 1000)
+    return Manifest(created_ms, sum(each.chunk.count for each in sent), destinations, title)
+
+
+def _check_files(staging: Staging, write: Write, files: set[str]) -> None:
+    there = staging.files(write)
+    missing = files - there.keys()
+    if missing:
+        raise NotFound(
+            f"{len(missing)} of {len(files)} staged files are not there, as {min(missing)}",
+            hint="all tasks and the driver must reach one place: give the option 'staging'",
+            code="staged_missing",
+        )
+    now = staging.now()
+    if any((now - there[file].modified).total_seconds() > JOB_S_MAX for file in files):
+        raise Conflict(
+            f"files were staged more than {JOB_S_MAX / 86_400:g} days ago, and may be swept",
+            hint="write in several parts",
+            code="staged_too_old",
+        )
+
+
+def _same_topic(hw: Log, topic: str, uuid: str) -> TopicInfo:
+    told = hw.describe(topic)
+    if told.uuid != uuid:
+        raise _made_anew(topic)
+    return told
+
+
+def _made_anew(topic: str) -> Conflict:
+    return Conflict(
+        f"topic {topic!r} was deleted and made again while events for it were staged",
+        hint="run the write again under another transaction, or with another checkpoint",
+        code="topic_made_anew",
+    )
+
+
+def _finish(hw: Log, staging: Staging, write: Write, found: Found[Manifest], *, again: bool) -> None:
+    """Append what is missing of a manifest, and mark it. `again`: another run may have begun with it."""
+    topics: dict[str, TopicInfo] = {}
+    for destination in found.record.destinations:
+        told = topics.get(destination.topic)
+        if told is None:
+            told = topics[destination.topic] = _same_topic(hw, destination.topic, destination.topic_uuid)
+        if again:
+            _check_memory(hw, staging, write, found.record, destination, told)
+    for destination in found.record.destinations:
+        if not _append(hw, staging, write, destination):
+            return  # somebody else has finished it meanwhile
+    for topic in topics:
+        hw.sync(topic)
+    staging.finish(write, found)
+
+
+def _append(hw: Log, staging: Staging, write: Write, destination: Destination) -> bool:
+    """Append the chunks of one partition; False if the files are gone because all of it is there."""
+    for number, chunk in enumerate(destination.chunks):
+        stored = staging.read(chunk)
+        if stored is None:
+            found = staging.manifest(write)
+            if found is None or found.record.finished:
+                return False
+            raise NotFound(f"the staged file {chunk.file} is gone", code="staged_missing")
+        read = batch.decode(stored, 0, len(stored), chunk.file)
+        read.validate()
+        if read.count != chunk.count:
+            raise Corrupt(f"{chunk.file}: a batch has {read.count} events instead of {chunk.count}")
+        columns = {kind: read.column(kind) for kind in (TYPE, KEY, DATA, META)}
+        producer = (_producer(write), 0, write.batch << SEQ_BITS | number) if write.repeatable else None
+        try:
+            hw.append_columns(
+                destination.topic,
+                read.content,
+                columns,
+                read.count,
+                durability="os",
+                partition=destination.partition,
+                producer=producer,
+            )
+        except Conflict as error:
+            if error.code != "seq_forgotten":  # which says that a later chunk is there, and so this one
+                raise
+    return True
+
+
+def _producer(write: Write) -> str:
+    return f"spark-{write.name}"
+
+
+def _check_memory(
+    hw: Log, staging: Staging, write: Write, manifest: Manifest, destination: Destination, told: TopicInfo
+) -> None:
+    """Raise Conflict if the log may have forgotten what it has of a manifest that another run began with."""
+    if told.partitions[destination.partition].end == destination.end:
+        return  # nothing came since, from nobody
+    age_ms = staging.now().timestamp() * 1000 - manifest.created_ms
+    fresh = age_ms < DEFAULTS.producer_age_ms / 2
+    if not isinstance(hw, Remote):  # a server does not tell of its producers: there, only time counts
+        _, known = hw.partition_log(destination.topic, destination.partition).producers()
+        if _producer(write) in known:
+            return
+        most = DEFAULTS.object_producers_max if isinstance(hw, Bucket) else DEFAULTS.producers_max
+        fresh = fresh and len(known) < most
+    if not fresh:
+        raise Conflict(
+            f"topic {destination.topic!r}, partition {destination.partition}: the log may have forgotten which events"
+            f" of a write that was interrupted {age_ms / 86_400_000:.1f} days ago it has",
+            hint=f"look at what came since offset {destination.end}; the manifest is {write.key}",
+            code="publishing_unknown",
+        )
+
+
+def _tidy(staging: Staging, write: Write) -> None:
+    """Drop what is not needed any more. Whatever is left by a crash here is dropped by the next, or swept."""
+    staging.drop(write)
+    if not write.repeatable:
+        staging.drop_manifest(write)
+    staging.drop_earlier(write)
+    if write.batch % SWEEP_EVERY == 0:
+        staging.sweep()

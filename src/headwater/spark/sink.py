@@ -1,0 +1,229 @@
+"""Writing into topics: `df.write.format("headwater")` and `df.writeStream`, exactly once.
+
+Tasks stage what they have (staging.py), already encoded (spreading.py); the driver publishes it when all are done
+(publishing.py). An attempt that fails, is killed or loses a race leaves only a file that nobody names.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from headwater import api
+from headwater.errors import Invalid, NotFound
+from headwater.spark import publishing, spreading
+from headwater.spark.layout import Layout
+from headwater.spark.places import absolute, open_place
+from headwater.spark.publishing import Sent
+from headwater.spark.spreading import Encoded, Targets
+from headwater.spark.staging import Chunk, Staging, Write
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from headwater.api import Log
+
+OPTIONS = ("path", "topic", "content", "transaction", "partitions", "staging")
+OF_SPARK = ("checkpointlocation", "queryname", "outputmode")  # what it hands to sinks of streams
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # properties of a task of a stream
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Where and how a DataFrame is written, checked in the driver."""
+
+    address: str
+    topic: str | None
+    layout: Layout
+    partitions: int | None
+    staging: str | None  # None: inside the log
+    transaction: str | None = None
+
+    def open(self) -> Log:
+        """The log, made if it is not there."""
+        try:
+            return open_place(self.address)
+        except NotFound as error:
+            if error.code != "not_a_log":
+                raise
+            return open_place(self.address, mode="create")
+
+    def staged(self, write: Write) -> Staging:
+        """Where a write is staged."""
+        return Staging.at(self.staging or self.address, durable=write.repeatable)
+
+
+def settings(options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> Settings:
+    """What the options say; raises Invalid for what they cannot."""
+    if overwrite:
+        raise Invalid(
+            "a topic is never overwritten",
+            hint="mode('append'); to begin anew, write into another topic, or delete this one first",
+        )
+    given = {name.lower(): value for name, value in options.items()}
+    unknown = sorted(given.keys() - {*OPTIONS, *(OF_SPARK if streaming else ())})
+    if unknown:
+        raise Invalid(f"the option {unknown[0]!r} is unknown", hint=f"options are {', '.join(OPTIONS)}")
+    if "path" not in given:
+        raise Invalid("the address of the log is missing", hint='save("data"), or option("path", …) for a stream')
+    layout = Layout.of(to_arrow_schema(schema, timezone="UTC"), given.get("content"))
+    topic, transaction = given.get("topic"), given.get("transaction")
+    if topic is None and "topic" not in layout.names:
+        raise Invalid("the topic is missing", hint='option("topic", …), or a column "topic"')
+    if transaction is not None and streaming:
+        raise Invalid("a stream needs no transaction", hint="its checkpoint names it")
+    address = absolute(given["path"])
+    repeatable = streaming or transaction is not None
+    place = _staging(given, address, repeatable=repeatable)
+    return Settings(address, topic, layout, _partitions(given.get("partitions")), place, transaction)
+
+
+def _partitions(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdecimal() or not int(text):
+        raise Invalid(f"partitions is {text!r}", hint="it is a number from 1 on")
+    return int(text)
+
+
+def _staging(given: Mapping[str, str], address: str, *, repeatable: bool) -> str | None:
+    """Where a write is staged that cannot be inside its log: a server keeps no files for others."""
+    if "staging" in given:
+        return absolute(given["staging"])
+    if not address.startswith(tuple(f"{scheme}://" for scheme in api.SCHEMES)):
+        return None
+    if repeatable:
+        raise Invalid(
+            "what goes to a server exactly once must be staged elsewhere until it is there",
+            hint='option("staging", …): a directory or a bucket that the driver and all tasks reach',
+        )
+    return os.path.join(tempfile.gettempdir(), f"headwater-{os.getuid()}")
+
+
+class Staged(WriterCommitMessage):
+    """What an attempt of a task has staged: the one file, and the batches in it."""
+
+    def __init__(self, write: Write, sent: list[Sent]) -> None:
+        self.write = write
+        self.sent = sent
+
+    @property
+    def files(self) -> set[str]:
+        """The keys of its files."""
+        return {each.chunk.file for each in self.sent}
+
+
+def stage(chosen: Settings, write: Write, rows: Iterable[pa.RecordBatch], turn: int) -> Staged:
+    """Encode and stage the rows of one attempt. Memory is bounded; if it raises, nothing is left."""
+    with chosen.open() as hw:
+        batches = spreading.encode(rows, chosen.layout, Targets(hw, chosen.partitions), chosen.topic, turn)
+        first = next(batches, None)
+        if first is None:
+            return Staged(write, [])
+        staging = chosen.staged(write)
+        file, sent = staging.new_file(write), list[Sent]()
+        try:
+            staging.put(file, _pieces(chain((first,), batches), file, sent))
+        finally:
+            staging.close()
+    return Staged(write, sent)
+
+
+def _pieces(batches: Iterable[Encoded], file: str, sent: list[Sent]) -> Iterator[bytes]:
+    """The bytes of a file; what is where in it is noted."""
+    position = 0
+    for each in batches:
+        sent.append(Sent(each.target, each.partition, Chunk(file, position, len(each.stored), each.events)))
+        yield each.stored
+        position += len(each.stored)
+
+
+class Writer(DataSourceArrowWriter):
+    """A batch write. Made in the driver, copied to the tasks."""
+
+    def __init__(self, chosen: Settings) -> None:
+        """The topic is made here, so that it is there also if there are no rows."""
+        self._chosen = chosen
+        transaction = chosen.transaction
+        self._write = Write.once() if transaction is None else Write.of_transaction(transaction)
+        if chosen.topic is not None:
+            with chosen.open() as hw:
+                _ = Targets(hw, chosen.partitions)[chosen.topic]
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:  # type: ignore[override]  # as writers of Arrow are
+        """In a task: stage its rows."""
+        return stage(self._chosen, self._write, iterator, _task().partitionId())
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """In the driver, when all tasks are done: publish."""
+        _publish(self._chosen, self._write, messages, self._chosen.transaction or "")
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # the write knows its files
+        """In the driver, when a task has failed for good, or publishing: drop what is of no use."""
+        _abandon(self._chosen, self._write, ())
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """The writes of a streaming query, batch by batch. Made anew for each."""
+
+    def __init__(self, chosen: Settings) -> None:
+        self._chosen = chosen
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:  # type: ignore[override]  # as writers of Arrow are
+        """In a task: stage its rows, under the query and the batch that Spark runs it for."""
+        task = _task()
+        query, batch = task.getLocalProperty(QUERY), task.getLocalProperty(BATCH)
+        if query is None or batch is None:
+            raise Invalid("a task of a stream does not know its query", hint="use Spark 4.2 or later")
+        return stage(self._chosen, Write.of_query(query, int(batch)), iterator, task.partitionId() + int(batch))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        """In the driver: publish a batch."""
+        for write in _writes(messages, batchId):
+            _publish(self._chosen, write, messages, "")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        """In the driver: drop what the tasks of a failed batch have staged."""
+        files = {file for message in messages if isinstance(message, Staged) for file in message.files}
+        for write in _writes(messages, batchId):
+            _abandon(self._chosen, write, files)
+
+
+def _writes(messages: list[WriterCommitMessage | None], batch: int) -> set[Write]:
+    """The one write that all tasks were of; none if there was no task."""
+    found = {message.write for message in messages if isinstance(message, Staged)}
+    if len(found) > 1 or any(write.batch != batch for write in found):
+        raise Invalid(f"batch {batch} has tasks of {sorted(write.key for write in found)}")
+    return found
+
+
+def _publish(chosen: Settings, write: Write, messages: list[WriterCommitMessage | None], title: str) -> None:
+    sent = [each for message in messages if isinstance(message, Staged) for each in message.sent]
+    staging = chosen.staged(write)
+    try:
+        with chosen.open() as hw:
+            publishing.publish(hw, staging, write, sent, title)
+    finally:
+        staging.close()
+
+
+def _abandon(chosen: Settings, write: Write, files: Iterable[str]) -> None:
+    staging = chosen.staged(write)
+    try:
+        publishing.abandon(staging, write, files)
+    finally:
+        staging.close()
+
+
+def _task() -> Any:
+    task = TaskContext.get()
+    assert task is not None  # Spark calls writers in tasks
+    return task

@@ -1,0 +1,204 @@
+"""From events to encoded batches, each of one topic and partition, as they will be in the log. Needs no Spark.
+
+A task gathers rows up to `GATHER_BYTES`, sorts them by where they go, keeping their order, and cuts what goes to one
+partition into batches. So its memory is bounded, whatever comes, and the driver has only to append them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import Invalid, NotFound
+from headwater.format import arrow, batch, given
+from headwater.format.column import I64
+from headwater.format.names import partitions_of
+from headwater.limits import DEFAULTS, Limits
+from headwater.spark.layout import Events, Layout
+
+if TYPE_CHECKING:
+    from headwater.api import Log
+
+GATHER_BYTES = 32 * 1024 * 1024
+CHUNK_BYTES = 4 * 1024 * 1024  # of data in one batch: a commit of the log takes about that much at once
+CHUNK_EVENTS = DEFAULTS.pack_events
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A topic that events go to, as it was when they were encoded."""
+
+    name: str
+    uuid: str
+    partitions: int
+    data_bytes_max: int = 0  # 0: as usual
+
+
+class Encoded(NamedTuple):
+    """A batch for one partition of a topic."""
+
+    target: Target
+    partition: int
+    events: int
+    stored: bytes
+
+
+class Targets:
+    """The topics of a log, each made when it is first met and not there."""
+
+    def __init__(self, hw: Log, partitions: int | None) -> None:
+        """`partitions` is for topics that are made; those that are there may have another number."""
+        self._hw = hw
+        self._partitions = partitions
+        self._known: dict[str, Target] = {}
+
+    def __getitem__(self, topic: str) -> Target:
+        found = self._known.get(topic)
+        if found is None:
+            found = self._known[topic] = self._target(topic)
+        return found
+
+    def _target(self, topic: str) -> Target:
+        try:
+            told = self._hw.describe(topic)
+        except NotFound:
+            try:
+                self._hw.create(topic, partitions=self._partitions or 1)
+            except Invalid as error:
+                if error.code != "partitions_differ":  # else another task was first, and its own count serves
+                    raise
+            told = self._hw.describe(topic)
+        return Target(told.name, told.uuid, len(told.partitions), int(told.settings.get("data_bytes_max") or 0))
+
+
+def encode(
+    rows: Iterable[pa.RecordBatch], layout: Layout, targets: Targets, topic: str | None, turn: int
+) -> Iterator[Encoded]:
+    """The batches of a task's rows. Those without a topic go to `topic`; those without a key go in `turn`."""
+    for number, gathered in enumerate(_gathered(rows)):
+        events = layout.events(gathered)
+        for name, some in _by_topic(events, topic):
+            target = targets[name]
+            for partition, part in _by_partition(some, target, turn + number):
+                yield from _chunks(part, layout, target, partition)
+
+
+def _gathered(rows: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    gathered: list[pa.RecordBatch] = []
+    size = 0
+    for each in rows:
+        if each.num_rows:
+            gathered.append(each)
+            size += each.nbytes
+        if size >= GATHER_BYTES:
+            yield gathered
+            gathered, size = [], 0
+    if gathered:
+        yield gathered
+
+
+def _by_topic(events: Events, topic: str | None) -> Iterator[tuple[str, Events]]:
+    if events.topic is None:
+        yield _named(topic), events
+        return
+    names = pc.fill_null(events.topic, topic) if topic is not None else events.topic
+    encoded = names.combine_chunks().dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    if encoded.null_count:
+        _named(None)
+    if len(distinct) == 1:
+        yield distinct[0], events
+        return
+    for name, rows in _runs(np.asarray(encoded.indices)):
+        yield distinct[name], _taken(events, rows)
+
+
+def _named(topic: str | None) -> str:
+    if topic is None:
+        raise Invalid(
+            "some events have no topic", hint="fill the column 'topic', or give the option: .option('topic', …)"
+        )
+    return topic
+
+
+def _by_partition(events: Events, target: Target, turn: int) -> Iterator[tuple[int, pa.Table]]:
+    """As append does it: by the column `partition`, else by the hash of the key, else in turn."""
+    where = _partitions(events, target, turn)
+    if isinstance(where, int):
+        yield where, events.table
+        return
+    for partition, rows in _runs(where):
+        whole = len(rows) == events.table.num_rows
+        yield partition, events.table if whole else events.table.take(rows)
+
+
+def _partitions(events: Events, target: Target, turn: int) -> I64 | int:
+    if events.partition is not None and not events.partition.null_count:
+        return _asked(events.partition, target)
+    keyed = "key" in events.table.schema.names and target.partitions > 1
+    where: I64 | int = turn % target.partitions
+    if keyed:
+        keys = events.table.column("key").combine_chunks()
+        where = partitions_of([key or b"" for key in arrow.values_of(keys)], target.partitions)
+        if keys.null_count:
+            where[np.asarray(keys.is_null())] = turn % target.partitions
+    if events.partition is None or events.partition.null_count == len(events.partition):
+        return where
+    asked = _asked(pc.fill_null(events.partition, 0), target)
+    return np.where(np.asarray(events.partition.is_valid()), asked, where)
+
+
+def _asked(column: Any, target: Target) -> I64:
+    where: I64 = np.asarray(column.cast(pa.int64()))
+    if len(where) and not 0 <= int(where.min()) <= int(where.max()) < target.partitions:
+        wrong = int(where.max()) if int(where.min()) >= 0 else int(where.min())
+        raise NotFound(
+            f"topic {target.name!r} has no partition {wrong}",
+            hint=f"it has {target.partitions}, from 0",
+            code="partition_not_found",
+        )
+    return where
+
+
+def _runs(numbers: Any) -> Iterator[tuple[int, Any]]:
+    """Each number that there is, and at which rows, in their order."""
+    order = np.argsort(numbers, kind="stable")
+    found, starts = np.unique(numbers[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+
+
+def _taken(events: Events, rows: Any) -> Events:
+    partition = None if events.partition is None else events.partition.take(rows)
+    return Events(events.table.take(rows), None, partition)
+
+
+def _chunks(table: pa.Table, layout: Layout, target: Target, partition: int) -> Iterator[Encoded]:
+    limits = _limits(target)
+    (whole,) = table.combine_chunks().to_batches()
+    for start, stop in _cuts(whole.column("data")):
+        part = whole.slice(start, stop - start)
+        content, columns = arrow.columns_of(part, layout.content)
+        given.check_columns(columns, limits)
+        yield Encoded(target, partition, stop - start, batch.encode(0, 0, stop - start, content, columns))
+
+
+def _cuts(data: Any) -> Sequence[tuple[int, int]]:
+    """Where rows are cut so that each part has about CHUNK_BYTES of data, and at most one row more."""
+    ends = np.cumsum(np.asarray(pc.fill_null(pc.binary_length(data), 0)), dtype=np.int64)
+    cuts = [0]
+    while cuts[-1] < len(ends):
+        before = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
+        stop = int(np.searchsorted(ends, before + CHUNK_BYTES)) + 1
+        cuts.append(min(stop, cuts[-1] + CHUNK_EVENTS, len(ends)))
+    return list(pairwise(cuts))
+
+
+def _limits(target: Target) -> Limits:
+    if not target.data_bytes_max:
+        return DEFAULTS
+    return msgspec.structs.replace(DEFAULTS, data_bytes_max=target.data_bytes_max)

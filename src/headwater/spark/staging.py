@@ -1,0 +1,223 @@
+"""Where a job keeps events between its tasks and its commit: one file for each attempt of a task, and a manifest.
+
+A file holds encoded batches (docs/FORMAT.md, "Staged writes"), each of one topic and partition, in the order of its
+rows. It is put by the store as a whole, under a name that no other attempt has, so nobody ever sees a part of one. What
+a job publishes is told by its manifest, which is created only if there is none: of all runs of a batch, one counts.
+
+A directory and a bucket keep it inside, below `staging/`; for a server it is wherever the option `staging` says. Needs
+no Spark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headwater.errors import Invalid
+from headwater.event import UNIX_EPOCH_TICKS
+from headwater.storage.bucket.collection import delete_all
+from headwater.storage.bucket.directory import DirectoryStore
+from headwater.storage.bucket.opening import is_store, open_store
+from headwater.storage.bucket.records import Found, Records
+from headwater.storage.bucket.store import Listed, Store
+from headwater.storage.disk import Clock, Disk
+
+TICKS_PER_S = 10_000_000
+FOLDER = "staging"
+ORPHAN_S = 7 * 86_400.0  # files that no manifest names go after this
+JOB_S_MAX = ORPHAN_S / 2  # older files are not published any more: nobody can be just about to sweep younger ones
+
+
+class Write(msgspec.Struct, frozen=True):
+    """Which write it is: of all who have the same name and batch, one is published."""
+
+    name: str
+    batch: int = 0
+
+    @classmethod
+    def of_query(cls, query: str, batch: int) -> Write:
+        """A batch of a streaming query, which is run again after a crash."""
+        return cls(f"query-{query}", batch)
+
+    @classmethod
+    def of_transaction(cls, transaction: str) -> Write:
+        """A batch write with a name of its own, which may be run again."""
+        return cls(f"transaction-{hashlib.sha256(transaction.encode()).hexdigest()[:32]}")
+
+    @classmethod
+    def once(cls) -> Write:
+        """A batch write that nobody can run again."""
+        return cls(f"once-{os.urandom(16).hex()}")
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether another run of it may come."""
+        return not self.name.startswith("once-")
+
+    @property
+    def streaming(self) -> bool:
+        """Whether it is a batch of a query."""
+        return self.name.startswith("query-")
+
+    @property
+    def key(self) -> str:
+        """What its manifest is called, and what the names of its files begin with."""
+        return f"{self.name}.{self.batch:020d}"
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """One encoded batch of a staged file."""
+
+    file: str
+    position: int
+    size: int
+    count: int
+
+
+class Destination(msgspec.Struct, frozen=True):
+    """What goes to one partition, in order. `topic_uuid` and `partitions` are of the topic that it was meant for."""
+
+    topic: str
+    topic_uuid: str
+    partitions: int
+    partition: int
+    end: int  # of the partition, before anything of this was published
+    chunks: list[Chunk]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a write publishes. Of one that is `finished`, only the counts are kept."""
+
+    created_ms: int
+    events: int
+    destinations: list[Destination] = []
+    title: str = ""  # the transaction or the query, for people
+    finished: bool = False
+
+    def files(self) -> set[str]:
+        """The keys of all files that it names."""
+        return {chunk.file for destination in self.destinations for chunk in destination.chunks}
+
+
+class Staging:
+    """The staged files and manifests at one place. Safe from any thread, process and machine."""
+
+    def __init__(self, store: Store, prefix: str, clock: Clock) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._clock = clock
+        self._manifests = Records(store, clock, Manifest)
+
+    @classmethod
+    def at(cls, address: str, *, durable: bool = True) -> Staging:
+        """The one of a directory or a bucket. If it need not be `durable`, files are not synced."""
+        clock = Clock()
+        if is_store(address):
+            return cls(open_store(address, clock=clock, disk=Disk()), f"{FOLDER}/", clock)
+        if "://" in address:
+            raise Invalid(
+                f"nothing can be staged at {address!r}", hint="staging is a directory, s3://… or objects:///…"
+            )
+        disk = Disk() if durable else _Hasty()
+        return cls(DirectoryStore(Path(address) / FOLDER, disk, clock), "", clock)
+
+    def new_file(self, write: Write) -> str:
+        """The key of a file that no other attempt has."""
+        return f"{self._files(write)}{os.urandom(8).hex()}"
+
+    def put(self, file: str, pieces: Iterable[bytes]) -> None:
+        """Put the pieces as one file. If taking a piece raises, nothing is put."""
+        self._store.put_pieces(file, pieces)
+
+    def read(self, chunk: Chunk) -> memoryview | None:
+        """The bytes of a chunk, fewer where the file ends; None if that is gone."""
+        return self._store.get_range(chunk.file, chunk.position, chunk.size)
+
+    def files(self, write: Write) -> dict[str, Listed]:
+        """The files of a write, of all its attempts and runs."""
+        return {each.key: each for each in self._store.list(self._files(write))}
+
+    def manifest(self, write: Write) -> Found[Manifest] | None:
+        """The manifest; None if there is none."""
+        return self._manifests.read(self._manifest(write))
+
+    def create(self, write: Write, manifest: Manifest) -> Found[Manifest] | None:
+        """Put a manifest, durably; None if there is one."""
+        version = self._manifests.create(self._manifest(write), manifest)
+        return None if version is None else Found(manifest, version)
+
+    def finish(self, write: Write, found: Found[Manifest]) -> None:
+        """Note durably that all of it is published. Files may go then, and the manifests of earlier batches."""
+        done = Manifest(found.record.created_ms, found.record.events, title=found.record.title, finished=True)
+        self._manifests.swap(self._manifest(write), done, found.version)  # else somebody else has done so
+
+    def passed(self, write: Write) -> bool:
+        """Whether a later batch of the same query was begun, and so this one finished."""
+        return next(self._store.list(f"{self._prefix}manifests/{write.name}.", self._manifest(write)), None) is not None
+
+    def drop(self, write: Write, *, keep: Iterable[str] = ()) -> None:
+        """Delete the files of a write, of all its attempts and runs, but those to keep."""
+        delete_all(self._store, set(self.files(write)) - set(keep))
+
+    def drop_files(self, files: Iterable[str]) -> None:
+        """Delete some files."""
+        delete_all(self._store, files)
+
+    def drop_manifest(self, write: Write) -> None:
+        """Forget a write that nobody can run again."""
+        self._store.delete([self._manifest(write)])
+
+    def drop_earlier(self, write: Write) -> None:
+        """Forget the batches of a query before this one."""
+        listed = self._store.list(f"{self._prefix}manifests/{write.name}.")
+        delete_all(self._store, [each.key for each in listed if each.key < self._manifest(write)])
+
+    def sweep(self, age_s: float = ORPHAN_S) -> int:
+        """Delete files that are old and named by no manifest that is to be finished; returns how many."""
+        old = self._older("files/", age_s)
+        if not old:
+            return 0
+        delete_all(self._store, self._older("manifests/once-", age_s))
+        return delete_all(self._store, set(old) - self._named())
+
+    def now(self) -> datetime:
+        """The time, as files have it."""
+        return datetime.fromtimestamp((self._clock.ticks() - UNIX_EPOCH_TICKS) / TICKS_PER_S, UTC)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._store.close()
+
+    def _named(self) -> set[str]:
+        """The files that are named by manifests."""
+        named: set[str] = set()
+        for each in self._store.list(f"{self._prefix}manifests/"):
+            found = self._manifests.read(each.key)
+            named |= found.record.files() if found is not None else set()
+        return named
+
+    def _older(self, folder: str, age_s: float) -> list[str]:
+        now, listed = self.now(), self._store.list(self._prefix + folder)
+        return [each.key for each in listed if (now - each.modified).total_seconds() > age_s]
+
+    def _files(self, write: Write) -> str:
+        return f"{self._prefix}files/{write.key}."
+
+    def _manifest(self, write: Write) -> str:
+        return f"{self._prefix}manifests/{write.key}"
+
+
+class _Hasty(Disk):
+    """Files that need not outlive a crash, because whoever could use them does not: nothing is synced."""
+
+    def fdatasync(self, _fd: Any) -> None:  # type: ignore[override]  # that of Disk is a function of the system
+        """Nothing."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Nothing."""

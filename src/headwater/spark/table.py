@@ -1,0 +1,103 @@
+"""One table over archived Parquet and the live log: `headwater.spark.table(spark, "data", "orders")`.
+
+What a manifest names is read by Spark's own Parquet reader, what comes behind it by the source, joined at the exact
+offset of each partition. Files of an archive never change and are never deleted, and the source begins where the
+manifest ended when it was read: so the table is exact also while others archive, append, or have retention delete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater.engine.bucket import Bucket
+from headwater.engine.engine import Engine
+from headwater.errors import NotFound
+from headwater.format import parquet as format
+from headwater.format.parquet import Manifest, Part
+from headwater.format.settings import Topic
+from headwater.spark import history
+from headwater.spark.places import absolute, open_place
+from headwater.spark.source import SCHEMA
+from headwater.storage.disk import Disk
+from headwater.storage.parquet import reading
+from headwater.storage.parquet.archive import open_parquet, url_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headwater.api import Log
+
+DIRECTORY = "objects://"
+_GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]{}"})
+
+
+def table(spark: SparkSession, address: str, topic: str, archive: str | None = None) -> DataFrame:
+    """All events of a topic, archived and live, with the columns of the source, each exactly once.
+
+    `archive` is `parquet:…`; left out, it is where the log was archived to last, and if it never was, the log alone is
+    the table. What retention has deleted in the log is in it if it was archived. Raises NotFound for a missing topic,
+    and if retention has deleted what was not archived yet; Conflict if the archive is not that of this log.
+    """
+    address = absolute(address)
+    with open_place(address) as hw:
+        known = hw.parquet_url if isinstance(hw, (Engine, Bucket)) else None
+        url = url_of(archive) if archive is not None else known
+        manifests = [] if url is None else _manifests(hw, url, topic, needed=archive is not None)
+    live = spark.read.format("headwater").option("topic", topic)
+    ends = {str(each.partition): each.end for each in manifests}
+    if url is None or not ends:
+        return live.load(address)
+    return _archived(spark, url, manifests).union(live.option("start", json.dumps(ends)).load(address))
+
+
+def _manifests(hw: Log, url: str, name: str, *, needed: bool) -> list[Manifest]:
+    """What is archived of each partition that has something there."""
+    with contextlib.closing(open_parquet(url)) as store:
+        try:
+            store.owner()
+            topic = store.topic(name)
+        except NotFound:
+            if needed:
+                raise
+            return []
+        return [manifest for manifest in history.look(hw, store, topic)[1] if manifest.parts]
+
+
+def _archived(spark: SparkSession, url: str, manifests: list[Manifest]) -> DataFrame:
+    if url.startswith(DIRECTORY):
+        root = url.removeprefix(DIRECTORY).rstrip("/")
+        keys = [format.file_key(each.topic, part.file) for each in manifests for part in each.parts]
+        return spark.read.schema(SCHEMA).parquet(*(f"file://{root}/{key}".translate(_GLOB) for key in keys))
+    return _in_workers(spark, url, manifests)
+
+
+def _in_workers(spark: SparkSession, url: str, manifests: list[Manifest]) -> DataFrame:
+    """The archive of a bucket, which Spark by itself cannot read: a task fetches a file, and gives it on as Arrow."""
+    works = [msgspec.json.encode((_topic(each), each.partition, part)) for each in manifests for part in each.parts]
+    rows = spark.sparkContext.parallelize([(bytearray(work),) for work in works], len(works))
+    frame = spark.createDataFrame(rows, "work binary")
+    return frame.mapInArrow(partial(_rows, url, [field.split()[0] for field in SCHEMA.split(",")]), SCHEMA)
+
+
+def _topic(log: Manifest) -> Topic:
+    return Topic(name=log.topic, uuid=log.uuid, partitions=log.partition + 1)
+
+
+def _rows(url: str, columns: list[str], works: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+    """In a worker: the rows of the files that it is given, each fetched and verified first."""
+    with contextlib.closing(open_parquet(url)) as store:
+        for batch in works:
+            for work in filter(None, batch.column(0).to_pylist()):
+                topic, partition, part = msgspec.json.decode(work, type=tuple[Topic, int, Part])
+                log = format.nothing(topic, partition)
+                where = reading.where_is(store.store, log, part)
+                with reading.fetched(store.store, log.topic, part.file, Disk()) as path:
+                    for rows in reading.rows(path, part, where):
+                        yield rows.select(columns)

@@ -1,0 +1,169 @@
+"""What an application declares of a pipeline: code that makes a table of topics. It runs on Spark, which is not here.
+
+Everything that can be told without Spark is checked where it is written, so that a mistake shows before anything runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from headwater.errors import Invalid
+from headwater.event import CONTENTS, Content
+
+Mode = Literal["batch", "stream"]
+Kind = Literal["topic", "binder", "parquet"]
+Schema = str | Mapping[str, str] | None
+OF_THE_PIPELINE = ("topic", "path", "start", "end")  # options of the source that it sets itself
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where the rows of a pipeline go: `topic:big-orders`, `binder:revenue` or `parquet:out/revenue`."""
+
+    kind: Kind
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.place}"
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """Code that makes a table of topics: `compute(*frames) -> frame`, with one frame for each of them."""
+
+    name: str
+    topics: tuple[str, ...]
+    target: Target
+    compute: Callable[..., Any]
+    mode: Mode = "batch"
+    schema: Mapping[str, str] = {}
+    start: str | int = "earliest"
+    every: float | None = None
+    partition_by: tuple[str, ...] = ()
+    content: Content | None = None
+    options: Mapping[str, str] = {}
+    version: int = 1
+
+    def declared(self) -> dict[str, Any]:
+        """What may not change while a stream goes on from its checkpoint."""
+        return {
+            "topics": list(self.topics),
+            "to": str(self.target),
+            "mode": self.mode,
+            "schema": dict(self.schema),
+            "start": str(self.start),
+            "partition_by": list(self.partition_by),
+            "version": self.version,
+        }
+
+    def fingerprint(self) -> str:
+        """The same as long as `declared` is."""
+        return hashlib.sha256(json.dumps(self.declared(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def declared(
+    name: str,
+    topics: Sequence[str],
+    compute: Callable[..., Any],
+    *,
+    to: str,
+    mode: Mode,
+    schema: Schema,
+    start: str | int,
+    every: float | None,
+    partition_by: str | Sequence[str],
+    content: Content | None,
+    options: Mapping[str, Any] | None,
+    version: int,
+) -> Pipeline:
+    """A pipeline as it is written. Raises Invalid for what cannot be, with the name of the pipeline."""
+    try:
+        _check_topics(topics)
+        target = _target(to)
+        columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        _check_mode(mode, start, every)
+        if columns and target.kind != "parquet":
+            raise Invalid("partition_by is of Parquet", hint="leave it out, or write to parquet:PATH")
+        if content is not None and (target.kind != "topic" or content not in CONTENTS):
+            raise Invalid(f"content {content!r} is no content of {to}", hint=f"a topic's is {', '.join(CONTENTS)}")
+        if version < 1:
+            raise Invalid("a version is 1 or more")
+        _check_signature(compute, topics)
+        fields, chosen = _schemas(schema, topics), _options(options)
+    except Invalid as error:
+        raise Invalid(f"pipeline {name!r}: {error.message}", hint=error.hint, code="bad_pipeline") from None
+    return Pipeline(name, tuple(topics), target, compute, mode, fields, start, every, columns, content, chosen, version)
+
+
+def _check_topics(topics: Sequence[Any]) -> None:
+    if not topics:
+        raise Invalid("it reads no topic", hint='as in @app.pipeline("orders", to="parquet:out")')
+    for topic in topics:
+        if not isinstance(topic, str) or not topic:
+            raise Invalid(
+                f"a topic has a name, and is not {topic!r}", hint="the function is decorated, not an argument"
+            )
+    if len({*topics}) < len(topics):
+        raise Invalid("it reads a topic twice", hint="the function may use its frame more than once")
+
+
+def _target(to: str) -> Target:
+    kind, colon, place = to.partition(":")
+    if not colon or kind not in get_args(Kind):
+        raise Invalid(f"it cannot write to {to!r}", hint="topic:NAME, binder:NAME or parquet:PATH")
+    if not place:
+        raise Invalid(f"{to!r} does not say which", hint=f"as in {kind}:{'out' if kind == 'parquet' else 'revenue'}")
+    if kind == "parquet" and "://" in place:
+        raise Invalid(
+            f"Parquet is written to a directory, not to {place!r}", hint="parquet:PATH, also of a mounted one"
+        )
+    return Target(kind, place)  # type: ignore[arg-type]  # it is one of them: this was looked at above
+
+
+def _check_mode(mode: str, start: str | int, every: Any) -> None:
+    if mode not in get_args(Mode):
+        raise Invalid(f"mode {mode!r} is unknown", hint="it is 'batch' or 'stream'")
+    if mode == "batch" and start == "latest":
+        raise Invalid("a batch from 'latest' on has no events", hint="mode='stream' goes on with what comes")
+    if every is None:
+        return
+    if mode == "batch":
+        raise Invalid("every= is of streams", hint="mode='stream', or run it now and then: headwater pipeline run")
+    if not isinstance(every, int | float) or isinstance(every, bool) or not 0 <= every < math.inf:
+        raise Invalid(f"every is a number of seconds, not {every!r}")
+
+
+def _check_signature(compute: Callable[..., Any], topics: Sequence[str]) -> None:
+    if inspect.iscoroutinefunction(compute) or inspect.isgeneratorfunction(compute):
+        raise Invalid("its function is called, and neither awaited nor iterated", hint="it returns one DataFrame")
+    try:
+        inspect.signature(compute).bind(*topics)
+    except TypeError as error:
+        listed = ", ".join(topics)
+        raise Invalid(f"its function is given a DataFrame of {listed}: {error}", hint="one argument a topic") from None
+
+
+def _schemas(schema: Schema, topics: Sequence[str]) -> dict[str, str]:
+    """The fields that are wanted of each topic, as Spark writes columns."""
+    found: dict[str, Any] = dict.fromkeys(topics, schema) if isinstance(schema, str) else dict(schema or {})
+    for topic, columns in found.items():
+        if topic not in topics:
+            raise Invalid(f"schema is of {topic!r}, which it does not read", hint=f"it reads {', '.join(topics)}")
+        if not isinstance(columns, str) or not columns.strip():
+            raise Invalid("a schema names columns", hint='as in schema="product string, cents bigint"')
+    return found
+
+
+def _options(options: Mapping[str, Any] | None) -> dict[str, str]:
+    """As text, which is what Spark takes."""
+    found = {}
+    for key, value in (options or {}).items():
+        if key.lower() in OF_THE_PIPELINE:
+            raise Invalid(f"{key} is no option of a pipeline's", hint="topics, to= and start= are its own arguments")
+        found[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
