@@ -6,16 +6,16 @@ beside the driver; a reader is then pickled and reads one part of the plan in ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from headwater.spark import options, planning, scan, sink
+from headwater.spark import options, parts, planning, sink
 from headwater.spark.options import ReadOptions
 from headwater.spark.places import open_place
-from headwater.spark.scan import Piece
 from headwater.spark.shaping import SCHEMA, Shape
+from headwater.spark.stream import StreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,19 +35,14 @@ class HeadwaterSource(DataSource):
     def reader(self, schema: StructType) -> Reader:
         return Reader(options.parse(self.options), schema)
 
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
+        return StreamReader(options.parse(self.options, options.STREAM), schema)
+
     def writer(self, schema: StructType, overwrite: bool) -> sink.Writer:
         return sink.Writer(sink.settings(self.options, schema, overwrite=overwrite, streaming=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802  # Spark's name
         return sink.StreamWriter(sink.settings(self.options, schema, overwrite=overwrite, streaming=True))
-
-
-class Part(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        super().__init__(None)
-        self.pieces = pieces
 
 
 class Reader(DataSourceReader):
@@ -59,16 +54,7 @@ class Reader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with open_place(self._read.address) as hw:
-            return [Part(pieces) for pieces in planning.plan(hw, self._read)]
+            return parts.parts(planning.plan(hw, self._read))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        return read(self._read, self._shape, partition)
-
-
-def read(read: ReadOptions, shape: Shape, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    """The rows of one part; none if there is nothing to read at all, for which Spark makes a part of its own."""
-    if not isinstance(partition, Part):
-        return
-    with open_place(read.address) as hw:
-        for gathered in scan.pieces(hw, partition.pieces, read.wanted, fail_on_data_loss=read.fail_on_data_loss):
-            yield from shape.batches(gathered)
+        return parts.read(self._read, self._shape, partition)
