@@ -23,7 +23,7 @@ from headwater.format.parquet import Manifest, Part
 from headwater.format.settings import Topic
 from headwater.spark import history
 from headwater.spark.places import absolute, open_place
-from headwater.spark.source import SCHEMA
+from headwater.spark.shaping import SCHEMA
 from headwater.storage.disk import Disk
 from headwater.storage.parquet import reading
 from headwater.storage.parquet.archive import open_parquet, url_of
