@@ -53,6 +53,8 @@ def test_a_schema_is_that_of_all_topics_and_options_become_text() -> None:
         (("a",), {"every": 5}, "every= is of streams"),
         (("a",), {"mode": "stream", "every": "5s"}, "every is a number of seconds"),
         (("a",), {"to": "topic:b", "partition_by": ["day"]}, "partition_by is of Parquet"),
+        (("a",), {"content": "json"}, "content 'json' is no content of parquet:out"),
+        (("a",), {"to": "topic:b", "content": "xml"}, "content 'xml' is no content of topic:b"),
         (("a",), {"version": 0}, "a version is 1 or more"),
         (("a", "b"), {}, "its function is given a DataFrame of a, b"),
         (("a",), {"schema": {"b": "n int"}}, "schema is of 'b', which it does not read"),

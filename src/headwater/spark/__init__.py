@@ -1,7 +1,24 @@
 """Headwater on Spark: topics as tables, batch and streaming, and the pipelines that run on them. Needs `[spark]`."""
 
-from headwater.spark.archive import archive
-from headwater.spark.session import session
-from headwater.spark.table import table
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["archive", "session", "table"]
+from headwater.spark.session import session
+
+if TYPE_CHECKING:
+    from headwater.spark.archiving import archive
+    from headwater.spark.one_table import table
+    from headwater.spark.pipelines import run
+    from headwater.spark.rebuilding import rebuild
+
+__all__ = ["archive", "rebuild", "run", "session", "table"]
+
+# No module has the name of its function: importing the one would hide the other.
+_MODULES = {"archive": "archiving", "rebuild": "rebuilding", "run": "pipelines", "table": "one_table"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, when it is: each task and each plan imports this package, and needs little of it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

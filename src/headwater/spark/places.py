@@ -35,4 +35,9 @@ def open_place(address: str, **options: Any) -> Log:
 
 def absolute(address: str) -> str:
     """An address that means the same in another process: the path of a directory is made absolute."""
-    return address if "://" in address else os.path.abspath(address)
+    return os.path.abspath(address) if is_directory(address) else address
+
+
+def is_directory(address: str) -> bool:
+    """Whether it is the path of a directory, and not the address of a server or a bucket."""
+    return "://" not in address

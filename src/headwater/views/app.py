@@ -10,7 +10,7 @@ import msgspec
 
 from headwater.engine.selection import Selection
 from headwater.errors import Conflict, Invalid, NotFound, TooLarge
-from headwater.event import Event
+from headwater.event import Content, Event
 from headwater.format import names
 from headwater.limits import VIEW_NAME_BYTES_MAX
 from headwater.views.pipeline import Mode, Pipeline, Schema, Target, declared
@@ -181,6 +181,7 @@ class App:
         start: str | int = "earliest",
         every: float | None = None,
         partition_by: str | Sequence[str] = (),
+        content: Content | None = None,
         options: Mapping[str, Any] | None = None,
         version: int = 1,
         name: str | None = None,
@@ -201,6 +202,7 @@ class App:
                 start=start,
                 every=every,
                 partition_by=partition_by,
+                content=content,
                 options=options,
                 version=version,
             )

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from headwater.errors import Invalid
+from headwater.event import CONTENTS, Content
 
 Mode = Literal["batch", "stream"]
 Kind = Literal["topic", "binder", "parquet"]
@@ -44,6 +45,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     start: str | int = "earliest"
     every: float | None = None
     partition_by: tuple[str, ...] = ()
+    content: Content | None = None
     options: Mapping[str, str] = {}
     version: int = 1
 
@@ -75,6 +77,7 @@ def declared(
     start: str | int,
     every: float | None,
     partition_by: str | Sequence[str],
+    content: Content | None,
     options: Mapping[str, Any] | None,
     version: int,
 ) -> Pipeline:
@@ -86,13 +89,15 @@ def declared(
         _check_mode(mode, start, every)
         if columns and target.kind != "parquet":
             raise Invalid("partition_by is of Parquet", hint="leave it out, or write to parquet:PATH")
+        if content is not None and (target.kind != "topic" or content not in CONTENTS):
+            raise Invalid(f"content {content!r} is no content of {to}", hint=f"a topic's is {', '.join(CONTENTS)}")
         if version < 1:
             raise Invalid("a version is 1 or more")
         _check_signature(compute, topics)
         fields, chosen = _schemas(schema, topics), _options(options)
     except Invalid as error:
         raise Invalid(f"pipeline {name!r}: {error.message}", hint=error.hint, code="bad_pipeline") from None
-    return Pipeline(name, tuple(topics), target, compute, mode, fields, start, every, columns, chosen, version)
+    return Pipeline(name, tuple(topics), target, compute, mode, fields, start, every, columns, content, chosen, version)
 
 
 def _check_topics(topics: Sequence[Any]) -> None:

@@ -1,0 +1,130 @@
+"""A directory of Parquet files that a pipeline writes, for anybody to read. Needs no Spark: others write the files.
+
+As a whole, it is written beside the one that is read, and takes its place at once. Batch by batch, the files of a batch
+are written beside it, become certain by one rename of their directory, and are then moved in, one by one: a crash
+before that has done nothing, and whoever comes after one behind it finishes what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from headwater.errors import Conflict
+from headwater.storage import directories
+from headwater.storage.disk import Disk
+
+SUFFIX = ".parquet"
+
+Write = Callable[[Path], object]
+"""Writes Parquet files to a directory, which is not there yet."""
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """The last batch of a run whose files are all in place."""
+
+    run: str
+    batch: int
+
+
+class Folder:
+    """The directory `path`, of one pipeline. `notes` is the file that tells how far its batches are."""
+
+    def __init__(self, path: Path, notes: Path, disk: Disk | None = None) -> None:
+        self.path = path.absolute()
+        self._notes = notes
+        self._disk = disk or Disk()
+        self._beside = self.path.with_name(f".{self.path.name}.batches")
+
+    def check(self) -> None:
+        """Raise Conflict if there is anything but Parquet in it, which nobody wants to see replaced."""
+        if self._disk.inode(self.path) is None:
+            return
+        others = [
+            file for file in directories.files(self._disk, self.path) if not file.name.endswith(SUFFIX) and _kept(file)
+        ]
+        if others or not self.path.is_dir():
+            found = str(others[0].relative_to(self.path)) if others else "no directory"
+            raise Conflict(
+                f"{self.path} is {found}" if not others else f"{self.path} holds {found}, which is no Parquet",
+                hint="a pipeline replaces all that is there: give it a directory of its own",
+                code="not_parquet",
+            )
+
+    def replace(self, write: Write) -> int:
+        """Have what is written in the place of all that was there, at once and durably; how many rows."""
+        directories.put_back(self._disk, self.path)
+        staged = self._staged(write, "new")
+        rows = _rows(self._disk, staged)
+        directories.take_place(self._disk, staged, self.path)
+        self._disk.remove_tree(self._beside)
+        return rows
+
+    def put(self, run: str, batch: int, write: Write) -> int | None:
+        """Add what is written, durably, unless this was done before; how many rows, None if it was.
+
+        The first batch of a run that is not known replaces whatever an earlier run has left.
+        """
+        reached = self._reached()
+        known = reached is not None and reached.run == run
+        rows = None
+        if reached is None or not known or reached.batch < batch:
+            rows = self._add(f"{run}-{batch}", write) if known else self.replace(write)
+            self._disk.replace(self._notes, msgspec.json.encode(Reached(run, batch)))
+        self._disk.remove_tree(self._beside)
+        return rows
+
+    def _add(self, name: str, write: Write) -> int:
+        certain = self._beside / name
+        if self._disk.inode(certain) is None:
+            staged = self._staged(write, "new")
+            with contextlib.suppress(FileExistsError):
+                self._disk.mkdir(self._beside)
+                self._disk.sync_directory(self.path.parent)
+            self._disk.rename(staged, certain)
+            self._disk.sync_directory(self._beside)
+        rows = _rows(self._disk, certain)
+        for file in list(directories.files(self._disk, certain)):
+            place = self.path / file.relative_to(certain)
+            self._make(place.parent)
+            self._disk.rename(file, place)
+            self._disk.sync_directory(place.parent)
+        return rows
+
+    def _make(self, directory: Path) -> None:
+        """A directory below ours, for what Spark calls a partition."""
+        if self._disk.inode(directory) is None:
+            self._make(directory.parent)
+            self._disk.mkdir(directory)
+            self._disk.sync_directory(directory.parent)
+
+    def _staged(self, write: Write, name: str) -> Path:
+        """What is written, durable and without what Spark keeps beside the files, in a directory beside ours."""
+        staged = self.path.with_name(f".{self.path.name}.{name}")
+        self._disk.remove_tree(staged)
+        write(staged)
+        for file in list(directories.files(self._disk, staged)):
+            if not file.name.endswith(SUFFIX):
+                self._disk.unlink(file)
+        directories.sync(self._disk, staged)
+        return staged
+
+    def _reached(self) -> Reached | None:
+        try:
+            return msgspec.json.decode(self._disk.read_file(self._notes), type=Reached)
+        except FileNotFoundError:
+            return None
+
+
+def _kept(file: Path) -> bool:
+    """Whether it is something that a person may have put there, and not a mark or a checksum of Spark's."""
+    return not file.name.startswith(("_SUCCESS", "."))
+
+
+def _rows(disk: Disk, path: Path) -> int:
+    from pyarrow import parquet
+
+    return sum(parquet.read_metadata(file).num_rows for file in directories.files(disk, path))

@@ -1,0 +1,278 @@
+"""Running the pipelines of an application: each once over what is there, or streams for as long as they are wanted.
+
+A run is planned before it begins, and the plan is kept: a batch that was killed is done again over the same events, and
+a stream goes on from its checkpoint. Whatever the place is that it writes to knows the name of the run, and takes what
+it was given before for done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound
+from headwater.spark import runs
+from headwater.spark.causes import cause
+from headwater.spark.frames import bounds, frames, passed
+from headwater.spark.places import absolute, open_place
+from headwater.spark.progress import watching
+from headwater.spark.runs import Notebook, Plan, Status
+from headwater.spark.targets import target_of
+from headwater.views.app import App
+from headwater.views.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LOOK_S = 0.2  # between two looks at streams
+PATIENCE_S = 30.0  # what a batch of a stream is given to end, when it is stopped
+
+Told = Callable[[Status], object]
+"""Called now and then with how a pipeline is."""
+
+
+def run(
+    spark: SparkSession,
+    address: str | os.PathLike[str],
+    app: App,
+    names: Sequence[str] | None = None,
+    *,
+    follow: bool = False,
+    fresh: bool = False,
+    checkpoints: str | os.PathLike[str] | None = None,
+    stop: threading.Event | None = None,
+    told: Told | None = None,
+) -> list[Status]:
+    """Run the pipelines of an application, or those with these names, over the log at an address; how each has ended.
+
+    They are run one after the other, in the order in which they were declared; a stream ends when it has done what is
+    there. With `follow`, streams are run together behind the others until `stop` is set. With `fresh`, they forget what
+    they did before. `checkpoints` is a directory to keep their progress in, which is beside the log if that is in a
+    directory. Raises NotFound for a name that is unknown, Unavailable for a pipeline that another process runs, and
+    what went wrong with the name of its pipeline: those behind it are not run then.
+    """
+    place = absolute(os.fspath(address))
+    root = runs.root_of(place, checkpoints)
+    ending = stop or threading.Event()
+    all_of_them = [_Run(spark, place, app, each, root, ending, told) for each in _chosen(app, names)]
+    now = [each for each in all_of_them if not (follow and each.pipeline.mode == "stream")]
+    for each in now:
+        if not ending.is_set():
+            each.once(fresh)
+    later = [each for each in all_of_them if each not in now]
+    if later:
+        _follow(later, fresh, ending)
+    return [each.status for each in all_of_them]
+
+
+def _chosen(app: App, names: Sequence[str] | None) -> list[Pipeline]:
+    there = ", ".join(app.pipelines)
+    if not app.pipelines:
+        raise NotFound("the application has no pipelines", hint="declare one with @app.pipeline", code="no_pipeline")
+    for name in names or ():
+        if name not in app.pipelines:
+            raise NotFound(f"the application has no pipeline {name!r}", hint=f"there are {there}", code="no_pipeline")
+    return [each for name, each in app.pipelines.items() if not names or name in names]
+
+
+def _follow(streams: list[_Run], fresh: bool, stop: threading.Event) -> None:
+    """Run streams together until they are stopped, or one of them fails: then all end."""
+    with contextlib.ExitStack() as stack:
+        queries = [(each, stack.enter_context(each.streaming(fresh, follow=True))) for each in streams]
+        while not stop.wait(LOOK_S) and all(query.isActive for _, query in queries):
+            for each, query in queries:
+                each.look(query)
+
+
+class _Run:
+    """One pipeline, while it is run."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        address: str,
+        app: App,
+        pipeline: Pipeline,
+        root: Path,
+        stop: threading.Event,
+        told: Told | None,
+    ) -> None:
+        self.pipeline = pipeline
+        self._spark = spark
+        self._address = address
+        self._stop = stop
+        self._told = told
+        self._notebook = Notebook(root, pipeline.name)
+        shelf = app.binders.get(pipeline.target.place)
+        indexes = shelf.indexes if shelf is not None and pipeline.target.kind == "binder" else []
+        self._target = target_of(address, pipeline, indexes, self._notebook.path)
+        self._began_s = 0.0
+        self._seen = -1  # the last batch of a stream whose progress is noted
+        self.status = Status(pipeline.name, pipeline.mode, list(pipeline.topics), str(pipeline.target))
+
+    def once(self, fresh: bool) -> None:
+        """Do what is there to be done."""
+        if self.pipeline.mode == "stream":
+            with self.streaming(fresh, follow=False) as query:
+                while query.isActive and not self._stop.wait(LOOK_S):
+                    self.look(query)
+            return
+        with self._running():
+            plan = self._batch_plan(fresh)
+            if plan is not None:
+                self._batch(plan)
+
+    def _batch_plan(self, fresh: bool) -> Plan | None:
+        """What to do: what a run that was killed has left, or all that is there now; None if this was done before.
+
+        Only what is appended must not be done again: anything else is replaced by the same, or by more.
+        """
+        plan = self._notebook.plan()
+        with open_place(self._address) as hw:
+            starts, ends = bounds(hw, self._address, self.pipeline)
+        appends = self.pipeline.target.kind == "topic"
+        if appends and not fresh and plan is not None and plan.declared == self.pipeline.declared():
+            if not plan.done:
+                return plan
+            if plan.ends == ends:
+                return None
+        if plan is not None and not plan.done:
+            self._target.settle(plan.run)
+        return runs.new_plan(self.pipeline, ends, runs.between(starts, ends))
+
+    def _batch(self, plan: Plan) -> None:
+        self._notebook.keep(plan)
+        with watching(self._spark, self._tasks):
+            result = self._computed(frames(self._spark, self._address, self.pipeline, plan.ends))
+            rows = self._target.write(result, plan.run)
+        self._notebook.keep(msgspec.structs.replace(plan, done=True))
+        self.status.events, self.status.rows, self.status.batches = plan.events, rows or 0, 1
+        self.status.reached = plan.ends
+
+    @contextlib.contextmanager
+    def streaming(self, fresh: bool, *, follow: bool) -> Iterator[StreamingQuery]:
+        """A stream that runs as long as the block does; what it raises, the end of the block raises."""
+        with self._running():
+            plan = self._notebook.plan()
+            if plan is None or fresh:
+                plan = runs.new_plan(self.pipeline)
+                self._notebook.keep(plan)
+            runs.check_same(plan, self.pipeline)
+            query = self._start(plan, follow)
+            try:
+                yield query
+                self.look(query)
+            finally:
+                _end(query)
+                self.look(query)
+            error = query.exception()
+            if error is not None and not self._stop.is_set():
+                raise error
+
+    def _start(self, plan: Plan, follow: bool) -> StreamingQuery:
+        result = self._computed(frames(self._spark, self._address, self.pipeline, None))
+
+        def put(rows: int) -> None:
+            self.status.rows += rows
+
+        writer = self._target.stream(result, plan.run, put).queryName(self.pipeline.name)
+        every = {"processingTime": f"{self.pipeline.every or 0} seconds"} if follow else {"availableNow": True}
+        checkpoint = self._notebook.checkpoint(plan).as_uri()
+        return writer.trigger(**every).option("checkpointLocation", checkpoint).start()
+
+    def _computed(self, given: Sequence[DataFrame]) -> DataFrame:
+        """What the user's function makes of its frames."""
+        from pyspark.sql import DataFrame
+
+        found: Any = self.pipeline.compute(*given)
+        if not isinstance(found, DataFrame):
+            raise Invalid(f"its function returned {type(found).__name__}, and not a DataFrame")
+        if found.isStreaming != (self.pipeline.mode == "stream"):
+            raise Invalid("its function returned a DataFrame that is not made of those that it was given")
+        return found
+
+    def look(self, query: StreamingQuery) -> None:
+        """Note how far a stream is."""
+        status = self.status
+        for progress in query.recentProgress:
+            if progress["batchId"] <= self._seen:
+                continue
+            self._seen = progress["batchId"]
+            status.batches += 1
+            status.rows += max(0, progress["sink"]["numOutputRows"])  # which only a topic counts
+            events, reached = passed(progress)
+            status.events += events
+            status.reached = {**status.reached, **reached}
+            status.rate = events / max(progress["durationMs"].get("triggerExecution", 0) / 1000, 0.001)
+        self._tell(now=False)
+
+    def _tasks(self, done: int, total: int) -> None:
+        if self._stop.is_set():
+            self._spark.sparkContext.cancelAllJobs()
+        self.status.tasks = done, total
+        self._tell(now=False)
+
+    def _tell(self, *, now: bool) -> None:
+        self.status.seconds = round(time.monotonic() - self._began_s, 3)
+        self._notebook.tell(self.status, now=now)
+        if self._told is not None:
+            self._told(self.status)
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Be the one who runs it, and write down how that goes."""
+        with self._notebook.held():
+            self._begin()
+            try:
+                self._target.check()
+                yield
+                self.status.state = "idle"
+            except KeyboardInterrupt:
+                self.status.state = "interrupted"
+                raise
+            except Exception as error:
+                if self._stop.is_set():  # what was cancelled fails in many ways
+                    self.status.state = "interrupted"
+                    return
+                self.status.state, self.status.error = "failed", cause(error)
+                raise _named(self.pipeline.name, error) from error
+            finally:
+                self.status.ended = runs.moment()
+                self.status.tasks = (self.status.tasks[1],) * 2 if self.status.state == "idle" else self.status.tasks
+                if self.pipeline.mode == "batch":
+                    self.status.rate = self.status.events / max(time.monotonic() - self._began_s, 0.001)
+                self._tell(now=True)
+
+    def _begin(self) -> None:
+        with contextlib.suppress(Corrupt):
+            before = self._notebook.status()
+            self.status.reached = before.reached if before is not None else {}
+        self._began_s = time.monotonic()
+        self.status.state, self.status.began, self.status.pid = "running", runs.moment(), os.getpid()
+        self._tell(now=True)
+
+
+def _end(query: StreamingQuery) -> None:
+    """Stop a stream between two batches, if that can be had soon: one that is cut off is done again by the next run."""
+    until_s = time.monotonic() + PATIENCE_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until_s:
+        time.sleep(LOOK_S / 4)
+    query.stop()
+
+
+def _named(pipeline: str, error: Exception) -> HeadwaterError:
+    """What went wrong, with the name of the pipeline and without the stacks of Spark."""
+    if isinstance(error, HeadwaterError):
+        kind, hint, code = type(error), error.hint, error.code
+        return kind(f"pipeline {pipeline!r}: {error.message}", hint=hint, code=code, **error.facts)
+    told, dash, hint = cause(error).partition(" — ")
+    hint = hint if dash else "mend it, and run it again"
+    return Invalid(f"pipeline {pipeline!r} failed: {told}", hint=hint, code="pipeline_failed")

@@ -1,0 +1,175 @@
+"""Where the rows of a pipeline go, each way with its own kind of once: as a whole, or batch by batch of a stream.
+
+A rerun of a batch, which is what follows a crash, is told by the name of the run and its number, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from headwater import api
+from headwater.errors import Invalid, Unsupported
+from headwater.spark import publishing
+from headwater.spark.documents import encoded
+from headwater.spark.folders import Folder
+from headwater.spark.places import open_place
+from headwater.spark.staging import Staging, Write
+from headwater.views import filling
+from headwater.views.filling import Batch
+from headwater.views.local import Local
+from headwater.views.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+Put = Callable[[int], object]
+"""Called with the rows of each batch of a stream that are written."""
+
+
+class Target(Protocol):
+    """One place to write to."""
+
+    def check(self) -> None:
+        """Raise what can be told before anything is computed."""
+
+    def write(self, frame: DataFrame, run: str) -> int | None:
+        """All rows, durable when it returns; how many, None if a run of this name has written them before."""
+
+    def stream(self, frame: DataFrame, run: str, put: Put) -> DataStreamWriter:
+        """What writes each batch of a stream, durable when it is over."""
+
+    def settle(self, run: str) -> None:
+        """Finish what a run has left that will not be gone on with, where it can be seen that it is not whole."""
+
+
+def target_of(address: str, pipeline: Pipeline, indexes: Sequence[str], directory: Path) -> Target:
+    """Where a pipeline writes to. The directory is its own, for what the place itself cannot keep."""
+    if pipeline.target.kind == "topic":
+        return ToTopic(address, pipeline, directory)
+    if pipeline.target.kind == "binder":
+        return ToBinder(address, pipeline, indexes)
+    return ToParquet(pipeline, directory / "written.json")
+
+
+class ToTopic:
+    """An event a row. A batch is a transaction of the sink; of a stream, the sink knows the batches by itself."""
+
+    def __init__(self, address: str, pipeline: Pipeline, directory: Path) -> None:
+        self._address = address
+        self._pipeline = pipeline.name
+        self._options = {"topic": pipeline.target.place}
+        if pipeline.content is not None:
+            self._options["content"] = pipeline.content
+        self._staging: str | None = None
+        if address.startswith(tuple(f"{scheme}://" for scheme in api.SCHEMES)):  # which keeps no files for others
+            self._staging = self._options["staging"] = str(directory / "staging")
+
+    def check(self) -> None:
+        pass  # the sink tells all there is to tell
+
+    def write(self, frame: DataFrame, run: str) -> int | None:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        rows = Observation()
+        counted = frame.observe(rows, f.count(f.lit(1)).alias("rows"))
+        writer = (
+            counted.write.format("headwater").options(**self._options).option("transaction", self._transaction(run))
+        )
+        writer.mode("append").save(self._address)
+        return int(rows.get["rows"])
+
+    def stream(self, frame: DataFrame, run: str, put: Put) -> DataStreamWriter:  # noqa: ARG002  # a checkpoint is of one
+        writer = frame.writeStream.outputMode("append").format("headwater")
+        return writer.options(**self._options).option("path", self._address)
+
+    def settle(self, run: str) -> None:
+        write = Write.of_transaction(self._transaction(run))
+        with contextlib.closing(Staging.at(self._staging or self._address)) as staging:
+            if staging.manifest(write) is not None:
+                with open_place(self._address) as hw:
+                    publishing.publish(hw, staging, write, [])
+
+    def _transaction(self, run: str) -> str:
+        return f"pipeline-{self._pipeline}-{run}"
+
+
+def _each_batch(
+    frame: DataFrame, mode: str, write: Callable[[DataFrame, int], int | None], put: Put
+) -> DataStreamWriter:
+    def one(batch: DataFrame, number: int) -> None:
+        put(write(batch, number) or 0)
+
+    return frame.writeStream.outputMode(mode).foreachBatch(one)
+
+
+class ToBinder:
+    """A document a row, by its column `_id`."""
+
+    def __init__(self, address: str, pipeline: Pipeline, indexes: Sequence[str]) -> None:
+        self._address = address
+        self._pipeline = pipeline.name
+        self._binder = pipeline.target.place
+        self._indexes = indexes
+
+    def check(self) -> None:
+        with self._open() as hw:
+            filling.check_free(hw, self._binder, self._pipeline)
+
+    def write(self, frame: DataFrame, run: str) -> int | None:
+        with self._open() as hw:
+            return filling.replace(hw, self._binder, Batch(self._pipeline, run), encoded(frame), self._indexes)
+
+    def stream(self, frame: DataFrame, run: str, put: Put) -> DataStreamWriter:
+        def write(rows: DataFrame, number: int) -> int | None:
+            with self._open() as hw:
+                return filling.put(hw, self._binder, Batch(self._pipeline, run, number), encoded(rows), self._indexes)
+
+        return _each_batch(frame, "update", write, put)
+
+    def settle(self, run: str) -> None:
+        pass  # documents change all at once
+
+    def _open(self) -> Local:
+        hw = open_place(self._address)
+        if not isinstance(hw, Local):
+            hw.close()
+            raise Unsupported(
+                "binders are in directories", hint="run it where the directory is", code="needs_directory"
+            )
+        return hw
+
+
+class ToParquet:
+    """A directory of Parquet files."""
+
+    def __init__(self, pipeline: Pipeline, notes: Path) -> None:
+        self._folder = Folder(Path(pipeline.target.place), notes)
+        self._columns = pipeline.partition_by
+
+    def check(self) -> None:
+        self._folder.check()
+        self._folder.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, frame: DataFrame, run: str) -> int | None:  # noqa: ARG002  # the same again is the same
+        return self._folder.replace(lambda path: self._save(frame, path))
+
+    def stream(self, frame: DataFrame, run: str, put: Put) -> DataStreamWriter:
+        def write(rows: DataFrame, number: int) -> int | None:
+            return self._folder.put(run, number, lambda path: self._save(rows, path))
+
+        return _each_batch(frame, "append", write, put)
+
+    def settle(self, run: str) -> None:
+        pass  # what is not whole is not in the directory
+
+    def _save(self, frame: DataFrame, path: Path) -> None:
+        missing = {*self._columns} - {*frame.columns}
+        if missing:
+            raise Invalid(f"partition_by names {min(missing)!r}, and the columns are {', '.join(frame.columns)}")
+        frame.write.partitionBy(*self._columns).parquet(path.as_uri())
