@@ -23,6 +23,14 @@ class Cluster(NamedTuple):
     memory: str
     config: dict[str, str]
 
+    def started(self, *, quick: bool = False, **options: Any) -> SparkSession:
+        """A session, for those who tell themselves how far they are."""
+        from headwater.spark.session import session
+
+        with Waiting("starting Spark") as waiting:
+            waiting.update(0)
+            return session(self.master, memory=self.memory, config=self.config, quick=quick, **options)
+
     @contextlib.contextmanager
     def working(self, what: str, *, quick: bool = False, **options: Any) -> Iterator[SparkSession]:
         """A session, and a bar of its tasks with a word for what is done, for a person who waits.
@@ -30,11 +38,8 @@ class Cluster(NamedTuple):
         `quick` is for work of seconds. A session that was there before is left as it was.
         """
         from headwater.spark.progress import watching
-        from headwater.spark.session import session
 
-        with Waiting("starting Spark") as waiting:
-            waiting.update(0)
-            spark = session(self.master, memory=self.memory, config=self.config, quick=quick, **options)
+        spark = self.started(quick=quick, **options)
         with Waiting(f"{what} (tasks)") as waiting, watching(spark, waiting.update):
             yield spark
 

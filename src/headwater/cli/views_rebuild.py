@@ -12,39 +12,50 @@ from headwater.cli import show
 from headwater.cli.arguments import binder_argument, data_argument, json_option
 from headwater.cli.opening import open_log
 from headwater.cli.progress import Waiting
+from headwater.cli.spark_options import Cluster, spark_options
 from headwater.cli.views import app_option, in_directory, load_app, views
 from headwater.errors import Invalid
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from headwater.info import ViewError
+    from headwater.views.app import App
+    from headwater.views.local import Local
 
 
 @views.command(
     examples=[
         "headwater views rebuild data baskets --app shop.py",
+        "headwater views rebuild data baskets --app shop.py --on spark",
     ]
 )
 @data_argument
 @binder_argument
 @app_option
+@click.option("--on", type=click.Choice(["spark"]), help="Fold on all cores, or on a cluster that sees the directory.")
 @json_option("One JSON object.")
-def rebuild(data: str, binder: str, address: str, as_json: bool) -> None:
+@spark_options
+def rebuild(data: str, binder: str, address: str, on: str | None, as_json: bool, cluster: Cluster) -> None:
     """Make a binder anew from all events, beside the one that is read, and put it in its place.
 
     The old one is read, and kept up to date by an application that runs, until the new one has caught up. If it fails,
     or is interrupted, everything is as before. Give a projection whose fold has changed a higher version first: an
     application that runs with the lower one then leaves the new binder alone.
+
+    With --on spark the history is folded by many processes, each some of the documents, and the result is the same; the
+    rest of the options is for that.
     """
     from headwater.views.folding import Halt
-    from headwater.views.rebuild import rebuild as build
 
-    with open_log(data, mode="existing") as opened, Waiting("rebuilding", patience_s=0.3) as waiting:
+    with open_log(data, mode="existing") as opened:
         hw = in_directory(opened, "rebuild", f"{binder} --app {address}")
         app = load_app(address)
-        projections = app.of_binder(binder)
+        app.of_binder(binder)  # raises, before anything is started
+        spark = None if on is None else cluster.started(quick=True)
         began_s = time.monotonic()
         try:
-            folded = build(hw, projections, indexes=app.binders[binder].indexes, progress=waiting.update)
+            folded = _build(hw, app, binder, spark)
         except Halt as halt:
             raise _failure(binder, halt.error) from halt
     seconds = time.monotonic() - began_s
@@ -53,6 +64,19 @@ def rebuild(data: str, binder: str, address: str, as_json: bool) -> None:
     else:
         name = show.printable(binder)
         show.done(f"rebuilt {name} from {show.count(folded, 'event')}, {folded / max(seconds, 1e-9):,.0f} events/s")
+
+
+def _build(hw: Local, app: App, binder: str, spark: SparkSession | None) -> int:
+    """Build it, here or on Spark, with a bar for a person who waits; the events that were folded."""
+    from headwater.views.rebuild import rebuild as build
+
+    with Waiting("rebuilding", patience_s=0.3) as waiting:
+        if spark is None:
+            indexes = app.binders[binder].indexes
+            return build(hw, app.of_binder(binder), indexes=indexes, progress=waiting.update)
+        from headwater.spark import rebuild as build_on_spark
+
+        return build_on_spark(spark, hw, app, binder, progress=waiting.update)
 
 
 def _failure(binder: str, error: ViewError) -> Invalid:

@@ -9,11 +9,12 @@ if TYPE_CHECKING:
     from headwater.spark.archiving import archive
     from headwater.spark.one_table import table
     from headwater.spark.pipelines import run
+    from headwater.spark.rebuilding import rebuild
 
-__all__ = ["archive", "run", "session", "table"]
+__all__ = ["archive", "rebuild", "run", "session", "table"]
 
 # No module has the name of its function: importing the one would hide the other.
-_MODULES = {"archive": "archiving", "run": "pipelines", "table": "one_table"}
+_MODULES = {"archive": "archiving", "rebuild": "rebuilding", "run": "pipelines", "table": "one_table"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
@@ -22,6 +22,7 @@ BUSY_S = 30.0  # a writer waits so long for another one, which takes at most abo
 ASK_MS = 100  # between two questions whether to go on waiting
 CACHE_KIB = 16 * 1024  # of pages, for each connection
 _GONE_CODES = sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY  # by what was removed, and when
+ATTACHED_MAX = 8  # files that are read together; SQLite takes 10
 CHECKPOINT_PAGES = 10_000  # 40 MiB: a page that is changed often is written back once for many commits
 
 _TABLES = """
@@ -113,6 +114,40 @@ def connect(path: Path) -> sqlite3.Connection:
             raise Unsupported(f"{path} has version {version}, and this Headwater knows {FORMAT}", hint="upgrade it")
         raise Corrupt(f"{path} is not a binder", hint="delete it, and the application makes it again", path=str(path))
     return connection
+
+
+def create_scratch(path: Path, fields: Sequence[str]) -> sqlite3.Connection:
+    """A new file with the tables of a binder, which one process fills for another and nobody needs after a crash.
+
+    Documents have room for what indexes over these fields sort by; the indexes themselves are not made.
+    """
+    with translated(path, making=True):
+        connection = _connect(path, "rwc")
+        try:
+            for setting in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE"):
+                connection.execute(f"PRAGMA {setting}")
+            connection.executescript(f"BEGIN;{_TABLES}COMMIT;")
+            for path_of_field in fields:
+                add_column(connection, path_of_field)
+                _note_index(connection, path_of_field)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+@contextlib.contextmanager
+def attached(connection: sqlite3.Connection, paths: Sequence[Path]) -> Iterator[list[str]]:
+    """Other files to be read by the same statements, up to ATTACHED_MAX, under the names that are given."""
+    names: list[str] = []
+    try:
+        for number, path in enumerate(paths):
+            connection.execute(f"ATTACH ? AS other{number}", (f"{path.absolute().as_uri()}?mode=ro",))
+            names.append(f"other{number}")
+        yield names
+    finally:
+        for name in names:
+            connection.execute(f"DETACH {name}")
 
 
 def connect_counts(path: Path, *, create: bool = False) -> sqlite3.Connection:
@@ -262,4 +297,8 @@ def add_column(connection: sqlite3.Connection, path: str) -> None:
 def create_index(connection: sqlite3.Connection, path: str) -> None:
     """Make the index over a column that is there, and have it known."""
     connection.execute(f"CREATE INDEX {index(path)} ON documents ({column(path)}, id)")
+    _note_index(connection, path)
+
+
+def _note_index(connection: sqlite3.Connection, path: str) -> None:
     connection.execute("INSERT INTO indexes (path) VALUES (?)", (path,))

@@ -8,7 +8,7 @@ thread.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from operator import itemgetter
 from typing import Any, cast
 
@@ -38,7 +38,14 @@ _row = itemgetter(0)
 class Draft:
     """What is changed, over what is stored. Used inside of `database.writing`, from `begin` to `write`."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, *, cache_bytes: int = 0, followed: bool = True) -> None:
+        """Up to `cache_bytes` of documents are remembered, CACHE_BYTES unless it is said.
+
+        `followed`: what is changed is noted for those who follow. A file that nobody follows is one that is to be read
+        as a whole: its documents are written in the order of ids.
+        """
+        self._cache_bytes = cache_bytes
+        self._followed = followed
         self._connection = connection
         self._codec = codec()
         self._data: dict[str | None, bytes | None] = {}  # documents as they are now; None: there is none
@@ -64,10 +71,11 @@ class Draft:
         What was replaced counts too, until all is counted anew.
         """
         entries = len(self._data) * ENTRY_BYTES
-        if self._bytes + entries <= CACHE_BYTES:
+        most = self._cache_bytes or CACHE_BYTES
+        if self._bytes + entries <= most:
             return False
         self._bytes = sum(map(len, filter(None, self._data.values())))
-        return self._bytes + entries > CACHE_BYTES // 2
+        return self._bytes + entries > most // 2
 
     def abandon(self) -> None:
         """Forget everything: the transaction was not committed."""
@@ -119,6 +127,16 @@ class Draft:
         self._data.update(documents)
         self._versions.update(dict.fromkeys(documents, version))
 
+    def stored(self, ids: Sequence[str]) -> list[bytes | None]:
+        """The documents of these ids as they are stored, or will be; None where there is none. They must be loaded."""
+        return list(map(self._data.__getitem__, ids))
+
+    def change(self, documents: Mapping[str, bytes | None], versions: Mapping[str, int]) -> None:
+        """Change documents that are loaded, each with a version of its own, as `put_all` does."""
+        self._bytes += sum(map(len, filter(None, documents.values())))
+        self._data.update(documents)
+        self._versions.update(versions)
+
     def fold(self, fold: Fold, events: Sequence[Event], ids: Sequence[str | None]) -> tuple[int, BaseException | None]:
         """Fold each event into its document, which must be loaded; those without one are passed over.
 
@@ -167,6 +185,8 @@ class Draft:
         """Write everything that was changed."""
         if not self._versions:
             return
+        if not self._followed:
+            self._versions = dict(sorted(self._versions.items()))
         new, old, gone = self._sorted()
         marks = [database.column(path) for path in self._indexes]
         many = self._connection.executemany
@@ -206,7 +226,8 @@ class Draft:
             old = [(*values, *self._keys(values[2])) for values in old]
             new = [(*values[:-1], *self._keys(values[2]), values[-1]) for values in new]
         old.sort(key=_row)
-        self._note([id for id in versions if id not in never] if never else list(versions))
+        if self._followed:
+            self._note([id for id in versions if id not in never] if never else list(versions))
         return new, old, gone
 
     def _note(self, ids: list[str]) -> None:

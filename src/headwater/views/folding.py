@@ -49,7 +49,7 @@ class Folder:
         self._projection = projection
         self._draft = Draft(connection)
         self._documents = Documents(self._draft)
-        self._key_of = _key_function(projection)
+        self._key_of = key_function(projection)
         self._reset()
 
     def _reset(self) -> None:
@@ -200,7 +200,7 @@ class Folder:
         return ids
 
 
-def _key_function(projection: Projection) -> Callable[[Event], Any]:
+def key_function(projection: Projection) -> Callable[[Event], Any]:
     key = projection.key
     if key is None:
         return _event_key

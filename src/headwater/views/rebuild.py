@@ -11,19 +11,39 @@ import contextlib
 import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
 from headwater.event import Event
 from headwater.storage.disk import Disk
-from headwater.views import database, indexing, registry
+from headwater.views import bulk, database, indexing, registry
 from headwater.views.app import Projection
+from headwater.views.bulk import Shard, Span
 from headwater.views.files import Files
 from headwater.views.folding import Folder
 
 Progress = Callable[[int, int], object]
 """Called with the events that are folded, and all there are now."""
+
+
+class Elsewhere(Protocol):
+    """What folds the bulk of history faster than one process can."""
+
+    def fold(
+        self, spans: Sequence[Span], fields: Sequence[str], beside: Path, progress: Progress, *, by_partition: bool
+    ) -> list[Shard]:
+        """Fold all events of these spans into shards, whose documents have room for indexes over these fields.
+
+        The order is that of one process: projection after projection, partition after partition, by offset. With
+        `by_partition` each shard may leave it at one partition, as long as documents are those of the event's key. The
+        files have names that begin as `beside` does, and end with .tmp: they are removed when the rebuild ends, or by
+        the next one. Raises Unavailable or what else keeps it from that; what a fold raises is in the shards.
+        """
+        ...
+
 
 ROUND_EVENTS = 200_000  # in one transaction
 CLOSE_EVENTS = 10_000  # so few may be left when the old file is locked
@@ -38,13 +58,14 @@ def rebuild(
     wait: bool = True,
     stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> int:
     """Build the binder of these projections anew, and have it read from then on; returns how many events were folded.
 
     `projections` are all that fill it. With `instead_of`, nothing is done unless that is the file that is read. Raises
     Halt if a fold raises, Conflict with the code `superseded` if the binder was built by a newer version, Unavailable
     with the code `locked` if another process does the same, and with `stopped` when `stop` says so: then everything is
-    as before.
+    as before. `elsewhere` folds what is there when it begins; the rest is folded here.
     """
     files = Files.of(hw)
     name = projections[0].binder
@@ -60,7 +81,11 @@ def rebuild(
         if old is not None:
             _check_newest(old, projections)
         build = _Build(hw, new, projections, stop, progress)
-        build.begin({*indexes, *(() if old is None else database.indexes(old))})
+        fields = sorted({*indexes, *(() if old is None else database.indexes(old))})
+        build.begin(fields)
+        if elsewhere is not None:
+            build.fold_elsewhere(elsewhere, fields, file)
+        build.index(fields)
         while build.left() > CLOSE_EVENTS:
             build.catch_up()
         if old is not None:
@@ -108,6 +133,10 @@ def _sync(disk: Disk, file: Path) -> None:
         raise Unavailable(f"{file} cannot be made durable: {error.strerror}", hint="see to the disk") from error
 
 
+def _untold(_done: int, _all: int) -> None:
+    """Nobody wants to know."""
+
+
 class _Build:
     """A new file, and how far each projection has come in it."""
 
@@ -128,12 +157,12 @@ class _Build:
         self._passed = 0
         self._next: dict[str, list[int]] = {}
 
-    def begin(self, indexes: Iterable[str]) -> None:
-        """Make the projections known, with their oldest events ahead of them."""
+    def begin(self, fields: Iterable[str]) -> None:
+        """Make the projections known, with their oldest events ahead of them; documents have room for indexes."""
         self._connection.execute("PRAGMA synchronous = OFF")  # until `finish`: nobody reads it before that
         with database.writing(self._connection):
-            for path in sorted(indexes):
-                database.declare_index(self._connection, path)
+            for path in fields:
+                database.add_column(self._connection, path)
             for projection in self._projections:
                 try:
                     topic = registry.topic_of(self._hw, projection.topic)
@@ -142,6 +171,33 @@ class _Build:
                 registry.check_order(self._projections, projection, len(topic.ends))
                 registry.add(self._connection, projection, topic)
                 self._next[projection.name] = list(topic.starts)
+
+    def fold_elsewhere(self, elsewhere: Elsewhere, fields: Sequence[str], file: Path) -> None:
+        """Have everything that is there now folded by others, and take over what they made of it."""
+        spans = [
+            Span(each, tuple(self._next[each.name]), registry.topic_of(self._hw, each.topic).ends)
+            for each in self._known()
+        ]
+        if not sum(span.events for span in spans):
+            return
+        by_partition = all(span.projection.by_event_key for span in spans) and len(spans) == 1
+        fold = partial(elsewhere.fold, spans, fields, file, self._progress or _untold)
+        try:
+            self.folded += bulk.load(self._connection, fold(by_partition=by_partition), spans, fields)
+        except Conflict as error:
+            if error.code != "shards_overlap" or not by_partition:
+                raise
+            # Somebody has chosen partitions by hand, and a key is in several: what one leaves, the next goes on with.
+            self.folded += bulk.load(self._connection, fold(by_partition=False), spans, fields)
+        for span in spans:
+            self._next[span.projection.name] = list(span.ends)
+            self._passed += span.events
+
+    def index(self, fields: Iterable[str]) -> None:
+        """Make the indexes: over many documents at once, that takes a part of the time."""
+        with database.writing(self._connection):
+            for path in fields:
+                database.create_index(self._connection, path)
 
     def left(self) -> int:
         """How many events are still to be looked at."""

@@ -1,0 +1,304 @@
+"""Folding one shard of a binder's history, in a worker: the documents that belong to it, from beginning to end.
+
+The result is that of `views.folding`, which folds event after event, for any fold that depends on nothing but its
+arguments. Events are taken by document here, many of one after the other, so that most documents need not become bytes
+and objects again between two events: see `_fold_run`. Needs no Spark.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import HeadwaterError, NotFound
+from headwater.event import Event
+from headwater.format.codec import codec
+from headwater.format.events import EventBatch
+from headwater.info import ViewError
+from headwater.limits import DOCUMENT_BYTES_MAX, MIB
+from headwater.spark.grouping import Chunk, own, shards_of
+from headwater.spark.sharding import Part, Task
+from headwater.views import database
+from headwater.views.app import Projection
+from headwater.views.bulk import Shard, Tally, failures_wanted
+from headwater.views.codec import document_id, too_large
+from headwater.views.draft import Draft
+from headwater.views.failure import describe
+from headwater.views.folding import key_function
+
+if TYPE_CHECKING:
+    from headwater.api import Log
+
+CHUNK_EVENTS = 1_000_000  # that are put in order together: the more of a document, the fewer times it is stored
+CHUNK_BYTES = 128 * MIB
+CACHE_BYTES = 256 * MIB  # of documents that are kept in memory; more are kept in the shard's file
+_TEXT_MAX = 65_536  # characters of a text, and below it fields of a document, that need no look at its size
+_FIELDS_MAX = 64
+_INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
+
+Fold = Callable[[Any, Event], Any]
+Told = Callable[[int], object]
+"""Called with how many events were passed, those of other shards too."""
+
+
+def fold_shard(
+    hw: Log, projections: Sequence[Projection], task: Task, fields: Sequence[str], file: Path, told: Told
+) -> Shard:
+    """Fold a shard into a new file, which is complete when this returns. What folds raise is in the result."""
+    tallies: dict[str, Tally] = {}
+    connection = database.create_scratch(file, fields)
+    collecting = gc.isenabled()
+    gc.disable()  # it would look through all documents again and again, and find nothing
+    try:
+        with database.translated(file):
+            draft = Draft(connection, cache_bytes=CACHE_BYTES, followed=False)
+            draft.begin()
+            passed = 0
+            for part in task.parts:
+                projection = projections[part.projection]
+                tally = tallies.setdefault(projection.name, Tally(missed={}, failed=[]))
+                folding = Folding(projection, draft, tally, task)
+                for next in folding.fold(_batches(hw, projection, part, tally)):
+                    told(passed + next - part.start)
+                passed += part.end - part.start
+                told(passed)
+                if len(tally.failed) >= failures_wanted(projection):
+                    break  # one process would have come no further
+            draft.write()
+    finally:
+        connection.close()
+        if collecting:
+            gc.enable()
+    return Shard(str(file), tallies)
+
+
+def _batches(hw: Log, projection: Projection, part: Part, tally: Tally) -> Iterator[EventBatch]:
+    """The events of a part; those that retention takes before they are read are counted as missed."""
+    next = part.start
+    filters: dict[str, Any] = {"type": projection.type, "match": projection.match}
+    while next < part.end:
+        bounds = {"partition": part.partition, "start": next, "end": part.end}
+        try:
+            for batch in hw.read_batches(projection.topic, **bounds, **filters):  # type: ignore[arg-type]  # as they say
+                next = batch.end_offset
+                yield batch
+            next = part.end
+        except NotFound as error:
+            if error.code != "offset_gone":
+                raise
+            oldest = min(error.oldest, part.end)
+            tally.missed[part.partition] = tally.missed.get(part.partition, 0) + oldest - next
+            next = oldest
+
+
+class Folding:
+    """One part of a shard at work: a projection over the events of one partition."""
+
+    def __init__(self, projection: Projection, draft: Draft, tally: Tally, task: Task) -> None:
+        self._projection = projection
+        self._draft = draft
+        self._tally = tally
+        self._task = task
+        self._key_of = key_function(projection)
+        self._wanted = failures_wanted(projection)
+        self._limit: float = math.inf  # events from this offset on change nothing any more: the projection stops before
+        self._before = len(tally.failed)
+
+    def fold(self, batches: Iterable[EventBatch]) -> Iterator[int]:
+        """Fold everything, chunk by chunk; gives the offset behind each."""
+        by_key = self._projection.key is None
+        shard, shards = self._task.shard, self._task.shards
+        gathered: list[EventBatch] = []
+        events = size = 0
+        for batch in batches:
+            mine = own(batch, shard, shards) if by_key else batch
+            if mine is None:
+                continue
+            gathered.append(mine)
+            events += len(mine)
+            stored = mine.piece.batch
+            size += stored.bytes_claimed() * len(mine) // stored.count
+            if events >= CHUNK_EVENTS or size >= CHUNK_BYTES:
+                self._fold_chunk(gathered)
+                yield batch.end_offset
+                if self._limit < math.inf:
+                    return
+                gathered, events, size = [], 0, 0
+        if gathered:
+            self._fold_chunk(gathered)
+
+    def _fold_chunk(self, batches: Sequence[EventBatch]) -> None:
+        if self._projection.key is None:
+            self._fold_by_key(Chunk(batches))
+        else:
+            for batch in batches:
+                self._fold_by_function(batch.events())
+        gc.collect(0)
+
+    def _fold_by_key(self, chunk: Chunk) -> None:
+        self._tally.skipped += chunk.skipped
+        for piece in chunk.runs():
+            runs: dict[str, list[Event]] = {}
+            for key, events in piece:
+                try:
+                    id = document_id(key)
+                except HeadwaterError as error:
+                    self._fail_all(events, error)
+                else:
+                    assert id is not None
+                    runs[id] = events
+            self._fold_runs(runs)
+
+    def _fold_by_function(self, events: Sequence[Event]) -> None:
+        """Of events whose documents only the projection itself can tell, those whose documents are in this shard."""
+        ids: list[str | None] = []
+        errors: dict[int, BaseException] = {}
+        for event in events:
+            try:
+                ids.append(document_id(self._key_of(event)))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
+                errors[len(ids)] = error
+                ids.append(None)
+        shard, shards = self._task.shard, self._task.shards
+        mine = [True] * len(ids) if shards == 1 else (shards_of(ids, shards) == shard).tolist()
+        runs: dict[str, list[Event]] = {}
+        for at, (event, id) in enumerate(zip(events, ids, strict=True)):
+            if not mine[at]:
+                continue
+            if id is not None:
+                runs.setdefault(id, []).append(event)
+            elif at in errors:
+                self._fail(event, errors[at])
+            else:
+                self._tally.skipped += 1
+        self._fold_runs(runs)
+
+    def _fold_runs(self, runs: dict[str, list[Event]]) -> None:
+        """Fold the events of each document."""
+        draft, fold = self._draft, self._projection.fold
+        if draft.full():
+            draft.write()
+            draft.begin()
+        ids = list(runs)
+        draft.load(ids)
+        documents: dict[str, bytes | None] = {}
+        versions: dict[str, int] = {}
+        folded = 0
+        for id, before in zip(ids, draft.stored(ids), strict=True):
+            events = runs[id]
+            try:
+                documents[id] = _fold_run(fold, before, events)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # noqa: BLE001  # it is raised again, and told, when the event has its turn
+                last = self._fold_each(id, before, events, documents)
+                if last is not None:
+                    versions[id] = last
+            else:
+                versions[id] = events[-1].offset
+                folded += len(events)
+        self._tally.folded += folded
+        draft.change(documents, versions)
+
+    def _fold_each(
+        self, id: str, before: bytes | None, events: Sequence[Event], documents: dict[str, bytes | None]
+    ) -> int | None:
+        """Fold the events of a document of which one fails, as `views.folding` does; the last that did not fail."""
+        encode, decode, _, options, encoding, _ = codec()
+        last = None
+        for event in events:
+            if event.offset >= self._limit:
+                break
+            try:
+                document = self._projection.fold(None if before is None else decode(before, options), event)
+                after = None if document is None else encode(document, False, encoding)
+                if after is not None and len(after) > DOCUMENT_BYTES_MAX:
+                    raise too_large(after)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
+                self._fail(event, error)
+            else:
+                documents[id] = before = after
+                last = event.offset
+                self._tally.folded += 1
+        return last
+
+    def _fail_all(self, events: Sequence[Event], error: BaseException) -> None:
+        for event in events:
+            if event.offset < self._limit:
+                self._fail(event, error)
+
+    def _fail(self, event: Event, error: BaseException) -> None:
+        """Note that an event cannot be folded. Of too many, the first ones are kept, in order."""
+        failed = self._tally.failed
+        failed.append(describe(event, error))
+        if len(failed) >= self._wanted:
+            failed[self._before :] = sorted(failed[self._before :], key=_offset)[: self._wanted - self._before]
+            self._limit = failed[-1].offset
+
+
+def _offset(error: ViewError) -> int:
+    return error.offset
+
+
+def _fold_run(fold: Fold, before: bytes | None, events: Sequence[Event]) -> bytes | None:
+    """The document after some events, as it is stored; None if there is none. Raises what a fold raises, at any event.
+
+    A fold must be given what was stored, decoded anew: an object of its own. For a document that holds nothing but
+    small numbers and plain text, a copy is just that, so those are stored when the run ends. Any other is stored, and
+    decoded again, after each event.
+    """
+    encode, decode, _, options, encoding, _ = codec()
+    data = before
+    document: Any = None
+    for event in events:
+        if data is not None:
+            document = decode(data, options)
+            data = None
+        document = fold(document, event)
+        if document is None:
+            continue
+        if document.__class__ is dict and (tuple(document) in _PLAIN_FIELDS or _has_plain_fields(document)):
+            for value in document.values():
+                kind = value.__class__
+                if kind is int:
+                    if not _INT_MIN <= value <= _INT_MAX:
+                        break
+                elif kind is str:
+                    if len(value) > _TEXT_MAX or not value.isascii():
+                        break
+                elif kind is not float and kind is not bool and value is not None:
+                    break
+            else:
+                document = document.copy()
+                continue
+        data = encode(document, False, encoding)
+        if len(data) > DOCUMENT_BYTES_MAX:
+            raise too_large(data)
+    return data if data is not None or document is None else encode(document, False, encoding)
+
+
+_PLAIN_FIELDS: set[tuple[str, ...]] = set()
+_PLAIN_FIELDS_MAX = 10_000
+
+
+def _has_plain_fields(document: dict[Any, Any]) -> bool:
+    """Whether all names of fields come back as they are; those that do are remembered."""
+    names = tuple(document)
+    if len(names) > _FIELDS_MAX or not all(map(_is_plain, names)):
+        return False
+    if len(_PLAIN_FIELDS) >= _PLAIN_FIELDS_MAX:
+        _PLAIN_FIELDS.clear()
+    _PLAIN_FIELDS.add(names)
+    return True
+
+
+def _is_plain(name: Any) -> bool:
+    # An _id is put before the other fields when it is stored.
+    return name.__class__ is str and name != "_id" and len(name) <= _TEXT_MAX and name.isascii() and "\0" not in name

@@ -1,0 +1,89 @@
+"""Code of the user's on its way to the workers: functions by reference to their modules, or as they are.
+
+What is in the main program, a notebook or another function has no module, and is sent as it is. What a module has is
+imported there, from the same places as here; if a worker that served before has another file of that name, or an older
+text of it, it is loaded anew, so that a job never runs with code that it was not started with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+
+class Module(msgspec.Struct, frozen=True):
+    """Where a module was loaded from, and what it said."""
+
+    name: str
+    file: str
+    digest: str
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    """Objects that hold functions, and what a worker needs to make them again."""
+
+    path: list[str]
+    modules: list[Module]
+    pickled: bytes
+
+
+_loaded: dict[str, str] = {}  # in a worker: the digest of each module when it was loaded
+
+
+def pack(objects: Any, functions: Iterable[Any]) -> bytes:
+    """Objects, of which these are the functions whose code matters, as bytes."""
+    from pyspark import cloudpickle
+
+    names = sorted({getattr(each, "__module__", None) or "__main__" for each in functions} - {"__main__"})
+    modules = [found for name in names if (found := _described(name)) is not None]
+    return msgspec.msgpack.encode(Parcel([*sys.path], modules, cloudpickle.dumps(objects)))  # type: ignore[no-untyped-call]  # it is untyped
+
+
+def unpack(data: bytes) -> Any:
+    """The objects again, in a worker of this user's own: nothing else ever makes such bytes."""
+    from pyspark import cloudpickle
+
+    parcel = msgspec.msgpack.decode(data, type=Parcel)
+    sys.path.extend(each for each in parcel.path if each not in sys.path)
+    for module in parcel.modules:
+        _ensure(module)
+    return cloudpickle.loads(parcel.pickled)
+
+
+def _described(name: str) -> Module | None:
+    """A module that has a file; None for others, and for those that are installed, which every worker has."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if file is None or "site-packages" in Path(file).parts or not Path(file).is_file():
+        return None
+    return Module(name, str(Path(file).absolute()), _digest(Path(file)))
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _ensure(wanted: Module) -> None:
+    """Have the module that was meant under its name."""
+    there: ModuleType | None = sys.modules.get(wanted.name)
+    if there is not None:
+        same = getattr(there, "__file__", None) == wanted.file
+        if same and _loaded.setdefault(wanted.name, wanted.digest) == wanted.digest:
+            return
+    file = Path(wanted.file)
+    if not file.is_file():
+        return  # a worker on another machine: it has the module where its own path says, or the import fails
+    spec = importlib.util.spec_from_file_location(wanted.name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[wanted.name] = module
+    spec.loader.exec_module(module)
+    _loaded[wanted.name] = wanted.digest

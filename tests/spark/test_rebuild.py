@@ -1,0 +1,200 @@
+"""Binders built anew on Spark are those of the live projection (docs/SPARK.md, "Projections")."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import headwater.spark
+from headwater.errors import Conflict, Corrupt, Unsupported
+from headwater.event import Event
+from headwater.limits import Limits
+from headwater.spark import sharding
+from headwater.views import rebuild as alone
+from headwater.views.app import App
+from headwater.views.files import Files
+from headwater.views.folding import Halt
+from headwater.views.local import Local
+from tests.spark.folded import everything
+from tests.spark.test_folding import fill
+from tests.views import seen
+
+SETTLE_S = 60.0
+LIMITS = Limits(segment_bytes=50_000, blob_bytes_min=400)
+
+
+@pytest.fixture
+def hw(tmp_path: Path) -> Iterator[Local]:
+    with Local(tmp_path / "data", limits=LIMITS) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few events are worth a task, too."""
+    monkeypatch.setattr(sharding, "SHARD_EVENTS_MIN", 50)
+
+
+def files_of(hw: Local) -> list[str]:
+    return sorted(name for name in os.listdir(Files.of(hw).path) if not name.startswith("."))
+
+
+def count(doc: Any, _event: Event) -> Any:
+    return {"n": (doc or {"n": 0})["n"] + 1}
+
+
+def counting(version: int = 1, **named: Any) -> App:
+    app = App()
+    app.projection("t", "b", name="p", version=version, **named)(count)
+    return app
+
+
+def test_a_rebuilt_binder_is_that_of_the_live_projection(spark: SparkSession, hw: Local) -> None:
+    def fold(doc: Any, event: Event) -> Any:
+        if event.type == "end":
+            return None
+        doc = doc or {"seen": []}
+        doc["seen"].append([event.partition, event.offset])
+        return doc
+
+    app = App()
+    app.binder("b").index("n")
+    app.projection("t", "b", name="p")(fold)
+    fill(hw, 1, 3)
+    app.catch_up(hw, SETTLE_S)
+    live, before = everything(hw, "b"), Files.of(hw).current("b")
+    told: list[tuple[int, int]] = []
+    folded = headwater.spark.rebuild(spark, hw, app, "b", progress=lambda done, of: told.append((done, of)))
+    assert everything(hw, "b") == live
+    assert Files.of(hw).current("b") != before
+    assert folded == seen.row(hw, "b", "p").folded
+    assert len(files_of(hw)) == 2  # nothing is left of the workers
+    assert all(done <= of for done, of in told)
+    hw.append("t", {"number": 1}, key="a", type="put")
+    app.catch_up(hw, SETTLE_S)  # it goes on where Spark ended
+    assert seen.documents(hw, "b") == seen.plain(hw, "t", fold, lambda event: event.key and event.key.decode())
+
+
+def test_several_projections_with_keys_of_their_own_fill_one_binder(spark: SparkSession, hw: Local) -> None:
+    app = App()
+    app.projection("t", "b", name="q", key="by", unordered=True, on_error="quarantine")(count)
+    app.projection("t", "b", name="p", unordered=True, on_error="quarantine")(count)
+    fill(hw, 2, 2)
+    alone.rebuild(hw, app.of_binder("b"))
+    one = everything(hw, "b")
+    headwater.spark.rebuild(spark, hw, app, "b")
+    assert everything(hw, "b") == one
+
+
+def test_a_fold_of_many_documents_is_folded_in_order_here(spark: SparkSession, hw: Local) -> None:
+    def spread(docs: Any, event: Event) -> None:
+        assert event.key is not None
+        for id in (event.key.decode(), "all"):
+            docs[id] = count(docs.get(id), event)
+
+    app = App()
+    app.projection("t", "b", name="p", many=True)(spread)
+    hw.append_many("t", [b""] * 100, keys=[str(number % 7) for number in range(100)])
+    assert headwater.spark.rebuild(spark, hw, app, "b") == 100
+    assert seen.data(hw, "b")["all"] == {"n": 100}
+
+
+def test_a_fold_that_raises_leaves_everything_as_it_was_and_tells_the_event(spark: SparkSession, hw: Local) -> None:
+    def fold(_doc: Any, event: Event) -> Any:
+        return {"n": event.value["number"]}
+
+    hw.append_many("t", [{"number": 1}] * 100, keys=[str(number % 7) for number in range(100)])
+    hw.append("t", b"{ poison", key="2")
+    hw.append_many("t", [{"number": 1}] * 100, keys=[str(number % 7) for number in range(100)])
+    counting().catch_up(hw, SETTLE_S)
+    before = everything(hw, "b"), files_of(hw)
+    app = App()
+    app.projection("t", "b", name="p")(fold)
+    with pytest.raises(Halt) as halted:
+        headwater.spark.rebuild(spark, hw, app, "b")
+    assert halted.value.error.offset == 100
+    assert "fold" in halted.value.error.trace
+    assert (everything(hw, "b"), files_of(hw)) == before
+    quarantining = App()
+    quarantining.projection("t", "b", name="p", on_error="quarantine")(fold)
+    assert headwater.spark.rebuild(spark, hw, quarantining, "b") == 200
+    assert seen.quarantined(hw, "b") == [(0, 100)]
+
+
+def test_a_damaged_log_is_told_as_what_it_is(spark: SparkSession, hw: Local) -> None:
+    hw.append_many("t", [b"x" * 50] * 300, keys=[str(number % 7) for number in range(300)])
+    hw.seal("t")
+    (segment, *_) = sorted((hw.path / "topics" / "t" / "0").glob("*.log"))
+    with segment.open("r+b") as file:
+        file.seek(2000)
+        file.write(b"damage" * 10)
+    with pytest.raises(Corrupt):
+        headwater.spark.rebuild(spark, hw, counting(), "b")
+
+
+def test_an_older_version_is_refused_and_a_server_cannot(spark: SparkSession, hw: Local) -> None:
+    hw.append_many("t", [b""] * 10, keys=["a"] * 10)
+    counting(2).catch_up(hw, SETTLE_S)
+    with pytest.raises(Conflict) as refused:
+        headwater.spark.rebuild(spark, hw, counting(1), "b")
+    assert refused.value.code == "superseded"
+    with pytest.raises(Unsupported) as needs:
+        headwater.spark.rebuild(spark, object(), counting(1), "b")
+    assert needs.value.code == "needs_directory"
+
+
+def test_an_empty_topic_gives_an_empty_binder(spark: SparkSession, hw: Local) -> None:
+    hw.create("t", partitions=3)
+    assert headwater.spark.rebuild(spark, hw, counting(), "b") == 0
+    assert (seen.documents(hw, "b"), seen.cursors(hw, "b", "p")) == ({}, {0: 0, 1: 0, 2: 0})
+
+
+def test_one_hot_key_is_folded_whole(spark: SparkSession, hw: Local) -> None:
+    hw.create("t", partitions=2)
+    keys = ["hot"] * 20_000 + [str(number) for number in range(200)]
+    hw.append_many("t", [b""] * len(keys), keys=keys)
+    assert headwater.spark.rebuild(spark, hw, counting(), "b") == len(keys)
+    assert (seen.data(hw, "b")["hot"], len(seen.data(hw, "b"))) == ({"n": 20_000}, 201)
+
+
+def test_events_and_the_live_projection_go_on_meanwhile_and_readers_see_no_gap(spark: SparkSession, hw: Local) -> None:
+    hw.create("t", partitions=2)
+    keys = [str(number) for number in range(10)]
+    hw.append_many("t", [b""] * 1000, keys=keys * 100)
+    done = threading.Event()
+    wrong: list[Any] = []
+
+    def appending() -> None:
+        while not done.wait(0.001):
+            hw.append_many("t", [b""] * len(keys), keys=keys, durability="os")
+
+    def reading() -> None:
+        before: dict[str, int] = {}
+        while not done.wait(0.001):
+            now = {doc.id: doc.data["n"] for doc in hw.binder("b").find()}
+            wrong.extend((id, n, now.get(id)) for id, n in before.items() if now.get(id, 0) < n)
+            before = now
+
+    with counting().running(hw) as runner:
+        runner.settle(SETTLE_S)
+        threads = [threading.Thread(target=appending), threading.Thread(target=reading)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(2):
+                headwater.spark.rebuild(spark, hw, counting(), "b")
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+        runner.settle(SETTLE_S)
+    assert wrong == []
+    ends = sum(each.end for each in hw.describe("t").partitions)
+    assert ends > 1000
+    assert seen.data(hw, "b") == {key: {"n": ends // 10} for key in keys}
