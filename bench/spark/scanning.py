@@ -118,7 +118,7 @@ def _sums(frame: DataFrame) -> list[Any]:
 
 
 def _pushed(spark: SparkSession, events: Events) -> list[Any]:
-    found = headwater.spark.aggregate(
+    found: DataFrame = headwater.spark.aggregate(
         spark, str(events.log), TOPIC, by="type", count=True, sum=["data_bytes"], min=["data_bytes"], max=["offset"]
     )
     return found.collect()

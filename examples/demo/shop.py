@@ -46,12 +46,13 @@ def visit(number: int) -> tuple[int, list[Entry]]:
     entries = []
     for _ in range(chance.randrange(1, 4)):
         product = PRODUCTS[int(len(PRODUCTS) * chance.random() ** 2)]
-        line = {"product": product, "count": chance.randrange(1, 4), "at": at.isoformat(), "heard": heard.isoformat()}
+        count = chance.randrange(1, 4)
+        line = {"product": product, "count": count, "at": at.isoformat(), "heard": heard.isoformat()}
         entries.append(Entry("added", customer, line))
         if chance.random() < 0.1:
             entries.append(Entry("removed", customer, line))
         elif chance.random() < 0.85:
-            entries.append(Entry("sold", customer, {**line, "cents": line["count"] * PRICES[product]}))
+            entries.append(Entry("sold", customer, {**line, "cents": count * PRICES[product]}))
         at += timedelta(seconds=chance.randrange(5, 300))
     return arrives, entries
 

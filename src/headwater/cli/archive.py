@@ -11,9 +11,11 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
+from headwater.cli.archive_parquet import archive_parquet, is_parquet
 from headwater.cli.arguments import complete_topic, data_argument, json_option
 from headwater.cli.opening import open_log
 from headwater.cli.progress import Waiting
+from headwater.cli.spark_options import Cluster, spark_options
 from headwater.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
         "headwater archive data s3://bucket/archive",
         "headwater archive data --once --seal",
         "headwater archive data objects:///mnt/backup/archive --topic orders --once",
+        "headwater archive --on spark data parquet:out/ --seal",
+        "headwater archive --on spark s3://bucket/log parquet:s3://bucket/tables --master spark://host:7077",
     ]
 )
 @data_argument
@@ -35,15 +39,33 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="Archive what is finished now, and end.")
 @click.option("--seal", is_flag=True, help="Finish the active segments first: the archive is then complete up to now.")
 @click.option("--topic", metavar="TOPIC", shell_complete=complete_topic, help="Only this topic.")
-@json_option("One JSON object a line: each archived segment; with --once, what was done.")
-def archive(data: str, url: str | None, once: bool, seal: bool, topic: str | None, as_json: bool) -> None:
-    """Keep the finished segments of a log in an object store.
+@click.option("--on", type=click.Choice(["spark"]), help="As Parquet files, for tables: URL is parquet:PLACE.")
+@spark_options
+@json_option("One JSON object a line: each archived segment; with --once, and on Spark, what was done.")
+def archive(
+    data: str,
+    url: str | None,
+    once: bool,
+    seal: bool,
+    topic: str | None,
+    on: str | None,
+    cluster: Cluster,
+    as_json: bool,
+) -> None:
+    """Keep the finished segments of a log in an object store; or, on Spark, as Parquet files.
 
     URL is s3://bucket/prefix or objects:///a/directory; credentials come from the environment. The log remembers it, so
     it may be left out later. From then on 'headwater retain' deletes only what is archived, and reads go on in the
     archive where the local disk has dropped the beginning. Without --once it archives segments as they are finished, by
     any process, until Ctrl-C or SIGTERM. 'headwater restore' brings a log back, 'headwater check URL' verifies it.
+
+    With --on spark, URL is parquet:out/ or parquet:s3://bucket/prefix, and DATA a directory, a bucket or a server. What
+    is finished and not there yet becomes Parquet files, which Spark, DuckDB and Polars read as tables; it then ends.
+    'restore' and 'check' take parquet:out/ as well, and need no Spark. Retention does not know of them.
     """
+    if on is not None or is_parquet(url or ""):
+        archive_parquet(data, url, on, topic, cluster, seal=seal, as_json=as_json)
+        return
     stopping = threading.Event()
     with open_log(data, mode="existing") as hw:
         archiver = _local(hw).archiver(url, topic=topic, stopping=stopping)

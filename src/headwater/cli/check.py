@@ -8,6 +8,7 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import FAILED, command
+from headwater.cli.archive_parquet import is_parquet
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.opening import open_log
 from headwater.cli.progress import Waiting
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         "headwater check data orders --json",
         "headwater check data --archive",
         "headwater check s3://bucket/archive",
+        "headwater check parquet:out/",
     ]
 )
 @data_argument
@@ -35,11 +37,16 @@ def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_js
     """Read every byte and verify every checksum.
 
     Changes nothing. The exit code is 1 when something is damaged, with the exact range of bytes of each piece. What is
-    in an archive is fetched to be verified, so only --archive does that; or give the address of the archive itself.
+    in an archive is fetched to be verified, so only --archive does that; or give the address of the archive itself,
+    which may be one of Parquet files.
     """
     reports: dict[str, CheckReport] = {}
     with Waiting("checking", as_bytes=True, patience_s=0.3) as waiting:
-        if _is_archive(data):
+        if is_parquet(data):
+            from headwater.engine.parquet_checking import check_parquet
+
+            reports[data] = check_parquet(data, topic, progress=waiting.update)
+        elif _is_archive(data):
             from headwater.engine.archive_checking import check_archive_at
 
             reports[data] = check_archive_at(data, topic, progress=waiting.update)
@@ -91,14 +98,14 @@ def _show(finding: Finding) -> None:
 
 def _show_sum(report: CheckReport, data: str, topic: str | None) -> None:
     damaged = sum(finding.damage for finding in report.findings)
-    parts = [
-        show.count(getattr(report, f"{noun}s" if noun != "batch" else "batches"), noun)
-        for noun in ("topic", "partition", "segment", "batch", "event")
-    ]
+    nouns = ("topic", "partition", "event") if is_parquet(data) else ("topic", "partition", "segment", "batch", "event")
+    parts = [show.count(getattr(report, f"{noun}s" if noun != "batch" else "batches"), noun) for noun in nouns]
+    if is_parquet(data):
+        parts.append(show.count(report.segments, "file"))
     read = f"{', '.join(parts)}, {show.size(report.bytes)}"
     if damaged:
         click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(damaged, 'damaged range')} in {read}")
-        if "://" in data or data == "archive":
+        if "://" in data or data == "archive" or is_parquet(data):
             click.echo("  objects are not mended: bring back a copy of them, or archive the log anew, to another place")
         else:
             click.echo(f"  'headwater repair {' '.join(filter(None, (data, topic)))}' shows what can be done")

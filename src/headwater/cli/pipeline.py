@@ -19,8 +19,6 @@ from headwater.cli.spark_options import Cluster, spark_options
 from headwater.cli.views import load_app
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from headwater.spark.runs import Status
     from headwater.views.pipeline import Pipeline
 
@@ -91,8 +89,7 @@ def run(
             else:
                 show.done(_ended(status))
 
-    stop = threading.Event()
-    with cluster.working("pipelines") as spark, _stopping(spark, stop):
+    with cluster.working("pipelines") as spark, _stopping() as stop:
         found = run_all(
             spark, data, app, only, follow=follow, fresh=fresh, checkpoints=checkpoints, stop=stop, told=told
         )
@@ -101,16 +98,12 @@ def run(
 
 
 @contextlib.contextmanager
-def _stopping(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
-    """Have SIGINT and SIGTERM end what runs: a stream between two batches, a batch at once."""
-
-    def end(*_: Any) -> None:
-        stop.set()
-        spark.sparkContext.cancelAllJobs()
-
-    before = [(number, signal.signal(number, end)) for number in (signal.SIGINT, signal.SIGTERM)]
+def _stopping() -> Iterator[threading.Event]:
+    """Have SIGINT and SIGTERM set an event: a stream ends between two batches then, and a batch at once."""
+    stop = threading.Event()
+    before = [(number, signal.signal(number, lambda *_: stop.set())) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        yield
+        yield stop
     finally:
         for number, handler in before:
             signal.signal(number, handler)

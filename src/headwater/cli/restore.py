@@ -9,6 +9,7 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
+from headwater.cli.archive_parquet import is_parquet
 from headwater.cli.arguments import Natural, Place, complete_directory, json_option
 from headwater.cli.opening import directory_of
 from headwater.cli.progress import Waiting
@@ -21,6 +22,7 @@ COLUMNS = ("topic", "partition", "offsets", "events", "fetched")
         "headwater restore s3://bucket/archive data",
         "headwater restore s3://bucket/archive data --to-time 2025-03-01T12:00",
         "headwater restore objects:///mnt/backup/archive data --topic orders --to 5000",
+        "headwater restore parquet:out/ data",
     ]
 )
 @click.argument("url", metavar="URL")
@@ -43,7 +45,8 @@ def restore(
 
     The same topics, offsets, times and ids, whole or up to an offset or a time, which are not included. Everything that
     is fetched is verified. DATA appears when all of it is there; if it is interrupted, the same command goes on.
-    Consumers and documents are not archived: consumers begin anew, projections fold again.
+    Consumers and documents are not archived: consumers begin anew, projections fold again. URL may be parquet:out/, an
+    archive of Parquet files: that needs no Spark.
     """
     if to is not None and to_time is not None:
         raise click.UsageError("--to and --to-time exclude each other")
@@ -73,4 +76,5 @@ def restore(
     if rows:
         show.table(COLUMNS, rows, right=COLUMNS[1:])
     events = sum(each.end - each.first for each in done)
-    show.done(f"restored {show.count(events, 'event')} to {data}; archive it again: headwater archive {data} {url}")
+    again = f"headwater archive {'--on spark ' if is_parquet(url) else ''}{data} {url}"
+    show.done(f"restored {show.count(events, 'event')} to {data}; archive it again: {again}")

@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Invalid
-from headwater.spark import options, planning
+from headwater.spark import options, planning, positions
+from headwater.spark.positions import Positions
 from headwater.spark.runs import Ends, Status, between
 from headwater.views.pipeline import Pipeline
 
@@ -53,18 +54,18 @@ def passed(progress: Any) -> tuple[int, Ends]:
     """How many events a batch of a stream has passed, and where it ends, from what Spark tells of it."""
     events, reached = 0, Ends()
     for source in progress["sources"]:
-        ends = _offsets(source["endOffset"])
-        # The first batch of all has no start: what it has read is all that it can have passed.
-        starts = _offsets(source["startOffset"])
-        events += between(starts, ends) if starts else source["numInputRows"]
+        before, after = _positions(source["startOffset"]), _positions(source["endOffset"])
+        starts = positions.begun(before, after)
+        ends = {topic: dict(enumerate(each.end)) for topic, each in after.items()}
+        events += between({topic: dict(enumerate(at)) for topic, at in starts.items()}, ends)
         reached |= ends
     return events, reached
 
 
-def _offsets(told: Any) -> Ends:
-    """By topic and partition, from the offset of a stream."""
+def _positions(told: Any) -> Positions:
+    """A position as Spark tells it: as text, or nothing before the first batch of all."""
     found = json.loads(told) if isinstance(told, str) else told
-    return {topic: {int(number): at for number, at in ends.items()} for topic, ends in (found or {}).items()}
+    return positions.understood(found or {})
 
 
 def _frame(spark: SparkSession, address: str, pipeline: Pipeline, topic: str, ends: Ends | None) -> DataFrame:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 LOOK_S = 0.2  # between two looks at streams
+PATIENCE_S = 30.0  # what a batch of a stream is given to end, when it is stopped
 
 Told = Callable[[Status], object]
 """Called now and then with how a pipeline is."""
@@ -170,7 +171,7 @@ class _Run:
                 yield query
                 self.look(query)
             finally:
-                query.stop()
+                _end(query)
                 self.look(query)
             error = query.exception()
             if error is not None and not self._stop.is_set():
@@ -214,6 +215,8 @@ class _Run:
         self._tell(now=False)
 
     def _tasks(self, done: int, total: int) -> None:
+        if self._stop.is_set():
+            self._spark.sparkContext.cancelAllJobs()
         self.status.tasks = done, total
         self._tell(now=False)
 
@@ -255,6 +258,14 @@ class _Run:
         self._began_s = time.monotonic()
         self.status.state, self.status.began, self.status.pid = "running", runs.moment(), os.getpid()
         self._tell(now=True)
+
+
+def _end(query: StreamingQuery) -> None:
+    """Stop a stream between two batches, if that can be had soon: one that is cut off is done again by the next run."""
+    until_s = time.monotonic() + PATIENCE_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until_s:
+        time.sleep(LOOK_S / 4)
+    query.stop()
 
 
 def _named(pipeline: str, error: Exception) -> HeadwaterError:

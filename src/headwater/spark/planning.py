@@ -6,8 +6,7 @@ and whoever notes how far a stream has come can rely on it. Needs no Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +20,8 @@ from headwater.views.local import Local
 if TYPE_CHECKING:
     from headwater.api import Log
 
-TASK_BYTES_MIN = 4 * 1024 * 1024  # smaller splits are read by one task together: starting one costs more than they do
+
+_FIRST = datetime(1582, 10, 15, tzinfo=UTC)  # what ticks are counted from: no event is older
 
 
 class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
-    offsets: tuple[int, int] = (0, OFFSETS_MAX)
+    offsets: tuple[int | None, int | None] = (None, None)
     times: tuple[datetime | None, datetime | None] = (None, None)
 
 
@@ -49,11 +49,11 @@ def look(hw: Log, topic: str) -> TopicInfo:
     return info
 
 
-def plan(hw: Log, options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> list[list[Piece]]:
-    """What each task of a batch read has to read; empty if there is nothing."""
+def plan(hw: Log, options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> list[Piece]:
+    """The splits of a batch read, topic after topic; empty if there is nothing."""
     topics = options.chosen(hw.topics() if options.has_pattern else ())
     wanted = [topic for topic in topics if narrowing.topics is None or topic in narrowing.topics]
-    return tasks(piece for topic in wanted for piece in _of_topic(hw, topic, options, narrowing))
+    return [piece for topic in wanted for piece in _of_topic(hw, topic, options, narrowing)]
 
 
 def _of_topic(hw: Log, topic: str, options: ReadOptions, narrowing: Narrowing) -> list[Piece]:
@@ -62,7 +62,7 @@ def _of_topic(hw: Log, topic: str, options: ReadOptions, narrowing: Narrowing) -
         bounds = begin(hw, info, options), resolved(hw, info, options.end, "end")
         starts, ends = _narrowed(hw, info, *bounds, narrowing)
         try:
-            return pieces(hw, info, starts, ends, options.split_bytes)
+            return pieces(hw, topic, info.uuid, starts, ends, options.split_bytes)
         except NotFound as error:
             if error.code != "offset_gone":
                 raise  # else retention came in between: look again
@@ -73,12 +73,14 @@ def _narrowed(
 ) -> tuple[list[int], list[int]]:
     lo, hi = narrowing.offsets
     after, before = narrowing.times
-    starts = [max(start, lo) for start in starts]
-    ends = [min(end, hi) for end in ends]
-    if after is not None:
+    if lo is not None:
+        starts = [max(start, lo) for start in starts]
+    if hi is not None:
+        ends = [max(0, min(end, hi)) for end in ends]
+    if after is not None and after > _FIRST:
         starts = list(map(max, starts, since(hw, info, after)))
     if before is not None:
-        ends = list(map(min, ends, since(hw, info, before)))
+        ends = list(map(min, ends, since(hw, info, max(before, _FIRST))))
     if narrowing.partitions is not None:
         ends = [end if number in narrowing.partitions else 0 for number, end in enumerate(ends)]
     return starts, ends
@@ -134,23 +136,10 @@ def since(hw: Log, info: TopicInfo, time: datetime) -> list[int]:
     return [first[each.partition] for each in info.partitions]
 
 
-def pieces(hw: Log, info: TopicInfo, starts: list[int], ends: list[int], split_bytes: int) -> list[Piece]:
+def pieces(hw: Log, topic: str, uuid: str, starts: list[int], ends: list[int], split_bytes: int) -> list[Piece]:
     """The splits of a topic between these offsets, in order; empty if there is nothing."""
     if not any(start < end for start, end in zip(starts, ends, strict=True)):
         return []
-    known = nodes(info)
-    found = hw.splits(info.name, start=starts, end=ends, split_bytes=split_bytes)
+    known = nodes(uuid, len(starts))
+    found = hw.splits(topic, start=starts, end=ends, split_bytes=split_bytes)
     return [Piece(split, known[split.partition]) for split in found]
-
-
-def tasks(pieces: Iterable[Piece]) -> list[list[Piece]]:
-    """What each task reads: a split, or several small ones that follow each other."""
-    gathered: list[list[Piece]] = []
-    size = 0
-    for piece in pieces:
-        if not gathered or size + piece.split.bytes > TASK_BYTES_MIN:
-            gathered.append([])
-            size = 0
-        gathered[-1].append(piece)
-        size += piece.split.bytes
-    return gathered

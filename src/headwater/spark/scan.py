@@ -15,7 +15,7 @@ import msgspec
 from headwater.errors import Conflict, NotFound
 from headwater.format import events
 from headwater.format.names import log_uuid, node_of
-from headwater.info import Split, TopicInfo
+from headwater.info import Split
 from headwater.limits import SPLIT_BYTES
 from headwater.spark.session import ROWS_MAX
 
@@ -62,10 +62,9 @@ class Piece(msgspec.Struct, frozen=True):
     node: int
 
 
-def nodes(info: TopicInfo) -> list[int]:
+def nodes(uuid: str, partitions: int) -> list[int]:
     """The node of each partition of a topic."""
-    uuid = UUID(info.uuid)
-    return [node_of(log_uuid(uuid, each.partition)) for each in info.partitions]
+    return [node_of(log_uuid(UUID(uuid), number)) for number in range(partitions)]
 
 
 def pieces(
@@ -105,7 +104,7 @@ def _checked(hw: Log, piece: Piece, wanted: Wanted, fail_on_data_loss: bool) -> 
             if fail_on_data_loss or error.code != "offset_gone" or oldest <= split.start:
                 raise
             split = msgspec.structs.replace(split, start=oldest)
-    if not seen and nodes(hw.describe(split.topic))[split.partition : split.partition + 1] != [piece.node]:
+    if not seen and nodes(hw.describe(split.topic).uuid, split.partition + 1)[-1] != piece.node:
         raise remade(split.topic)  # no event has told of which topic it is
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 65_536  # in one Arrow batch: larger ones are not faster, and take more memory
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_STACK = "-Xss8m"  # how Spark looks through the message of a stream that is stopped takes a deep one
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 # What may be set in a session that is there already.
@@ -45,9 +47,11 @@ def session(
     without Java.
     """
     try:
+        from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise Unsupported("Spark needs PySpark", hint="pip install 'headwater[spark]'") from error
+    PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)  # which tells what is raised
     chosen = dict(_SETTINGS)
     if checkpoints is not None:
         chosen["spark.sql.streaming.checkpointLocation"] = os.fspath(checkpoints)
@@ -82,7 +86,7 @@ def _local(quick: bool) -> dict[str, str]:
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"{quiet} {_QUICK}" if quick else quiet,
+        "spark.driver.extraJavaOptions": f"{quiet} {_STACK} {_QUICK}" if quick else f"{quiet} {_STACK}",
         "spark.sql.shuffle.partitions": str(len(os.sched_getaffinity(0))),
         "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
     }

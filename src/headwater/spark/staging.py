@@ -216,7 +216,7 @@ class Staging:
 class _Hasty(Disk):
     """Files that need not outlive a crash, because whoever could use them does not: nothing is synced."""
 
-    def fdatasync(self, _fd: Any) -> None:  # type: ignore[override]  # that of Disk is a function of the system
+    def fdatasync(self, _fd: Any) -> None:
         """Nothing."""
 
     def sync_directory(self, path: Path) -> None:

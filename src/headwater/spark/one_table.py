@@ -23,7 +23,7 @@ from headwater.format.parquet import Manifest, Part
 from headwater.format.settings import Topic
 from headwater.spark import history
 from headwater.spark.places import absolute, open_place
-from headwater.spark.source import SCHEMA
+from headwater.spark.shaping import SCHEMA
 from headwater.storage.disk import Disk
 from headwater.storage.parquet import reading
 from headwater.storage.parquet.archive import open_parquet, url_of
@@ -47,6 +47,7 @@ def table(spark: SparkSession, address: str, topic: str, archive: str | None = N
     """
     address = absolute(address)
     with open_place(address) as hw:
+        hw.describe(topic)  # raises if it is not there
         known = hw.parquet_url if isinstance(hw, (Engine, Bucket)) else None
         url = url_of(archive) if archive is not None else known
         manifests = [] if url is None else _manifests(hw, url, topic, needed=archive is not None)

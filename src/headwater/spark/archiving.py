@@ -81,7 +81,7 @@ def archive(
         store.begin(hw.uuid)
         if isinstance(hw, (Engine, Bucket)):  # a server has no place for it
             hw.remember_parquet(url)
-        run = _Run(spark, hw, store, address, file_bytes, progress)
+        run = _Run(spark, hw, store, (address, url), file_bytes, progress)
         names = hw.topics() if topics is None else [topics] if isinstance(topics, str) else topics
         for name in names:
             run.plan(name, seal=seal)
@@ -97,14 +97,15 @@ class _Run:
         spark: SparkSession,
         hw: Log,
         store: ParquetStore,
-        address: str,
+        places: tuple[str, str],
         file_bytes: int,
         progress: Progress | None,
     ) -> None:
+        """`places` are the addresses of the log and of the archive, for those who work elsewhere."""
         self._spark = spark
         self._hw = hw
         self._store = store
-        self._address = address
+        self._places = places
         self._file_bytes = file_bytes
         self._progress = progress
         self._topics: dict[str, tuple[Topic, list[int]]] = {}  # by name, and where each partition is archived to
@@ -158,8 +159,8 @@ class _Run:
                 if manifest.end >= end:
                     continue
                 splits = self._hw.splits(name, partition=partition, start=start, end=end, split_bytes=bytes_max)
-                places = [(split.start, split.end, split.bytes) for split in splits]
-                logs.append([Work(self._address, self._store.store.url, topic, partition, *at) for at in places])
+                bounds = [(split.start, split.end, split.bytes) for split in splits]
+                logs.append([Work(*self._places, topic, partition, *each) for each in bounds])
         longest = max(map(len, logs), default=0)
         return [works[turn] for turn in range(longest) for works in logs if turn < len(works)]
 

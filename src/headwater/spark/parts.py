@@ -1,0 +1,50 @@
+"""What one task reads, of a batch or of a stream, as Spark hands it from the plan to wherever the task runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+
+from headwater.spark import scan
+from headwater.spark.places import open_place
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headwater.spark.options import ReadOptions
+    from headwater.spark.scan import Piece, Wanted
+    from headwater.spark.shaping import Shape
+
+TASK_BYTES_MIN = 4 * 1024 * 1024  # smaller splits are read by one task together: starting one costs more than they do
+
+
+class Part(InputPartition):
+    """The splits that one task reads."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(None)
+        self.pieces = pieces
+
+
+def parts(pieces: Iterable[Piece]) -> list[InputPartition]:
+    """A part for each split, or for several small ones that follow each other."""
+    gathered: list[list[Piece]] = []
+    size = 0
+    for piece in pieces:
+        if not gathered or size + piece.split.bytes > TASK_BYTES_MIN:
+            gathered.append([])
+            size = 0
+        gathered[-1].append(piece)
+        size += piece.split.bytes
+    return [Part(each) for each in gathered]
+
+
+def read(read: ReadOptions, wanted: Wanted, shape: Shape, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    """The wanted rows of a part; none if there is nothing to read at all, for which Spark makes a part of its own."""
+    if not isinstance(partition, Part):
+        return
+    with open_place(read.address) as hw:
+        for gathered in scan.pieces(hw, partition.pieces, wanted, fail_on_data_loss=read.fail_on_data_loss):
+            yield from shape.batches(gathered)

@@ -1,0 +1,104 @@
+"""Archives of Parquet files, made by what Spark's tasks do, one after the other in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import headwater
+from headwater.format.parquet import Manifest, file_key
+from headwater.format.settings import Topic
+from headwater.info import Archived
+from headwater.spark import archiving
+from headwater.storage.parquet.archive import ParquetStore, open_parquet
+
+COLUMNS = ("topic", "partition", "offset", "time", "id", "type", "key", "data", "meta", "content", "ticks")
+
+Run = Callable[[Any, Iterable[Any]], Iterable[Any]]
+
+
+def run_here(_spark: Any, works: Iterable[Any]) -> Iterable[Any]:
+    return map(archiving.write, works)
+
+
+def archive(data: Path | str, target: Path | str, *, run: Run = run_here, **options: Any) -> list[Archived]:
+    """As on Spark, without it. Files are of about 1 kB of the log unless it is said otherwise."""
+    address = target if isinstance(target, str) else f"parquet:{target}"
+    no_spark: Any = None
+    with patch.object(archiving, "_run_all", run):
+        found: list[Archived] = archiving.archive(no_spark, str(data), address, **({"file_bytes": 400} | options))
+    return found
+
+
+def opened(target: Path) -> ParquetStore:
+    return open_parquet(f"parquet:{target}")
+
+
+def manifests(target: Path, topic: str = "t") -> list[Manifest]:
+    store = opened(target)
+    found = store.topic(topic)
+    return [store.manifest(found, partition) for partition in range(found.partitions)]
+
+
+def described(hw: headwater.Engine, topic: str = "t") -> Topic:
+    found = hw._catalogue.find(topic)
+    assert isinstance(found, Topic)
+    return found
+
+
+def files(target: Path, topic: str = "t") -> list[Path]:
+    """The files that manifests name, in order."""
+    return [target / file_key(topic, part.file) for each in manifests(target, topic) for part in each.parts]
+
+
+def archived(target: Path, topic: str = "t") -> pa.Table:
+    """All that manifests name, as one table."""
+    return pa.concat_tables([pq.read_table(file) for file in files(target, topic)])
+
+
+def logged(hw: headwater.Engine, topic: str = "t") -> pa.Table:
+    """The same columns of the log itself, event by event, partition after partition."""
+    events = sorted(hw.read(topic), key=lambda event: (event.partition, event.offset))
+    rows = [
+        (
+            event.topic,
+            event.partition,
+            event.offset,
+            event.time,
+            str(event.id),
+            event.type,
+            event.key,
+            b"".join(event.chunks()),
+            None if event.raw_meta is None else event.raw_meta.decode(),
+            event.content,
+            event.ticks,
+        )
+        for event in events
+    ]
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in COLUMNS]
+    types: dict[str, Any] = {
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "time": pa.timestamp("us", "UTC"),
+        "ticks": pa.int64(),
+    }
+    types |= {"key": pa.binary(), "data": pa.binary()}
+    arrays = [pa.array(column, types.get(name, pa.string())) for name, column in zip(COLUMNS, columns, strict=True)]
+    return pa.Table.from_arrays(arrays, names=list(COLUMNS))
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a record of an archive, with a checksum that is right."""
+    from crc32c import crc32c
+
+    record = json.loads(path.read_bytes())
+    del record["crc"]
+    change(record)
+    plain = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    path.write_text(json.dumps(record | {"crc": f"{crc32c(plain):08x}"}))

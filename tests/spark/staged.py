@@ -1,0 +1,112 @@
+"""What tests of publishing share: rows as a task hands them over, staged without Spark, and what a topic holds then."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+import headwater
+from headwater.spark import sink
+from headwater.spark.layout import Layout
+from headwater.spark.publishing import Sent
+from headwater.spark.sink import Settings
+from headwater.spark.staging import FOLDER, Staging, Write
+from headwater.storage.bucket.directory import DirectoryStore
+from headwater.storage.bucket.store import Store
+from headwater.storage.disk import Clock, Disk
+from tests.wrapped import WrappedStore
+
+if TYPE_CHECKING:
+    from headwater.api import Log
+
+T = TypeVar("T")
+CHANGES = ("create", "swap", "put", "put_pieces", "delete")
+
+
+class Dies(Exception):
+    """The process is gone."""
+
+
+class Steps:
+    """Counts what changes something, and dies before or after one of them."""
+
+    def __init__(self, dies_at: int = -1) -> None:
+        self.dies_at = dies_at
+        self.taken = 0
+
+    def step(self) -> None:
+        if self.taken == self.dies_at:
+            raise Dies  # and whatever else this process would do does not happen either
+        self.taken += 1
+
+    def around(self, ask: Callable[[], T]) -> T:
+        self.step()
+        answer = ask()
+        self.step()
+        return answer
+
+
+class DyingStore(WrappedStore):
+    """A store at whose changes a process may die."""
+
+    def __init__(self, store: Store, steps: Steps) -> None:
+        super().__init__(store)
+        self._steps = steps
+
+    def call(self, method: str, key: str, ask: Callable[[], T]) -> T:  # noqa: ARG002
+        return self._steps.around(ask) if method in CHANGES else ask()
+
+
+def dying_log(hw: Log, steps: Steps) -> None:
+    """Make appends and syncs of an opened log steps, too."""
+    for name in ("append_columns", "sync"):
+        verb = getattr(hw, name)
+        setattr(hw, name, lambda *args, verb=verb, **options: steps.around(lambda: verb(*args, **options)))
+
+
+def staging_at(path: Path, steps: Steps | None = None, clock: Clock | None = None) -> Staging:
+    clock = clock or Clock()
+    store: Store = DirectoryStore(path / FOLDER, Disk(), clock)
+    return Staging(DyingStore(store, steps) if steps is not None else store, "", clock)
+
+
+def rows(numbers: Iterable[int]) -> pa.RecordBatch:
+    """Events of which three quarters have the same key."""
+    numbers = list(numbers)
+    keys = [f"k{max(0, number % 8 - 5)}" for number in numbers]
+    return pa.record_batch({"data": [str(number) for number in numbers], "key": keys})
+
+
+def settings(address: str | Path, schema: pa.Schema, **options: Any) -> Settings:
+    options = {"topic": "orders", "partitions": None, "staging": None} | options
+    return Settings(address=str(address), layout=Layout.of(schema, options.pop("content", None)), **options)
+
+
+def stage(address: str | Path, write: Write, *batches: pa.RecordBatch, **options: Any) -> list[Sent]:
+    """As tasks do, one for each batch."""
+    chosen = settings(address, batches[0].schema, **options)
+    return [each for turn, batch in enumerate(batches) for each in sink.stage(chosen, write, iter([batch]), turn).sent]
+
+
+@contextlib.contextmanager
+def opened(address: str | Path) -> Iterator[Log]:
+    with headwater.open(str(address)) as hw:
+        yield hw
+
+
+def numbers_of(hw: Log, topic: str = "orders") -> list[int]:
+    return [int(event.data or b"") for event in hw.read(topic)]
+
+
+def files(path: Path) -> list[str]:
+    """The staged files that are left."""
+    folder = path / FOLDER / "files"
+    return sorted(each.name for each in folder.iterdir()) if folder.exists() else []
+
+
+def manifests(path: Path) -> list[str]:
+    return sorted(each.name for each in (path / FOLDER / "manifests").iterdir())
