@@ -50,7 +50,8 @@ class Later(Clock):
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that few events are many requests of a producer, more than a log keeps the answers of."""
+    """So that few events are many requests of a producer, more than a log keeps the answers of, one after the other."""
+    monkeypatch.setattr(publishing, "PARTITIONS_AT_ONCE", 1)
     monkeypatch.setattr(spreading, "CHUNK_EVENTS", 2)
 
 

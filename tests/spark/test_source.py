@@ -174,6 +174,18 @@ def test_a_column_cannot_be_what_it_is_not(spark: SparkSession, data: str) -> No
         spark.read.format("headwater").option("topic", "orders").schema("key binary not null").load(data).collect()
 
 
+def test_fields_of_the_data_are_columns(spark: SparkSession, data: str) -> None:
+    found = load(spark, data, "offset bigint, n int, i int, type string", topic="orders.new").collect()
+    assert [tuple(row) for row in found] == [(0, 100, None, "placed")]
+
+
+def test_poison_has_no_fields(spark: SparkSession, data: str) -> None:
+    found = load(spark, data, "n int, type string").where("type = 'raw'").distinct().collect()
+    assert [tuple(row) for row in found] == [(None, "raw")]
+    with pytest.raises(PySparkException, match=r"topic 'orders', partition \d, offset"):
+        load(spark, data, "n int", mode="failfast").collect()
+
+
 def test_what_is_visible_is_read_though_nobody_has_synced_it(spark: SparkSession, tmp_path: Path) -> None:
     with headwater.open(tmp_path, durability="os") as hw:
         hw.append_many("orders", [b"1", b"2"])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headwater.spark.options import ReadOptions
-    from headwater.spark.scan import Piece
+    from headwater.spark.scan import Piece, Wanted
     from headwater.spark.shaping import Shape
 
 TASK_BYTES_MIN = 4 * 1024 * 1024  # smaller splits are read by one task together: starting one costs more than they do
@@ -41,10 +41,10 @@ def parts(pieces: Iterable[Piece]) -> list[InputPartition]:
     return [Part(each) for each in gathered]
 
 
-def read(read: ReadOptions, shape: Shape, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    """The rows of one part; none if there is nothing to read at all, for which Spark makes a part of its own."""
+def read(read: ReadOptions, wanted: Wanted, shape: Shape, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    """The wanted rows of a part; none if there is nothing to read at all, for which Spark makes a part of its own."""
     if not isinstance(partition, Part):
         return
     with open_place(read.address) as hw:
-        for gathered in scan.pieces(hw, partition.pieces, read.wanted, fail_on_data_loss=read.fail_on_data_loss):
+        for gathered in scan.pieces(hw, partition.pieces, wanted, fail_on_data_loss=read.fail_on_data_loss):
             yield from shape.batches(gathered)

@@ -6,7 +6,7 @@ and whoever notes how far a stream has come can rely on it. Needs no Spark.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from headwater.api import Log
 
 
+_FIRST = datetime(1582, 10, 15, tzinfo=UTC)  # what ticks are counted from: no event is older
+
+
 class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
     """What filters leave of a read, told by topic, partition and ranges; half-open. Everything by default."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
-    offsets: tuple[int, int] = (0, OFFSETS_MAX)
+    offsets: tuple[int | None, int | None] = (None, None)
     times: tuple[datetime | None, datetime | None] = (None, None)
 
 
@@ -70,12 +73,14 @@ def _narrowed(
 ) -> tuple[list[int], list[int]]:
     lo, hi = narrowing.offsets
     after, before = narrowing.times
-    starts = [max(start, lo) for start in starts]
-    ends = [min(end, hi) for end in ends]
-    if after is not None:
+    if lo is not None:
+        starts = [max(start, lo) for start in starts]
+    if hi is not None:
+        ends = [max(0, min(end, hi)) for end in ends]
+    if after is not None and after > _FIRST:
         starts = list(map(max, starts, since(hw, info, after)))
     if before is not None:
-        ends = list(map(min, ends, since(hw, info, before)))
+        ends = list(map(min, ends, since(hw, info, max(before, _FIRST))))
     if narrowing.partitions is not None:
         ends = [end if number in narrowing.partitions else 0 for number, end in enumerate(ends)]
     return starts, ends

@@ -13,12 +13,13 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headwater.errors import Corrupt, Invalid, Unsupported
+from headwater.errors import Corrupt, Invalid
 from headwater.format import arrow, events
+from headwater.spark import fields
 
 if TYPE_CHECKING:
     from headwater.format.events import EventBatch
-    from headwater.spark.options import Mode
+    from headwater.spark.fields import Fields, Mode
 
 SCHEMA = (
     "topic string, partition int, offset bigint, time timestamp, id string, type string, key binary, data binary,"
@@ -45,8 +46,12 @@ class Shape:
 
     def batches(self, gathered: list[EventBatch]) -> Iterator[pa.RecordBatch]:
         """The events of some batches of the log, which are not many."""
-        table = events.table(gathered, self.names)
-        found = {name: self._own(name, table.column(name)) for name in self.names}
+        found: dict[str, Any] = {}
+        if self._fields is not None:
+            found |= zip(self._fields.names, self._fields.of(gathered), strict=True)
+        if self.names:
+            table = events.table(gathered, self.names)
+            found |= {name: self._own(name, table.column(name)) for name in self.names}
         columns = [found[field.name] for field in self._arrow]
         table = pa.Table.from_arrays(columns, schema=self._arrow).combine_chunks()
         yield from table.to_batches()
@@ -69,9 +74,12 @@ class Shape:
     def _arrow(self) -> pa.Schema:
         return to_arrow_schema(self._schema, timezone="UTC")
 
+    @cached_property
+    def _fields(self) -> Fields | None:
+        return fields.reader(self._others, self._mode) if self._others.fields else None
+
     def _check_fields(self) -> None:
-        if self._others.fields:
-            raise Unsupported(f"there is no column {self._others.fields[0].name!r}")
+        _ = self._fields
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_arrow", "_fields")}

@@ -6,12 +6,14 @@ beside the driver; a reader is then pickled and reads one part of the plan in ea
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
 from headwater.spark import options, parts, planning, sink
+from headwater.spark.filters import Filters
 from headwater.spark.options import ReadOptions
 from headwater.spark.places import open_place
 from headwater.spark.shaping import SCHEMA, Shape
@@ -20,6 +22,8 @@ from headwater.spark.stream import StreamReader
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class HeadwaterSource(DataSource):
@@ -33,7 +37,8 @@ class HeadwaterSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> Reader:
-        return Reader(options.parse(self.options), schema)
+        kind = FilteringReader if _pushes_filters() else Reader
+        return kind(options.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
         return StreamReader(options.parse(self.options, options.STREAM), schema)
@@ -51,10 +56,28 @@ class Reader(DataSourceReader):
     def __init__(self, read: ReadOptions, schema: StructType) -> None:
         self._read = read
         self._shape = Shape(schema, read.mode)
+        self._filters = Filters(schema, read.wanted)
 
     def partitions(self) -> list[InputPartition]:
         with open_place(self._read.address) as hw:
-            return parts.parts(planning.plan(hw, self._read))
+            return parts.parts(planning.plan(hw, self._read, self._filters.narrowing))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        return parts.read(self._read, self._shape, partition)
+        return parts.read(self._read, self._filters.wanted, self._shape, partition)
+
+
+class FilteringReader(Reader):
+    """Reads what filters leave of that."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  # Spark's name
+        """Take over what can be; returns the rest."""
+        return self._filters.take(filters)
+
+
+def _pushes_filters() -> bool:
+    """Whether this is the process that Spark pushes filters down in, for which it must be set to do so.
+
+    Everywhere else, a reader that could take filters is refused, as a reminder of that setting: even if there are none.
+    """
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)

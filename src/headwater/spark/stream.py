@@ -112,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one part."""
-        return parts.read(self._read, self._shape, partition)
+        return parts.read(self._read, self._read.wanted, self._shape, partition)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_hw": None}
