@@ -13,11 +13,15 @@ from tests.server.people import add
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+TIMEOUT_S = 240  # the first to run waits for Spark to start; one that is ended in a call leaves others no session
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")
