@@ -34,16 +34,22 @@ def python_blocks(text: str) -> list[Block]:
     return blocks
 
 
-def blocks_of_pages() -> list[object]:
+def blocks_of_pages(*, spark: bool) -> list[object]:
     return [
         pytest.param(block, id=f"{page.relative_to(ROOT)}:{block.line}")
         for page in PAGES
         for block in python_blocks(page.read_text(encoding="utf-8"))
-        if block.options != "no-run"
+        if block.options != "no-run" and ("headwater.spark" in block.code) == spark
     ]
 
 
-@pytest.mark.parametrize("block", blocks_of_pages())
+@pytest.mark.parametrize("block", blocks_of_pages(spark=True))
+@pytest.mark.usefixtures("spark")
+def test_block_runs_in_the_session_of_all_tests(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_block_runs(block, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("block", blocks_of_pages(spark=False))
 def test_block_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not block.options, f"the only option of a python block is no-run, not {block.options!r}"
     # The script lies beside the working directory, which stays empty, and has the page's line numbers.
