@@ -1,4 +1,4 @@
-"""Profiles of hypothesis: `default` for every run, `torture` for `make torture`. And what tests share: servers, Spark."""
+"""Profiles of hypothesis: `default`, and `torture` for `make torture`. And what tests share: servers, a session of Spark."""
 
 from hypothesis import settings
 
