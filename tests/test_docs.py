@@ -34,17 +34,28 @@ def python_blocks(text: str) -> list[Block]:
     return blocks
 
 
-def blocks_of_pages() -> list[object]:
+def blocks_of_pages(*, on_spark: bool) -> list[object]:
     return [
         pytest.param(block, id=f"{page.relative_to(ROOT)}:{block.line}")
         for page in PAGES
         for block in python_blocks(page.read_text(encoding="utf-8"))
-        if block.options != "no-run"
+        if block.options != "no-run" and ("spark" in block.code) == on_spark
     ]
 
 
-@pytest.mark.parametrize("block", blocks_of_pages())
+@pytest.mark.parametrize("block", blocks_of_pages(on_spark=False))
 def test_block_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(block, tmp_path, monkeypatch)
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("block", blocks_of_pages(on_spark=True))
+def test_block_runs_on_spark(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the session that the tests share: `headwater.spark.session()` gives the one that is there."""
+    run(block, tmp_path, monkeypatch)
+
+
+def run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not block.options, f"the only option of a python block is no-run, not {block.options!r}"
     # The script lies beside the working directory, which stays empty, and has the page's line numbers.
     script = tmp_path / "block.py"

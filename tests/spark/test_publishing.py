@@ -175,6 +175,23 @@ def test_two_drivers_publish_the_same_batch_at_once(data: Path) -> None:
         assert sorted(numbers_of(hw)) == list(numbers)
 
 
+def test_of_two_attempts_of_a_task_one_is_published(data: Path) -> None:
+    """A speculative one stages the same rows; Spark names the first that is done, and kills the other, or does not."""
+    write = Write.once()
+    wins, loses = stage(data, write, rows(range(32))), stage(data, write, rows(range(32)))
+    assert {each.chunk.file for each in wins}.isdisjoint(each.chunk.file for each in loses)
+    with opened(data) as hw:
+        publish(hw, staging_at(data), write, wins)
+        assert sorted(numbers_of(hw)) == list(range(32))
+        assert not files(data)
+        late = stage(data, write, rows(range(32)))  # it was not killed in time
+        aged(data, ORPHAN_S / 86_400 + 1)
+        publish(hw, staging_at(data), Write.once(), [])
+        assert sorted(numbers_of(hw)) == list(range(32))
+    assert late
+    assert not files(data)
+
+
 def test_queries_and_transactions_do_not_meet(data: Path) -> None:
     for write in (Write.of_query("a", 0), Write.of_query("b", 0), Write.of_transaction("a"), Write.once()):
         run(str(data), data, write, range(10), Steps())

@@ -11,7 +11,7 @@ import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headwater.errors import HeadwaterError, NotFound
 from headwater.event import Event
@@ -53,7 +53,7 @@ def fold_shard(
     collecting = gc.isenabled()
     gc.disable()  # it would look through all documents again and again, and find nothing
     try:
-        with database.translated(file):
+        with database.translated(file), database.writing(connection):
             draft = Draft(connection, cache_bytes=CACHE_BYTES, followed=False)
             draft.begin()
             passed = 0
@@ -140,17 +140,13 @@ class Folding:
 
     def _fold_by_key(self, chunk: Chunk) -> None:
         self._tally.skipped += chunk.skipped
-        for piece in chunk.runs():
-            runs: dict[str, list[Event]] = {}
-            for key, events in piece:
-                try:
-                    id = document_id(key)
-                except HeadwaterError as error:
-                    self._fail_all(events, error)
-                else:
-                    assert id is not None
-                    runs[id] = events
-            self._fold_runs(runs)
+        ids = [_id_of(key) for key in chunk.keys]
+        for first, runs in chunk.runs():
+            some = dict(zip(ids[first : first + len(runs)], runs, strict=True))
+            wrong = [id for id in some if isinstance(id, HeadwaterError)]
+            for error in wrong:
+                self._fail_all(some.pop(error), error)
+            self._fold_runs(cast("dict[str, list[Event]]", some))
 
     def _fold_by_function(self, events: Sequence[Event]) -> None:
         """Of events whose documents only the projection itself can tell, those whose documents are in this shard."""
@@ -189,8 +185,7 @@ class Folding:
         documents: dict[str, bytes | None] = {}
         versions: dict[str, int] = {}
         folded = 0
-        for id, before in zip(ids, draft.stored(ids), strict=True):
-            events = runs[id]
+        for (id, events), before in zip(runs.items(), draft.stored(ids), strict=True):
             try:
                 documents[id] = _fold_run(fold, before, events)
             except KeyboardInterrupt:
@@ -241,6 +236,14 @@ class Folding:
         if len(failed) >= self._wanted:
             failed[self._before :] = sorted(failed[self._before :], key=_offset)[: self._wanted - self._before]
             self._limit = failed[-1].offset
+
+
+def _id_of(key: bytes) -> str | HeadwaterError:
+    """The document of a key, or why it has none."""
+    try:
+        return document_id(key) or ""
+    except HeadwaterError as error:
+        return error
 
 
 def _offset(error: ViewError) -> int:

@@ -7,12 +7,13 @@ text of it, it is loaded anew, so that a job never runs with code that it was no
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -72,14 +73,16 @@ def _digest(file: Path) -> str:
 
 def _ensure(wanted: Module) -> None:
     """Have the module that was meant under its name."""
-    there: ModuleType | None = sys.modules.get(wanted.name)
-    if there is not None:
-        same = getattr(there, "__file__", None) == wanted.file
-        if same and _loaded.setdefault(wanted.name, wanted.digest) == wanted.digest:
-            return
     file = Path(wanted.file)
     if not file.is_file():
         return  # a worker on another machine: it has the module where its own path says, or the import fails
+    there = sys.modules.get(wanted.name)
+    if there is None:
+        with contextlib.suppress(ImportError):
+            there = importlib.import_module(wanted.name)
+            _loaded[wanted.name] = wanted.digest
+    if getattr(there, "__file__", None) == wanted.file and _loaded.get(wanted.name, wanted.digest) == wanted.digest:
+        return
     spec = importlib.util.spec_from_file_location(wanted.name, file)
     assert spec is not None
     assert spec.loader is not None

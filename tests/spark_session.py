@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import SparkSession
 
-import headwater.spark
 from tests.server.people import add
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,6 +31,8 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory, users: Path) -> Iterator[SparkSession]:  # noqa: ARG001  # first
+    import headwater.spark
+
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
     config = {"spark.sql.warehouse.dir": str(warehouse), "spark.sql.shuffle.partitions": "2"}
     session = headwater.spark.session("local[2,3]", quick=True, memory="512m", config=config)
