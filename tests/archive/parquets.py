@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,9 +15,9 @@ import headwater
 from headwater.format.parquet import Manifest, file_key
 from headwater.format.settings import Topic
 from headwater.info import Archived
+from headwater.spark import archiving
 from headwater.storage.parquet.archive import ParquetStore, open_parquet
 
-archiving = importlib.import_module("headwater.spark.archive")  # the function of that name hides it
 COLUMNS = ("topic", "partition", "offset", "time", "id", "type", "key", "data", "meta", "content", "ticks")
 
 Run = Callable[[Any, Iterable[Any]], Iterable[Any]]
@@ -31,8 +30,9 @@ def run_here(_spark: Any, works: Iterable[Any]) -> Iterable[Any]:
 def archive(data: Path | str, target: Path | str, *, run: Run = run_here, **options: Any) -> list[Archived]:
     """As on Spark, without it. Files are of about 1 kB of the log unless it is said otherwise."""
     address = target if isinstance(target, str) else f"parquet:{target}"
+    no_spark: Any = None
     with patch.object(archiving, "_run_all", run):
-        found: list[Archived] = archiving.archive(None, str(data), address, **({"file_bytes": 400} | options))
+        found: list[Archived] = archiving.archive(no_spark, str(data), address, **({"file_bytes": 400} | options))
     return found
 
 
@@ -82,13 +82,18 @@ def logged(hw: headwater.Engine, topic: str = "t") -> pa.Table:
         for event in events
     ]
     columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in COLUMNS]
-    types = {"partition": pa.int32(), "offset": pa.int64(), "time": pa.timestamp("us", "UTC"), "ticks": pa.int64()}
+    types: dict[str, Any] = {
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "time": pa.timestamp("us", "UTC"),
+        "ticks": pa.int64(),
+    }
     types |= {"key": pa.binary(), "data": pa.binary()}
     arrays = [pa.array(column, types.get(name, pa.string())) for name, column in zip(COLUMNS, columns, strict=True)]
-    return pa.Table.from_arrays(arrays, names=COLUMNS)
+    return pa.Table.from_arrays(arrays, names=list(COLUMNS))
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change a record of an archive, with a checksum that is right."""
     from crc32c import crc32c
 

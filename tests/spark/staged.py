@@ -40,8 +40,7 @@ class Steps:
 
     def step(self) -> None:
         if self.taken == self.dies_at:
-            self.dies_at = -1  # only once
-            raise Dies
+            raise Dies  # and whatever else this process would do does not happen either
         self.taken += 1
 
     def around(self, ask: Callable[[], T]) -> T:

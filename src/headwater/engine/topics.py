@@ -13,7 +13,7 @@ from headwater.engine.log import L
 from headwater.errors import NotFound, Unavailable
 from headwater.format import arrow
 from headwater.format.column import I64
-from headwater.format.names import partition_of, partitions_of, turn_of
+from headwater.format.names import partition_of, partitions_of, partitions_of_column, turn_of
 from headwater.format.producers import Producer
 from headwater.format.settings import Topic, TopicSettings
 from headwater.limits import Limits
@@ -81,8 +81,16 @@ class OpenTopic(Generic[L]):
         if len(self.logs) == 1 or partition is not None or "key" not in batch.schema.names:
             yield self.choose(None, partition), batch
             return
-        for log, where in self.spread(arrow.values_of(batch.column("key"))):
-            yield log, batch.take(arrow.pyarrow().array(where))
+        keys = batch.column("key")
+        column = arrow.column_of(keys)
+        if column is None:  # no event has one
+            yield self.choose(None, None), batch
+            return
+        partitions = partitions_of_column(column, len(self.logs))
+        if keys.null_count:
+            partitions[np.asarray(keys.is_null())] = self._turn(None)
+        for number in np.unique(partitions).tolist():
+            yield self.logs[number], batch.take(arrow.pyarrow().array(np.flatnonzero(partitions == number)))
 
     def _turn(self, producer: Producer | None) -> int:
         if producer is None:

@@ -11,7 +11,8 @@ import numpy as np
 from crc32c import crc32c
 
 from headwater.errors import Invalid
-from headwater.format.column import I64
+from headwater.format.column import I64, Column
+from headwater.format.crcs import crc32c_of_each
 
 _SAFE = frozenset((string.ascii_letters + string.digits + "_-.").encode())
 _NODE_MASK = (1 << 62) - 1
@@ -55,6 +56,11 @@ def turn_of(producer: str, seq: int, partitions: int) -> int:
 def partitions_of(keys: Sequence[bytes], partitions: int) -> I64:
     """The partition of each key."""
     return np.fromiter(map(crc32c, keys), np.int64, len(keys)) * partitions >> 32
+
+
+def partitions_of_column(keys: Column, partitions: int) -> I64:
+    """The same for the keys of a column; one for a constant column. A key that is null counts as an empty one."""
+    return crc32c_of_each(keys) * partitions >> 32
 
 
 def file_of(offset: int, suffix: str) -> str:

@@ -47,6 +47,7 @@ def table(spark: SparkSession, address: str, topic: str, archive: str | None = N
     """
     address = absolute(address)
     with open_place(address) as hw:
+        hw.describe(topic)  # raises if it is not there
         known = hw.parquet_url if isinstance(hw, (Engine, Bucket)) else None
         url = url_of(archive) if archive is not None else known
         manifests = [] if url is None else _manifests(hw, url, topic, needed=archive is not None)

@@ -24,7 +24,7 @@ from headwater.spark.frames import bounds, frames, passed
 from headwater.spark.places import absolute, open_place
 from headwater.spark.progress import watching
 from headwater.spark.runs import Notebook, Plan, Status
-from headwater.spark.targets import target_of
+from headwater.spark.targets import Batches, target_of
 from headwater.views.app import App
 from headwater.views.pipeline import Pipeline
 
@@ -114,6 +114,7 @@ class _Run:
         shelf = app.binders.get(pipeline.target.place)
         indexes = shelf.indexes if shelf is not None and pipeline.target.kind == "binder" else []
         self._target = target_of(address, pipeline, indexes, self._notebook.path)
+        self._batches = Batches()
         self._began_s = 0.0
         self._seen = -1  # the last batch of a stream whose progress is noted
         self.status = Status(pipeline.name, pipeline.mode, list(pipeline.topics), str(pipeline.target))
@@ -175,15 +176,12 @@ class _Run:
                 self.look(query)
             error = query.exception()
             if error is not None and not self._stop.is_set():
-                raise error
+                raise self._batches.raised or error
 
     def _start(self, plan: Plan, follow: bool) -> StreamingQuery:
         result = self._computed(frames(self._spark, self._address, self.pipeline, None))
 
-        def put(rows: int) -> None:
-            self.status.rows += rows
-
-        writer = self._target.stream(result, plan.run, put).queryName(self.pipeline.name)
+        writer = self._target.stream(result, plan.run, self._batches).queryName(self.pipeline.name)
         every = {"processingTime": f"{self.pipeline.every or 0} seconds"} if follow else {"availableNow": True}
         checkpoint = self._notebook.checkpoint(plan).as_uri()
         return writer.trigger(**every).option("checkpointLocation", checkpoint).start()
@@ -207,11 +205,12 @@ class _Run:
                 continue
             self._seen = progress["batchId"]
             status.batches += 1
-            status.rows += max(0, progress["sink"]["numOutputRows"])  # which only a topic counts
+            self._batches.rows += max(0, progress["sink"]["numOutputRows"])  # which only a topic counts
             events, reached = passed(progress)
             status.events += events
             status.reached = {**status.reached, **reached}
             status.rate = events / max(progress["durationMs"].get("triggerExecution", 0) / 1000, 0.001)
+        status.rows = self._batches.rows
         self._tell(now=False)
 
     def _tasks(self, done: int, total: int) -> None:

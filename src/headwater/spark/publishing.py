@@ -17,7 +17,8 @@ not guess.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,7 +26,7 @@ from headwater.client.remote import Remote
 from headwater.engine.bucket import Bucket
 from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.format import batch
-from headwater.format.batch import DATA, KEY, META, TYPE
+from headwater.format.batch import DATA, KEY, META, TYPE, Batch
 from headwater.limits import DEFAULTS
 from headwater.spark.spreading import Target
 from headwater.spark.staging import JOB_S_MAX, Chunk, Destination, Manifest, Staging, Write
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from headwater.info import TopicInfo
 
 SEQ_BITS = 24  # of a batch's chunks in one partition; the batch's number is above them
+PARTITIONS_AT_ONCE = 4  # that are appended to; each holds two chunks in memory
 SWEEP_EVERY = 64  # batches of a query: looking for orphans lists all files
 
 
@@ -67,20 +69,18 @@ def publish(hw: Log, staging: Staging, write: Write, sent: Sequence[Sent], title
     return found.record.events
 
 
-def abandon(staging: Staging, write: Write, files: Iterable[str] = ()) -> None:
-    """A run has failed: drop what it staged, but what a manifest names, which another run will finish.
+def abandon(staging: Staging, write: Write, files: Iterable[str]) -> None:
+    """A run has failed: drop the files that it staged, but what a manifest names, which another run will finish.
 
-    `files` are those of this run; without them, all of the write go.
+    Of a write that nobody can run again, everything goes.
     """
     found = staging.manifest(write)
     if found is not None and not write.repeatable:
         staging.drop_manifest(write)
-        found = None
-    keep = found.record.files() if found is not None else set()
-    if files:
-        staging.drop_files(set(files) - keep)
+    if write.repeatable:  # another run of it may be under way, and has files of its own
+        staging.drop_files(set(files) - (found.record.files() if found is not None else set()))
     else:
-        staging.drop(write, keep=keep)
+        staging.drop(write)
 
 
 def _manifest(hw: Log, staging: Staging, write: Write, sent: Sequence[Sent], title: str) -> Manifest:
@@ -151,43 +151,64 @@ def _finish(hw: Log, staging: Staging, write: Write, found: Found[Manifest], *, 
             told = topics[destination.topic] = _same_topic(hw, destination.topic, destination.topic_uuid)
         if again:
             _check_memory(hw, staging, write, found.record, destination, told)
-    for destination in found.record.destinations:
-        if not _append(hw, staging, write, destination):
-            return  # somebody else has finished it meanwhile
-    for topic in topics:
-        hw.sync(topic)
-    staging.finish(write, found)
+    if _append_all(hw, staging, write, found.record.destinations):
+        for topic in topics:
+            hw.sync(topic)
+        staging.finish(write, found)
 
 
-def _append(hw: Log, staging: Staging, write: Write, destination: Destination) -> bool:
-    """Append the chunks of one partition; False if the files are gone because all of it is there."""
-    for number, chunk in enumerate(destination.chunks):
-        stored = staging.read(chunk)
-        if stored is None:
-            found = staging.manifest(write)
-            if found is None or found.record.finished:
-                return False
-            raise NotFound(f"the staged file {chunk.file} is gone", code="staged_missing")
-        read = batch.decode(stored, 0, len(stored), chunk.file)
-        read.validate()
-        if read.count != chunk.count:
-            raise Corrupt(f"{chunk.file}: a batch has {read.count} events instead of {chunk.count}")
-        columns = {kind: read.column(kind) for kind in (TYPE, KEY, DATA, META)}
-        producer = (_producer(write), 0, write.batch << SEQ_BITS | number) if write.repeatable else None
+def _append_all(hw: Log, staging: Staging, write: Write, destinations: Sequence[Destination]) -> bool:
+    """Append to all partitions, some at once; False if the files are gone because somebody else has finished it."""
+    if not destinations:
+        return True
+    workers = min(PARTITIONS_AT_ONCE, len(destinations))
+    with (
+        ThreadPoolExecutor(workers, "headwater-publish") as pool,
+        ThreadPoolExecutor(workers, "headwater-read") as ahead,
+    ):
+        running = [pool.submit(_append, hw, staging, write, each, ahead) for each in destinations]
         try:
-            hw.append_columns(
-                destination.topic,
-                read.content,
-                columns,
-                read.count,
-                durability="os",
-                partition=destination.partition,
-                producer=producer,
-            )
+            return all(each.result() for each in running)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _append(hw: Log, staging: Staging, write: Write, destination: Destination, ahead: Executor) -> bool:
+    """Append the chunks of one partition, each a request, while the next is read."""
+    chunks = destination.chunks
+    following = ahead.submit(_read, staging, write, chunks[0])
+    for number in range(len(chunks)):
+        read = following.result()
+        if read is None:
+            return False
+        if number + 1 < len(chunks):
+            following = ahead.submit(_read, staging, write, chunks[number + 1])
+        columns = {kind: read.column(kind) for kind in (TYPE, KEY, DATA, META)}
+        where: dict[str, Any] = {"durability": "os", "partition": destination.partition}
+        if write.repeatable:
+            where["producer"] = (_producer(write), 0, write.batch << SEQ_BITS | number)
+        try:
+            hw.append_columns(destination.topic, read.content, columns, read.count, **where)
         except Conflict as error:
             if error.code != "seq_forgotten":  # which says that a later chunk is there, and so this one
                 raise
     return True
+
+
+def _read(staging: Staging, write: Write, chunk: Chunk) -> Batch | None:
+    """A chunk, verified; None if its file is gone because all of it was published."""
+    stored = staging.read(chunk)
+    if stored is None:
+        found = staging.manifest(write)
+        if found is None or found.record.finished:
+            return None
+        raise NotFound(f"the staged file {chunk.file} is gone", code="staged_missing")
+    read = batch.decode(stored, 0, len(stored), chunk.file)
+    read.validate()
+    if read.count != chunk.count:
+        raise Corrupt(f"{chunk.file}: a batch has {read.count} events instead of {chunk.count}")
+    return read
 
 
 def _producer(write: Write) -> str:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from headwater.errors import Invalid, NotFound
 from headwater.format import arrow, batch, given
 from headwater.format.column import I64
-from headwater.format.names import partitions_of
+from headwater.format.names import partitions_of_column
 from headwater.limits import DEFAULTS, Limits
 from headwater.spark.layout import Events, Layout
 
@@ -143,14 +143,21 @@ def _partitions(events: Events, target: Target, turn: int) -> I64 | int:
     keyed = "key" in events.table.schema.names and target.partitions > 1
     where: I64 | int = turn % target.partitions
     if keyed:
-        keys = events.table.column("key").combine_chunks()
-        where = partitions_of([key or b"" for key in arrow.values_of(keys)], target.partitions)
-        if keys.null_count:
-            where[np.asarray(keys.is_null())] = turn % target.partitions
+        where = _of_keys(events.table.column("key").combine_chunks(), target.partitions, turn)
     if events.partition is None or events.partition.null_count == len(events.partition):
         return where
     asked = _asked(pc.fill_null(events.partition, 0), target)
     return np.where(np.asarray(events.partition.is_valid()), asked, where)
+
+
+def _of_keys(keys: Any, partitions: int, turn: int) -> I64 | int:
+    column = arrow.column_of(keys)
+    if column is None:  # no event has one
+        return turn % partitions
+    where = partitions_of_column(column, partitions)
+    if keys.null_count:
+        where[np.asarray(keys.is_null())] = turn % partitions
+    return where
 
 
 def _asked(column: Any, target: Target) -> I64:
@@ -167,9 +174,11 @@ def _asked(column: Any, target: Target) -> I64:
 
 def _runs(numbers: Any) -> Iterator[tuple[int, Any]]:
     """Each number that there is, and at which rows, in their order."""
-    order = np.argsort(numbers, kind="stable")
-    found, starts = np.unique(numbers[order], return_index=True)
-    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+    small = numbers.astype(np.uint16) if len(numbers) and int(numbers.max()) < 1 << 16 else numbers  # sorted by digits
+    order = np.argsort(small, kind="stable")
+    ordered = small[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] + 1))
+    yield from zip(ordered[starts].tolist(), np.split(order, starts[1:]), strict=True)
 
 
 def _taken(events: Events, rows: Any) -> Events:

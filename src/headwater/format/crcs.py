@@ -1,0 +1,70 @@
+"""CRC-32C of many short byte strings at once, by which keys are spread over partitions (docs/FORMAT.md, "Segment").
+
+A checksum is linear: that of a string is the one of as many zeros, changed by what each of its bytes adds, which
+follows from the byte and from how many come behind it. So numpy looks up the last bytes of all strings, then those
+before them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from headwater.format.column import I64, Column
+
+U32 = npt.NDArray[np.uint32]
+
+LENGTH_MAX = 64  # of strings for which this is quicker than one after the other
+
+
+def crc32c_of_each(column: Column) -> I64:
+    """The checksum of each value; of one that is null, that of no bytes. One for a constant column."""
+    if column.offsets is None:
+        return np.array([crc32c(bytes(column.data))], np.int64)
+    if column.codes is not None:
+        distinct = crc32c_of_each(Column(len(column.offsets) - 1, column.data, column.offsets))
+        of_codes: I64 = distinct[column.codes]
+        return of_codes
+    starts = column.offsets[:-1].astype(np.int64)
+    lengths = np.diff(column.offsets)
+    longest = int(lengths.max(initial=0))
+    if longest > LENGTH_MAX:
+        values = [value or b"" for value in column.values(0, column.count)]
+        return np.fromiter(map(crc32c, values), np.int64, len(values))
+    data = np.frombuffer(column.data, np.uint8)
+    found: U32 = _zeros()[lengths]
+    if longest == int(lengths.min(initial=longest)):
+        even = data[: column.count * longest].reshape(column.count, longest)
+        for behind in range(longest):
+            found ^= _added(behind)[even[:, longest - 1 - behind]]
+    else:
+        _add(found, data, starts + lengths - 1, lengths)
+    return found.astype(np.int64)
+
+
+def _add(found: U32, data: npt.NDArray[np.uint8], lasts: I64, lengths: npt.NDArray[np.int32]) -> None:
+    """Add the bytes of strings that are not all of one length, from the last on; short ones drop out on the way."""
+    rows = np.arange(len(found))
+    for behind in range(int(lengths.max(initial=0))):
+        kept = lengths[rows] > behind
+        if not kept.all():
+            rows = rows[kept]
+        found[rows] ^= _added(behind)[data[lasts[rows] - behind]]
+
+
+@cache
+def _zeros() -> U32:
+    """The checksum of so many zeros."""
+    return np.array([crc32c(bytes(length)) for length in range(LENGTH_MAX + 1)], np.uint32)
+
+
+@cache
+def _added(behind: int) -> U32:
+    """What each byte changes with so many bytes behind it."""
+    zeros = bytes(behind)
+    return np.array([crc32c(bytes([byte]) + zeros) for byte in range(256)], np.uint32) ^ np.uint32(
+        crc32c(b"\0" + zeros)
+    )
