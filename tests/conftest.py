@@ -1,4 +1,4 @@
-"""Profiles of hypothesis: `default`, and `torture` for `make torture`. And what tests share: servers, a session of Spark."""
+"""Profiles of hypothesis, `default` and `torture` (for `make torture`), and what tests share: servers, Spark."""
 
 from hypothesis import settings
 
