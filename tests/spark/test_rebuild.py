@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 import headwater.spark
-from headwater.errors import Conflict, Corrupt, Unsupported
+from headwater.cli.app import cli
+from headwater.errors import Conflict, Corrupt, HeadwaterError, Unavailable, Unsupported
 from headwater.event import Event
 from headwater.limits import Limits
 from headwater.spark import sharding
@@ -21,9 +26,11 @@ from headwater.views.app import App
 from headwater.views.files import Files
 from headwater.views.folding import Halt
 from headwater.views.local import Local
+from tests.log.children import Child
 from tests.spark.folded import everything
 from tests.spark.test_folding import fill
 from tests.views import seen
+from tests.waiting import wait_for
 
 SETTLE_S = 60.0
 LIMITS = Limits(segment_bytes=50_000, blob_bytes_min=400)
@@ -198,3 +205,132 @@ def test_events_and_the_live_projection_go_on_meanwhile_and_readers_see_no_gap(s
     ends = sum(each.end for each in hw.describe("t").partitions)
     assert ends > 1000
     assert seen.data(hw, "b") == {key: {"n": ends // 10} for key in keys}
+
+
+def reading(path: Path, ended: Path) -> tuple[int, list[Any]]:
+    """Read all documents until a file is there: how often, and where one had gone back."""
+    reads, wrong = 0, []
+    before: dict[str, int] = {}
+    with Local(path) as hw:
+        while not ended.exists():
+            now = {doc.id: doc.data["n"] for doc in hw.binder("b").find()}
+            wrong += [(id, n, now.get(id)) for id, n in before.items() if now.get(id, 0) < n]
+            before, reads = now, reads + 1
+    return reads, wrong
+
+
+def test_processes_that_read_see_the_old_documents_or_the_new_ones(
+    spark: SparkSession, hw: Local, tmp_path: Path
+) -> None:
+    hw.append_many("t", [b""] * 1000, keys=[str(number % 10) for number in range(1000)])
+    counting().catch_up(hw, SETTLE_S)
+    ended = tmp_path / "ended"
+    children = [Child(lambda _: reading(hw.path, ended)) for _ in range(2)]
+    for _ in range(2):
+        headwater.spark.rebuild(spark, hw, counting(), "b")
+    ended.touch()
+    for child in children:
+        reads, wrong = child.result()
+        assert (reads > 0, wrong) == (True, [])
+
+
+_KILLED = """
+import sys, time
+from pathlib import Path
+import headwater, headwater.spark
+path, begun = map(Path, sys.argv[1:])
+app = headwater.App()
+
+@app.projection("t", "b", name="p", version=2)
+def fold(doc, event):
+    begun.touch()
+    until = time.monotonic() + 30
+    while begun.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    return {"n": 0}
+
+spark = headwater.spark.session("local[1]", quick=True, memory="512m")
+with headwater.open(path) as hw:
+    headwater.spark.rebuild(spark, hw, app, "b")
+"""
+
+
+def test_a_driver_that_is_killed_in_the_midst_has_changed_nothing_and_the_next_begins_anew(
+    spark: SparkSession, hw: Local, tmp_path: Path
+) -> None:
+    hw.append_many("t", [b""] * 1000, keys=[str(number % 10) for number in range(1000)])
+    counting().catch_up(hw, SETTLE_S)
+    before, begun = everything(hw, "b"), tmp_path / "begun"
+    words = [sys.executable, "-c", _KILLED, str(hw.path), str(begun)]
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    try:
+        wait_for(lambda: begun.exists() or driver.poll() is not None)
+        assert driver.poll() is None
+        assert len(files_of(hw)) > 3
+        with pytest.raises(Unavailable) as locked:
+            alone.rebuild(hw, counting(2).of_binder("b"), wait=False)
+        assert locked.value.code == "locked"
+    finally:
+        driver.kill()
+        driver.wait()
+    assert everything(hw, "b") == before
+    hw.append("t", b"", key="new")
+    counting().catch_up(hw, SETTLE_S)  # the old one is still kept up to date
+    assert headwater.spark.rebuild(spark, hw, counting(2), "b") == 1001
+    begun.unlink(missing_ok=True)
+    assert seen.row(hw, "b", "p").version == 2
+    assert seen.data(hw, "b")["new"] == {"n": 1}
+    wait_for(lambda: _swept(hw))
+
+
+def _swept(hw: Local) -> bool:
+    """Whether nothing is left of workers; those of a killed driver end a little later than it does."""
+    Files.of(hw).tidy("b")
+    return len(files_of(hw)) == 2
+
+
+def command(*words: str) -> Any:
+    return CliRunner().invoke(cli, list(words), prog_name="headwater")
+
+
+def test_the_command_folds_an_application_of_a_file(spark: SparkSession, hw: Local) -> None:
+    assert spark is not None
+    hw.append_many("orders", [{"n": 2, "price": 3}] * 300, keys=[str(number % 7) for number in range(300)])
+    words = ["views", "rebuild", str(hw.path), "baskets", "--app", "tests/cli/shop.py", "--on", "spark"]
+    done = command(*words, "--json")
+    assert done.exit_code == 0, done.output
+    assert msgspec.json.decode(done.stdout)["events"] == 300
+    assert hw.binder("baskets").info().indexes == ["total"]
+    assert sum(doc["total"] for doc in seen.data(hw, "baskets").values()) == 1800
+    assert command(*words).stdout.startswith("✓ rebuilt baskets from 300 events")
+    hw.append("orders", b"poison", key="1", type="odd")
+    failed = command(*words)
+    assert failed.exit_code == 1
+    assert "offset 300 of orders/0 (type 'odd'" in failed.stderr
+    assert len(seen.data(hw, "baskets")) == 7
+
+
+def test_a_fold_that_ends_its_process_and_one_that_cannot_be_sent_change_nothing(
+    spark: SparkSession, hw: Local
+) -> None:
+    hw.append_many("t", [b""] * 100, keys=["a"] * 100)
+    counting().catch_up(hw, SETTLE_S)
+    before = everything(hw, "b"), files_of(hw)
+    held = threading.Lock()
+
+    def ends(_doc: Any, _event: Event) -> Any:
+        os._exit(7)
+
+    def holds(_doc: Any, _event: Event) -> Any:
+        with held:
+            return {}
+
+    for fold, code in ((ends, "spark_failed"), (holds, "cannot_be_sent")):
+        app = App()
+        app.projection("t", "b", name="p")(fold)
+        with pytest.raises(HeadwaterError) as refused:
+            headwater.spark.rebuild(spark, hw, app, "b")
+        assert refused.value.code == code
+        assert len(str(refused.value)) < 500  # it is told in a line
+        assert (everything(hw, "b"), files_of(hw)) == before

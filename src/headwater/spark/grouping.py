@@ -8,8 +8,8 @@ the processor.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,10 @@ if TYPE_CHECKING:
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
 
-PIECE_EVENTS = 4096  # of which objects are made together
+PIECE_EVENTS = 8192  # of which objects are made together
 _COLUMNS = ("key", "offset", "ticks", "type", "data", "meta")
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
-
-
-class Run(NamedTuple):
-    """Events of one key in the order of their offsets: all that a piece has of it."""
-
-    key: bytes
-    events: list[Event]
 
 
 class Chunk:
@@ -68,8 +61,11 @@ class Chunk:
         """How many events have a key."""
         return len(self._order)
 
-    def runs(self) -> Iterator[list[Run]]:
-        """All events that have a key, by key, a piece at a time. A run that is too long for one goes on in the next."""
+    def runs(self) -> Iterator[tuple[int, list[list[Event]]]]:
+        """The events of each key in the order of offsets, a piece at a time: of the keys from a number on.
+
+        What is too long for one piece goes on in the next.
+        """
         start = first = 0
         while first < len(self._order):
             end = min(first + PIECE_EVENTS, len(self._order))
@@ -79,10 +75,7 @@ class Chunk:
                 end = int(self._ends[stop - 1])
             made = self._events(first, end)
             ends = np.minimum(self._ends[start:stop], end) - first
-            begins = [0, *ends[:-1].tolist()]
-            yield [
-                Run(key, made[lo:hi]) for key, lo, hi in zip(self.keys[start:stop], begins, ends.tolist(), strict=True)
-            ]
+            yield start, [made[lo:hi] for lo, hi in pairwise([0, *ends.tolist()])]
             start = stop if self._ends[stop - 1] == end else stop - 1
             first = end
 

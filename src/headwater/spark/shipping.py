@@ -7,15 +7,18 @@ text of it, it is loaded anew, so that a job never runs with code that it was no
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
+
+from headwater.errors import Invalid
 
 
 class Module(msgspec.Struct, frozen=True):
@@ -38,12 +41,20 @@ _loaded: dict[str, str] = {}  # in a worker: the digest of each module when it w
 
 
 def pack(objects: Any, functions: Iterable[Any]) -> bytes:
-    """Objects, of which these are the functions whose code matters, as bytes."""
+    """Objects, of which these are the functions whose code matters, as bytes. Raises Invalid if they cannot be."""
     from pyspark import cloudpickle
 
     names = sorted({getattr(each, "__module__", None) or "__main__" for each in functions} - {"__main__"})
+    try:
+        pickled: bytes = cloudpickle.dumps(objects)  # type: ignore[no-untyped-call]  # it is untyped
+    except Exception as error:  # whatever the objects of a user raise
+        raise Invalid(
+            f"the code cannot be sent to Spark's workers: {type(error).__name__}: {error}",
+            hint="does it hold something that is open, as a log or a lock? make that where it is used",
+            code="cannot_be_sent",
+        ) from error
     modules = [found for name in names if (found := _described(name)) is not None]
-    return msgspec.msgpack.encode(Parcel([*sys.path], modules, cloudpickle.dumps(objects)))  # type: ignore[no-untyped-call]  # it is untyped
+    return msgspec.msgpack.encode(Parcel([*sys.path], modules, pickled))
 
 
 def unpack(data: bytes) -> Any:
@@ -72,14 +83,16 @@ def _digest(file: Path) -> str:
 
 def _ensure(wanted: Module) -> None:
     """Have the module that was meant under its name."""
-    there: ModuleType | None = sys.modules.get(wanted.name)
-    if there is not None:
-        same = getattr(there, "__file__", None) == wanted.file
-        if same and _loaded.setdefault(wanted.name, wanted.digest) == wanted.digest:
-            return
     file = Path(wanted.file)
     if not file.is_file():
         return  # a worker on another machine: it has the module where its own path says, or the import fails
+    there = sys.modules.get(wanted.name)
+    if there is None:
+        with contextlib.suppress(ImportError):
+            there = importlib.import_module(wanted.name)
+            _loaded[wanted.name] = wanted.digest
+    if getattr(there, "__file__", None) == wanted.file and _loaded.get(wanted.name, wanted.digest) == wanted.digest:
+        return
     spec = importlib.util.spec_from_file_location(wanted.name, file)
     assert spec is not None
     assert spec.loader is not None
