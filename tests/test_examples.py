@@ -53,6 +53,28 @@ def test_the_orders_tell_a_story(tmp_path: Path) -> None:
     check(tmp_path / "orders-data", tmp_path / "orders-payments.jsonl", 40, {"kettle": 12, "lamp": 30})
 
 
+@pytest.mark.timeout(180)  # it starts a server, five processes and Spark
+def test_the_demonstration_tells_the_whole_story(tmp_path: Path) -> None:
+    """With a smaller shop. It compares each step with the shop's books by itself, and ends where one differs."""
+    root = ORDERS.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.demo", "--visits", "2000"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for told in ("SIGKILL", "as in the books", "are one table", "equal to the live ones", "Look at what it left"):
+        assert told in done.stdout
+    assert (tmp_path / "demo-data" / "revenue.png").read_bytes().startswith(b"\x89PNG")
+    with Local(tmp_path / "demo-data" / "log") as hw:
+        assert hw.check().findings == []
+        assert hw.binder("baskets").count() > 1000
+
+
 def test_orders_and_stock_add_up_however_often_the_processes_are_killed(orders: Any, tmp_path: Path) -> None:
     random = Random(3)
     path = tmp_path / "orders-data"

@@ -10,7 +10,6 @@ import matplotlib as mpl
 mpl.use("Agg")  # no window
 import matplotlib.pyplot as plt
 
-EPOCH = date(1970, 1, 1).toordinal()  # from which the axis counts days
 COLOURS = ["#1f4e79", "#2e86ab", "#6cb4c4", "#a9d6c4", "#f2b134", "#e4572e"]
 
 
@@ -30,7 +29,8 @@ def draw(cents: dict[tuple[date, str], int], late: dict[date, int], path: Path) 
     axes.bar(days, offline, bottom=lower, width=0.85, label="came late", **hatched)  # type: ignore[arg-type]
     axes.set_title("Revenue per day and product, by Spark from the log", loc="left", fontsize=12)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{date.fromordinal(EPOCH + int(value)):%d %b}")
+    shown = days[:: max(1, len(days) // 7)]
+    axes.set_xticks(shown, [f"{day:%d %b}" for day in shown])  # type: ignore[arg-type]  # dates do, too
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.08))
     figure.tight_layout()

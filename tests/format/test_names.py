@@ -10,13 +10,14 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import Invalid
 from headwater.event import UNIX_EPOCH_TICKS, id_of, id_text, ticks_and_node, ticks_of, time_of
-from headwater.format import names
+from headwater.format import arrow, names
 from tests import strategies
 
 # The table of docs/FORMAT.md: key, partition of 4, partition of 7.
@@ -32,6 +33,12 @@ def test_an_id_gives_back_its_ticks_and_node(ticks: int, node: int) -> None:
     assert (id.version, id.variant) == (6, "specified in RFC 4122")
     assert ticks_and_node(id) == (ticks, node)
     assert id_text(ticks, node) == str(id)
+
+
+@given(st.lists(strategies.ticks), strategies.nodes)
+def test_many_ids_at_once_are_those_made_one_by_one(ticks: list[int], node: int) -> None:
+    found = arrow.ids(np.array(ticks, np.int64), node)
+    assert found.to_pylist() == [id_text(each, node) for each in ticks]
 
 
 def test_an_id_is_the_uuid_of_rfc_9562() -> None:

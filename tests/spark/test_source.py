@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -265,3 +267,18 @@ def test_a_bucket_and_a_server_are_read_as_well(spark: SparkSession, place: str)
         assert rows(load(spark, place, type="raw", start=middle.isoformat())) == expected(
             hw, "orders", type="raw", start=middle
         )
+
+
+def test_a_task_imports_no_more_than_it_needs(data: str) -> None:
+    """Each worker of Spark imports what it needs anew: what is not needed would cost more than a small read."""
+    program = (
+        "import sys, pyspark_headwater\n"
+        "from pyspark.sql.types import LongType, StringType, StructType\n"
+        f"source = pyspark_headwater.DefaultSource({{'path': {data!r}, 'topic': 'orders', 'type': 'p.*'}})\n"
+        "reader = source.reader(StructType().add('offset', LongType()).add('type', StringType()))\n"
+        "print(sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)))\n"
+        "unneeded = 'pandas', 'headwater.spark.sink', 'headwater.spark.fields', 'headwater.client'\n"
+        "print([name for name in unneeded if name in sys.modules])\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert told.stdout.split("\n")[:2] == ["60", "[]"], told.stderr

@@ -114,7 +114,7 @@ def test_filters_find_the_same_as_in_the_log(spark: SparkSession, hw: headwater.
     table = headwater.spark.table(spark, str(hw.path), "t")
     cases: list[tuple[Column, Callable[[tuple[Any, ...]], bool]]] = [
         (f.col("type") == "paid", lambda row: row[5] == "paid"),
-        (f.col("key") == b"k3", lambda row: row[6] == b"k3"),
+        (f.col("key").eqNullSafe(f.lit(b"k3")), lambda row: row[6] == b"k3"),
         (f.col("key").isNull(), lambda row: row[6] is None),
         ((f.col("offset") >= 20) & (f.col("offset") < 90), lambda row: 20 <= row[2] < 90),
         (f.col("type").isin("zzz", ""), lambda row: row[5] in ("zzz", "")),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headwater.errors import Invalid, Unsupported
+from headwater.errors import Invalid, TooLarge, Unsupported
 from headwater.event import UNIX_EPOCH_TICKS, Content, id_text
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch
 from headwater.format.column import I64, Column
@@ -37,6 +37,7 @@ _KINDS = {"key": KEY, "data": DATA, "meta": META}
 DEFAULT_COLUMNS = ("partition", "offset", "time", "type", "key", "data", "meta")
 _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 APPEND_BYTES = 8 * 1024 * 1024  # how much of a table goes into one batch
+_I32_MAX = 2**31 - 1  # of offsets in an array
 _CHUNK = 65_536  # constants are made once for this many events, and sliced
 _HEXADECIMAL = np.frombuffer(b"0123456789abcdef", np.uint8)
 _ID_CHARACTERS = 36
@@ -123,7 +124,7 @@ class _Chunks:
         if name in self._constants:
             return _repeated(self._constants[name], type, self._total)
         if name == "id":
-            return [_ids(self._all_ticks(), self._node)]
+            return [ids(self._all_ticks(), self._node)]
         if name == "offset":
             starts = np.array([piece.batch.base_offset + piece.lo for piece in self._pieces], np.int64)
             return [_numbers(type, _ranges(starts, self._counts))]
@@ -186,7 +187,7 @@ def _ranges(starts: I64, counts: I64) -> I64:
     return found
 
 
-def _ids(ticks: I64, node: int) -> Any:
+def ids(ticks: I64, node: int) -> Any:
     """The ids of these ticks as text: all digits of one place at once."""
     texts = np.empty((len(ticks), _ID_CHARACTERS), np.uint8)
     texts[:] = np.frombuffer(id_text(0, node).encode(), np.uint8)
@@ -194,6 +195,11 @@ def _ids(ticks: I64, node: int) -> Any:
         texts[:, at] = _HEXADECIMAL[ticks >> shift & 15]
     offsets = np.arange(0, texts.size + 1, _ID_CHARACTERS, dtype=np.int32)
     return _strings(Column(len(ticks), texts.reshape(-1).data, offsets))
+
+
+def indices(rows: I64) -> Any:
+    """Numbers of rows, for `take`; they are not copied."""
+    return _numbers(pyarrow().int64(), rows)
 
 
 def _numbers(type: Any, values: Any) -> Any:
@@ -222,7 +228,21 @@ def _repeated(value: Any, type: Any, count: int) -> list[Any]:
 @lru_cache(maxsize=256)
 def _chunk_of(value: Any, type: Any) -> Any:
     pa = pyarrow()
-    return pa.nulls(_CHUNK, type) if value is None else pa.repeat(pa.scalar(value, type), _CHUNK)
+    if value is None:
+        return pa.nulls(_CHUNK, type)
+    if isinstance(value, int):
+        return _numbers(type, np.full(_CHUNK, value, np.int32 if type == pa.int32() else np.int64))
+    return _copies(value.encode(), type, _CHUNK)
+
+
+def _copies(value: bytes, type: Any, count: int) -> Any:
+    """So many of one text or of one bytes. Arrow's own way to repeat a scalar would import pandas, if it is there."""
+    pa = pyarrow()
+    offsets = np.arange(count + 1, dtype=np.int64) * len(value)
+    if offsets[-1] > _I32_MAX:
+        raise TooLarge(f"{count} values of {len(value)} bytes are too much for one array")
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(value * count)]
+    return pa.Array.from_buffers(type, count, buffers)
 
 
 def _nulls(count: int) -> list[Any]:
@@ -234,7 +254,7 @@ def _binary(column: Column, lo: int, hi: int) -> Any:
     if column.offsets is None:
         value = bytes(column.data)
         if hi - lo > 1:
-            return pa.repeat(pa.scalar(value, pa.binary()), hi - lo)
+            return _copies(value, pa.binary(), hi - lo)
         column, lo, hi = Column(1, value, np.array([0, len(value)], np.int32)), 0, 1
     valid = None if column.valid is None else pa.py_buffer(column.valid)
     buffers = [valid, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]

@@ -220,7 +220,8 @@ def _chunks(run: list[EventBatch], schema: pa.Schema) -> list[list[Any]]:
     if not first.picked:
         return arrow.chunks([batch.piece for batch in run], schema, log.topic, log.partition, log.node)
     whole = [arrow.Piece(first.piece.batch, 0, first.piece.batch.count)]
-    rows = arrow.pyarrow().array(first.rows)
+    assert first.rows is not None
+    rows = arrow.indices(first.rows)
     return [
         [chunk.take(rows) for chunk in chunks]
         for chunks in arrow.chunks(whole, schema, log.topic, log.partition, log.node)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import traceback
 from pathlib import Path
+from typing import Any
 
 from headwater.errors import HeadwaterError
 
+DEPTH_MAX = 20  # of causes that are looked at
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^(?:[\w.]*\.)?(\w+)(?:: (.*))?$")
 _PLACE = re.compile(r'^\s*File "([^"]+)", line (\d+)')
@@ -20,13 +22,23 @@ def cause(error: BaseException) -> str:
     if isinstance(error, HeadwaterError):
         return str(error)
     text = str(error)
-    if _TRACEBACK in text:
-        return _from_task(text)
     if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
-        return _from_spark(text)
-    told = f"{type(error).__name__}: {error}" if text else type(error).__name__
+        told = [each for each in (text, *_causes(error)) if each]
+        of_python = [each for each in told if _TRACEBACK in each]
+        return _from_task(of_python[-1]) if of_python else _from_spark(told[-1])
+    raised = f"{type(error).__name__}: {error}" if text else type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-    return f"{told} ({_place(frames[-1].filename, frames[-1].lineno)})" if frames else told
+    return f"{raised} ({_place(frames[-1].filename, frames[-1].lineno)})" if frames else raised
+
+
+def _causes(error: BaseException) -> list[str]:
+    """What the exceptions of Java behind it say, the deepest last; nothing if there are none."""
+    found: list[str] = []
+    behind: Any = getattr(error, "_origin", None)
+    while behind is not None and len(found) < DEPTH_MAX:
+        found.append(str(behind.getMessage() or ""))
+        behind = behind.getCause()
+    return found
 
 
 def _from_task(text: str) -> str:

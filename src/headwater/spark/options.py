@@ -16,7 +16,6 @@ import msgspec
 from headwater.engine.selection import Selection
 from headwater.errors import Invalid
 from headwater.limits import SPLIT_BYTES
-from headwater.spark.fields import Mode
 from headwater.spark.places import absolute
 from headwater.spark.scan import Wanted
 
@@ -27,6 +26,9 @@ Offsets: TypeAlias = dict[str, dict[int, int]]
 
 Place: TypeAlias = Literal["earliest", "latest"] | int | datetime | Offsets
 """Where to begin or end, in all topics and partitions or in some of them."""
+
+Mode: TypeAlias = Literal["permissive", "failfast"]
+"""What becomes of data that does not fit a schema: it is null, or an error."""
 
 _BOTH = ("path", "topic", "start", "type", "key", "match", "mode", "splitBytes", "failOnDataLoss")
 READ = (*_BOTH, "end")

@@ -15,11 +15,11 @@ from pyspark.sql.types import StructType
 
 from headwater.errors import Corrupt, Invalid
 from headwater.format import arrow, events
-from headwater.spark import fields
 
 if TYPE_CHECKING:
     from headwater.format.events import EventBatch
-    from headwater.spark.fields import Fields, Mode
+    from headwater.spark.fields import Fields
+    from headwater.spark.options import Mode
 
 SCHEMA = (
     "topic string, partition int, offset bigint, time timestamp, id string, type string, key binary, data binary,"
@@ -76,7 +76,11 @@ class Shape:
 
     @cached_property
     def _fields(self) -> Fields | None:
-        return fields.reader(self._others, self._mode) if self._others.fields else None
+        if not self._others.fields:
+            return None
+        from headwater.spark import fields  # which takes long to import, in every process
+
+        return fields.reader(self._others, self._mode)
 
     def _check_fields(self) -> None:
         _ = self._fields

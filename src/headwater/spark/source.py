@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
-from headwater.spark import options, parts, planning, sink
+from headwater.spark import options, parts, planning
 from headwater.spark.filters import Filters
 from headwater.spark.options import ReadOptions
 from headwater.spark.places import open_place
@@ -22,6 +22,8 @@ from headwater.spark.stream import StreamReader
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from headwater.spark import sink
 
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -44,9 +46,13 @@ class HeadwaterSource(DataSource):
         return StreamReader(options.parse(self.options, options.STREAM), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> sink.Writer:
+        from headwater.spark import sink  # a process that reads does without it
+
         return sink.Writer(sink.settings(self.options, schema, overwrite=overwrite, streaming=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802  # Spark's name
+        from headwater.spark import sink
+
         return sink.StreamWriter(sink.settings(self.options, schema, overwrite=overwrite, streaming=True))
 
 

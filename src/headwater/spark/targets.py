@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-Put = Callable[[int], object]
-"""Called with the rows of each batch of a stream that are written."""
+class Batches:
+    """What the batches of a stream have written so far, and what one of them raised, as it was raised."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.raised: Exception | None = None
 
 
 class Target(Protocol):
@@ -40,7 +44,7 @@ class Target(Protocol):
     def write(self, frame: DataFrame, run: str) -> int | None:
         """All rows, durable when it returns; how many, None if a run of this name has written them before."""
 
-    def stream(self, frame: DataFrame, run: str, put: Put) -> DataStreamWriter:
+    def stream(self, frame: DataFrame, run: str, batches: Batches) -> DataStreamWriter:
         """What writes each batch of a stream, durable when it is over."""
 
     def settle(self, run: str) -> None:
@@ -84,7 +88,7 @@ class ToTopic:
         writer.mode("append").save(self._address)
         return int(rows.get["rows"])
 
-    def stream(self, frame: DataFrame, run: str, put: Put) -> DataStreamWriter:  # noqa: ARG002  # a checkpoint is of one
+    def stream(self, frame: DataFrame, run: str, batches: Batches) -> DataStreamWriter:  # noqa: ARG002  # a checkpoint is of one
         writer = frame.writeStream.outputMode("append").format("headwater")
         return writer.options(**self._options).option("path", self._address)
 
@@ -100,10 +104,17 @@ class ToTopic:
 
 
 def _each_batch(
-    frame: DataFrame, mode: str, write: Callable[[DataFrame, int], int | None], put: Put
+    frame: DataFrame, mode: str, write: Callable[[DataFrame, int], int | None], batches: Batches
 ) -> DataStreamWriter:
-    def one(batch: DataFrame, number: int) -> None:
-        put(write(batch, number) or 0)
+    def one(rows: DataFrame, number: int) -> None:
+        try:
+            written = write(rows, number)
+            if written is None:  # what Spark keeps of the batch, as sums that go on, it has not computed yet
+                rows.write.format("noop").mode("overwrite").save()
+            batches.rows += written or 0
+        except Exception as error:
+            batches.raised = error  # Spark tells of it as text, among much else
+            raise
 
     return frame.writeStream.outputMode(mode).foreachBatch(one)
 
@@ -125,12 +136,12 @@ class ToBinder:
         with self._open() as hw:
             return filling.replace(hw, self._binder, Batch(self._pipeline, run), encoded(frame), self._indexes)
 
-    def stream(self, frame: DataFrame, run: str, put: Put) -> DataStreamWriter:
+    def stream(self, frame: DataFrame, run: str, batches: Batches) -> DataStreamWriter:
         def write(rows: DataFrame, number: int) -> int | None:
             with self._open() as hw:
                 return filling.put(hw, self._binder, Batch(self._pipeline, run, number), encoded(rows), self._indexes)
 
-        return _each_batch(frame, "update", write, put)
+        return _each_batch(frame, "update", write, batches)
 
     def settle(self, run: str) -> None:
         pass  # documents change all at once
@@ -159,11 +170,11 @@ class ToParquet:
     def write(self, frame: DataFrame, run: str) -> int | None:  # noqa: ARG002  # the same again is the same
         return self._folder.replace(lambda path: self._save(frame, path))
 
-    def stream(self, frame: DataFrame, run: str, put: Put) -> DataStreamWriter:
+    def stream(self, frame: DataFrame, run: str, batches: Batches) -> DataStreamWriter:
         def write(rows: DataFrame, number: int) -> int | None:
             return self._folder.put(run, number, lambda path: self._save(rows, path))
 
-        return _each_batch(frame, "append", write, put)
+        return _each_batch(frame, "append", write, batches)
 
     def settle(self, run: str) -> None:
         pass  # what is not whole is not in the directory

@@ -1,0 +1,60 @@
+"""Drivers that are killed in the midst of a streaming write, and started again from their checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headwater
+from tests.spark.staged import files, manifests
+from tests.spark.test_sink import lines, numbers, read
+from tests.waiting import wait_for
+
+BATCHES, EACH = 8, 400
+
+START_S = 280  # of a session, and what it does, on a busy machine
+
+
+def start(tmp_path: Path, format: str) -> subprocess.Popen[bytes]:
+    places = (str(tmp_path / name) for name in ("in", "checkpoint", "data"))
+    return subprocess.Popen([sys.executable, "-m", "tests.spark.drivers", *places, format], start_new_session=True)
+
+
+def count(tmp_path: Path) -> int:
+    try:
+        with headwater.open(tmp_path / "data", mode="existing") as hw:
+            return sum(partition.end for partition in hw.describe("orders").partitions)
+    except headwater.NotFound:
+        return 0
+
+
+@pytest.mark.timeout(900)  # three sessions are started
+def test_a_driver_is_killed_twice_and_nothing_is_lost_or_twice(tmp_path: Path) -> None:
+    """First when a part of a batch is published, then anywhere, from outside."""
+    lines(tmp_path / "in", BATCHES, EACH)
+
+    with start(tmp_path, "dying") as driver:
+        assert driver.wait(timeout=START_S) == -signal.SIGKILL
+    begun = count(tmp_path)
+    assert EACH < begun < 2 * EACH  # the first batch, and some of the second
+    (pending,) = (name for name in manifests(tmp_path / "data") if name.endswith(f"{1:020d}"))
+    assert files(tmp_path / "data")
+
+    with start(tmp_path, "headwater") as driver:
+        wait_for(lambda: count(tmp_path) > 3 * EACH)
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+
+    with start(tmp_path, "headwater") as driver:
+        assert driver.wait(timeout=START_S) == 0
+    found = numbers(read(tmp_path / "data"))
+    assert len(found) == BATCHES * EACH
+    assert sorted(found) == list(range(BATCHES * EACH))
+    assert not files(tmp_path / "data")
+    query = pending.partition(".")[0]
+    assert manifests(tmp_path / "data") == [f"{query}.{BATCHES - 1:020d}"]
