@@ -80,5 +80,5 @@ def test_what_is_no_file_of_ours_has_no_place(key: str) -> None:
 
 @given(ticks=st.lists(st.integers(0, 2**60 - 1), max_size=50), node=st.integers(0, 2**62 - 1))
 def test_ids_made_together_are_those_made_one_by_one(ticks: list[int], node: int) -> None:
-    found = arrow._ids(np.array(ticks, np.int64), node).to_pylist()
+    found = arrow.ids(np.array(ticks, np.int64), node).to_pylist()
     assert found == [str(id_of(tick, node)) for tick in ticks]
