@@ -1,4 +1,4 @@
-"""Profiles of hypothesis: `default` for every run, `torture` for `make torture`. And what tests share: servers, a session of Spark."""
+"""Profiles of hypothesis: `default` for every run, `torture` for `make torture`. And what tests share."""
 
 from hypothesis import settings
 

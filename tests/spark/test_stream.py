@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,13 +17,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StructField, StructType
 
 import headwater
-from headwater.errors import HeadwaterError, Invalid
+from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.format import events
 from headwater.spark import positions, scan, stream
 from headwater.spark.options import STREAM, parse
 from headwater.spark.parts import Part
 from headwater.spark.positions import Positions, Reached
 from headwater.spark.stream import StreamReader
+from headwater.storage.log import LocalLog
+from headwater.views.local import Local
 from tests.server.process import served
 from tests.waiting import wait_for
 
@@ -41,6 +42,7 @@ SOME = ReadMaxRows(1)  # how many is in the options
 def looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look is a new one."""
     monkeypatch.setattr(stream, "LOOK_S", 0.0)
+    monkeypatch.setattr(stream, "BUCKET_LOOK_S", 0.0)
 
 
 def reader(path: Path | str, **options: str) -> StreamReader:
@@ -106,6 +108,35 @@ def test_only_what_is_durable_is_named(tmp_path: Path) -> None:
         found = reader(tmp_path)
         end = found.latestOffset(found.initialOffset(), ALL)
         assert ends(end)["orders"] == [hw.describe("orders").partitions[0].durable] == [1]
+        found.stop()
+
+
+def test_whoever_may_only_read_sees_what_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with headwater.open(tmp_path, durability="os") as hw:
+        hw.append("orders", b"1", durability="fsync")
+        hw.append("orders", b"2")
+        found = reader(tmp_path)
+
+        def refused(*_: object) -> None:
+            raise Unavailable("it can only be read", code="read_only")
+
+        monkeypatch.setattr(LocalLog, "sync", refused)
+        assert ends(found.latestOffset(found.initialOffset(), ALL)) == {"orders": [1]}
+        found.stop()
+
+
+@pytest.mark.parametrize("place", ["objects", "s3"])
+def test_a_bucket_is_a_stream_as_well(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue("s3_url") if place == "s3" else f"objects://{tmp_path / 'objects'}"
+    with headwater.open(url) as hw:
+        hw.append_many("orders", [b"1"] * 5)
+        found = reader(url, maxEventsPerTrigger="3")
+        at, offsets = found.initialOffset(), []
+        while (after := found.latestOffset(at, SOME)) != at:
+            parts = found.partitions(at, after)
+            offsets.append([row for part in parts for each in found.read(part) for row in each["offset"].to_pylist()])
+            at = after
+        assert offsets == [[0, 1, 2], [3, 4]]
         found.stop()
 
 
@@ -182,6 +213,31 @@ def test_a_new_topic_of_a_pattern_comes_in_whole(tmp_path: Path) -> None:
         assert read_between(found, start, end) == [("shop.b", 0, 0, 1)]
         hw.append("shop.b", b"2")
         assert read_between(found, end, found.latestOffset(end, ALL)) == [("shop.b", 0, 1, 2)]
+        found.stop()
+
+
+def noting(name: str, verb: Callable[..., Any], asked: list[str]) -> Callable[..., Any]:
+    def noted(*arguments: Any, **named: Any) -> Any:
+        asked.append(name)
+        return verb(*arguments, **named)
+
+    return noted
+
+
+def test_a_trigger_asks_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question to a server or a bucket takes time: one look at each topic, and one at its splits."""
+    asked: list[str] = []
+    for name in ("describe", "splits", "topics", "sync", "close"):
+        monkeypatch.setattr(Local, name, noting(name, getattr(Local, name), asked))
+    with headwater.open(tmp_path) as hw:
+        hw.append("orders", b"1")
+        found = reader(tmp_path)
+        found.prepareForTriggerAvailableNow()
+        start = found.initialOffset()
+        end = found.latestOffset(start, ALL)
+        assert found.partitions(start, end)
+        assert found.partitions(end, found.latestOffset(end, ALL)) == []
+        assert asked == ["describe", "splits"]
         found.stop()
 
 
@@ -396,16 +452,3 @@ def test_a_server_is_a_stream_as_well(spark: SparkSession, tmp_path: Path, users
         query = start(spark, server.url, taken, tmp_path / "c", maxEventsPerTrigger="3")
         query.trigger(availableNow=True).start().awaitTermination()
     assert [len(batch) for batch in taken.batches] == [3, 2]
-
-
-def test_a_small_tail_is_quick_once_the_session_is_warm(spark: SparkSession, tmp_path: Path) -> None:
-    taken, took = Taken(), []
-    with headwater.open(tmp_path / "data") as hw:
-        for _ in range(3):
-            hw.append_many("orders", [b"1"] * 100)
-            began = time.perf_counter()
-            query = start(spark, str(tmp_path / "data"), taken, tmp_path / "c")
-            query.trigger(availableNow=True).start().awaitTermination()
-            took.append(time.perf_counter() - began)
-    assert len(taken.rows) == 300
-    assert min(took) < 10  # the benchmark measures it; here nothing may wait for something

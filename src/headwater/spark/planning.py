@@ -6,12 +6,13 @@ and whoever notes how far a stream has come can rely on it. Needs no Spark.
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from headwater.errors import Invalid, NotFound
+from headwater.errors import Invalid, NotFound, Unavailable
 from headwater.info import TopicInfo
 from headwater.spark.options import OFFSETS_MAX, Place, ReadOptions
 from headwater.spark.scan import Piece, nodes
@@ -40,11 +41,13 @@ def look(hw: Log, topic: str) -> TopicInfo:
     """A topic as it is now; in a directory, all that is visible is durable then. Raises NotFound.
 
     A directory is synced, as a consumer does it before it notes how far it is: a reader sees what `read` does. What a
-    server or a bucket tells is durable or not without a reader's doing.
+    server or a bucket tells is durable or not without a reader's doing. Whoever may not sync, because they may only
+    read, or because the disk has failed, sees what is durable.
     """
     info = hw.describe(topic)
     if isinstance(hw, Local) and any(each.durable < each.end for each in info.partitions):
-        hw.sync(topic)
+        with contextlib.suppress(Unavailable):
+            hw.sync(topic)
         info = hw.describe(topic)
     return info
 
