@@ -335,3 +335,24 @@ def test_a_fold_that_ends_its_process_and_one_that_cannot_be_sent_change_nothing
         assert refused.value.code == code
         assert len(str(refused.value)) < 500  # it is told in a line
         assert (everything(hw, "b"), files_of(hw)) == before
+
+
+def test_a_task_whose_worker_dies_is_tried_again_and_counts_once(
+    spark: SparkSession, hw: Local, tmp_path: Path
+) -> None:
+    died = tmp_path / "died"
+
+    def fold(doc: Any, event: Event) -> Any:
+        if event.offset == 80 and not died.exists():
+            died.touch()
+            os._exit(7)
+        return count(doc, event)
+
+    hw.append_many("t", [b""] * 100, keys=[str(number % 5) for number in range(100)])
+    app = App()
+    app.projection("t", "b", name="p")(fold)
+    assert headwater.spark.rebuild(spark, hw, app, "b") == 100
+    assert died.exists()
+    assert seen.data(hw, "b") == {str(number): {"n": 20} for number in range(5)}
+    assert seen.row(hw, "b", "p").folded == 100
+    assert len(files_of(hw)) == 2
