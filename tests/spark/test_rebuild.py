@@ -163,6 +163,16 @@ def test_an_empty_topic_gives_an_empty_binder(spark: SparkSession, hw: Local) ->
     assert (seen.documents(hw, "b"), seen.cursors(hw, "b", "p")) == ({}, {0: 0, 1: 0, 2: 0})
 
 
+def test_a_directory_with_a_relative_path_is_found_by_workers_that_are_elsewhere(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Local(Path("here")) as hw:
+        hw.append_many("t", [b""] * 10, keys=["a"] * 10)
+        assert headwater.spark.rebuild(spark, hw, counting(), "b") == 10
+        assert seen.data(hw, "b") == {"a": {"n": 10}}
+
+
 def test_one_hot_key_is_folded_whole(spark: SparkSession, hw: Local) -> None:
     hw.create("t", partitions=2)
     keys = ["hot"] * 20_000 + [str(number) for number in range(200)]
