@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shutil
 from pathlib import Path
 from textwrap import dedent
 from typing import NamedTuple
@@ -34,29 +35,37 @@ def python_blocks(text: str) -> list[Block]:
     return blocks
 
 
-def blocks_of_pages(*, spark: bool) -> list[object]:
+def blocks_of_pages(*, on_spark: bool) -> list[object]:
     return [
         pytest.param(block, id=f"{page.relative_to(ROOT)}:{block.line}")
         for page in PAGES
         for block in python_blocks(page.read_text(encoding="utf-8"))
-        if block.options != "no-run" and ("headwater.spark" in block.code) == spark
+        if block.options != "no-run" and ("spark" in block.code) == on_spark
     ]
 
 
-@pytest.mark.parametrize("block", blocks_of_pages(spark=True))
-@pytest.mark.usefixtures("spark")
-def test_block_runs_in_the_session_of_all_tests(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    test_block_runs(block, tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize("block", blocks_of_pages(spark=False))
+@pytest.mark.parametrize("block", blocks_of_pages(on_spark=False))
 def test_block_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not block.options, f"the only option of a python block is no-run, not {block.options!r}"
-    # The script lies beside the working directory, which stays empty, and has the page's line numbers.
-    script = tmp_path / "block.py"
-    script.write_text("\n" * (block.line - 1) + block.code, encoding="utf-8")
     directory = tmp_path / "empty"
     directory.mkdir()
+    run(block, tmp_path / "block.py", directory, monkeypatch)
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("block", blocks_of_pages(on_spark=True))
+def test_block_runs_on_spark(
+    block: Block, tmp_path: Path, spark_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the session that the tests share: `headwater.spark.session()` gives the one that is there."""
+    for left in spark_directory.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    run(block, tmp_path / "block.py", spark_directory, monkeypatch)
+
+
+def run(block: Block, script: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not block.options, f"the only option of a python block is no-run, not {block.options!r}"
+    # The script lies beside the working directory, which stays empty, and has the page's line numbers.
+    script.write_text("\n" * (block.line - 1) + block.code, encoding="utf-8")
     monkeypatch.chdir(directory)
     runpy.run_path(str(script), run_name="__main__")
 

@@ -1,4 +1,4 @@
-"""Drivers in processes of their own, which tests kill; and a sink whose driver dies when a part of a batch is published.
+"""Drivers in processes of their own, which tests kill; and a sink whose driver dies when a part of a batch is there.
 
 Run as a program, it streams the numbers in a directory's files into a topic until all are there:
 

@@ -16,7 +16,7 @@ from headwater.limits import DEFAULTS
 from headwater.spark import publishing, spreading
 from headwater.spark.publishing import publish
 from headwater.spark.staging import ORPHAN_S, Staging, Write
-from headwater.storage.disk import Clock
+from headwater.storage.disk import Clock, Disk
 from tests.server.serving import serving
 from tests.spark.staged import (
     Dies,
@@ -158,6 +158,22 @@ def test_a_batch_of_long_ago_is_not_published_again(data: Path) -> None:
     assert not files(data)
 
 
+def test_what_is_published_is_durable(data: Path) -> None:
+    for write in (Write.of_query(QUERY, 0), Write.once()):
+        run(str(data), data, write, range(32), Steps())
+        with opened(data) as hw:
+            assert all(partition.durable == partition.end for partition in hw.describe("orders").partitions)
+
+
+def test_files_are_synced_where_they_must_outlive_a_crash(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[str]()
+    monkeypatch.setattr(Disk, "fdatasync", staticmethod(lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))))
+    stage(data, Write.once(), rows(range(10)))
+    assert not any("staging" in path for path in synced)
+    stage(data, Write.of_transaction("t"), rows(range(10)))
+    assert any("staging" in path for path in synced)
+
+
 def test_two_drivers_publish_the_same_batch_at_once(data: Path) -> None:
     write, numbers = Write.of_query(QUERY, 3), range(32)
     sent = stage(data, write, rows(numbers))
@@ -208,7 +224,7 @@ def test_a_failed_run_leaves_what_a_manifest_names(data: Path) -> None:
     sent = stage(data, write, rows(range(32)))
     publishing.abandon(staging_at(data), write, {each.chunk.file for each in sent})
     assert files(data) == before != []
-    publishing.abandon(staging_at(data), write)
+    publishing.abandon(staging_at(data), write, [f"files/{name}" for name in before])
     assert files(data) == before
     run(str(data), data, write, range(32), Steps())
     with opened(data) as hw:
@@ -219,7 +235,7 @@ def test_a_failed_run_without_a_manifest_leaves_nothing(data: Path) -> None:
     write = Write.once()
     stage(data, write, rows(range(32)))
     other = stage(data, Write.of_query(QUERY, 0), rows(range(32)))
-    publishing.abandon(staging_at(data), write)
+    publishing.abandon(staging_at(data), write, [])
     assert files(data) == [each.chunk.file.removeprefix("files/") for each in other[:1]]
 
 
@@ -227,7 +243,7 @@ def test_what_a_write_without_a_name_left_in_the_midst_is_given_up(data: Path) -
     write = Write.once()
     with pytest.raises(Dies):
         run(str(data), data, write, range(32), Steps(7))
-    publishing.abandon(staging_at(data), write)
+    publishing.abandon(staging_at(data), write, [])
     assert not files(data)
     assert not manifests(data)
 

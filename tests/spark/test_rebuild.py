@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import headwater.spark
 from headwater.cli.app import cli
-from headwater.errors import Conflict, Corrupt, Unavailable, Unsupported
+from headwater.errors import Conflict, Corrupt, HeadwaterError, Unavailable, Unsupported
 from headwater.event import Event
 from headwater.limits import Limits
 from headwater.spark import sharding
@@ -83,6 +83,7 @@ def test_a_rebuilt_binder_is_that_of_the_live_projection(spark: SparkSession, hw
     assert folded == seen.row(hw, "b", "p").folded
     assert len(files_of(hw)) == 2  # nothing is left of the workers
     assert all(done <= of for done, of in told)
+    assert told[-1] == (sum(seen.cursors(hw, "b", "p").values()),) * 2
     hw.append("t", {"number": 1}, key="a", type="put")
     app.catch_up(hw, SETTLE_S)  # it goes on where Spark ended
     assert seen.documents(hw, "b") == seen.plain(hw, "t", fold, lambda event: event.key and event.key.decode())
@@ -309,3 +310,28 @@ def test_the_command_folds_an_application_of_a_file(spark: SparkSession, hw: Loc
     assert failed.exit_code == 1
     assert "offset 300 of orders/0 (type 'odd'" in failed.stderr
     assert len(seen.data(hw, "baskets")) == 7
+
+
+def test_a_fold_that_ends_its_process_and_one_that_cannot_be_sent_change_nothing(
+    spark: SparkSession, hw: Local
+) -> None:
+    hw.append_many("t", [b""] * 100, keys=["a"] * 100)
+    counting().catch_up(hw, SETTLE_S)
+    before = everything(hw, "b"), files_of(hw)
+    held = threading.Lock()
+
+    def ends(_doc: Any, _event: Event) -> Any:
+        os._exit(7)
+
+    def holds(_doc: Any, _event: Event) -> Any:
+        with held:
+            return {}
+
+    for fold, code in ((ends, "spark_failed"), (holds, "cannot_be_sent")):
+        app = App()
+        app.projection("t", "b", name="p")(fold)
+        with pytest.raises(HeadwaterError) as refused:
+            headwater.spark.rebuild(spark, hw, app, "b")
+        assert refused.value.code == code
+        assert len(str(refused.value)) < 500  # it is told in a line
+        assert (everything(hw, "b"), files_of(hw)) == before

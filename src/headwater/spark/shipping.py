@@ -18,6 +18,8 @@ from typing import Any
 
 import msgspec
 
+from headwater.errors import Invalid
+
 
 class Module(msgspec.Struct, frozen=True):
     """Where a module was loaded from, and what it said."""
@@ -39,12 +41,20 @@ _loaded: dict[str, str] = {}  # in a worker: the digest of each module when it w
 
 
 def pack(objects: Any, functions: Iterable[Any]) -> bytes:
-    """Objects, of which these are the functions whose code matters, as bytes."""
+    """Objects, of which these are the functions whose code matters, as bytes. Raises Invalid if they cannot be."""
     from pyspark import cloudpickle
 
     names = sorted({getattr(each, "__module__", None) or "__main__" for each in functions} - {"__main__"})
+    try:
+        pickled: bytes = cloudpickle.dumps(objects)  # type: ignore[no-untyped-call]  # it is untyped
+    except Exception as error:  # whatever the objects of a user raise
+        raise Invalid(
+            f"the code cannot be sent to Spark's workers: {type(error).__name__}: {error}",
+            hint="does it hold something that is open, as a log or a lock? make that where it is used",
+            code="cannot_be_sent",
+        ) from error
     modules = [found for name in names if (found := _described(name)) is not None]
-    return msgspec.msgpack.encode(Parcel([*sys.path], modules, cloudpickle.dumps(objects)))  # type: ignore[no-untyped-call]  # it is untyped
+    return msgspec.msgpack.encode(Parcel([*sys.path], modules, pickled))
 
 
 def unpack(data: bytes) -> Any:

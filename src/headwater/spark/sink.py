@@ -166,9 +166,9 @@ class Writer(DataSourceArrowWriter):
         """In the driver, when all tasks are done: publish."""
         _publish(self._chosen, self._write, messages, self._chosen.transaction or "")
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # the write knows its files
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when a task has failed for good, or publishing: drop what is of no use."""
-        _abandon(self._chosen, self._write, ())
+        _abandon(self._chosen, self._write, messages)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -192,9 +192,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """In the driver: drop what the tasks of a failed batch have staged."""
-        files = {file for message in messages if isinstance(message, Staged) for file in message.files}
         for write in _writes(messages, batchId):
-            _abandon(self._chosen, write, files)
+            _abandon(self._chosen, write, messages)
 
 
 def _writes(messages: list[WriterCommitMessage | None], batch: int) -> set[Write]:
@@ -215,7 +214,8 @@ def _publish(chosen: Settings, write: Write, messages: list[WriterCommitMessage 
         staging.close()
 
 
-def _abandon(chosen: Settings, write: Write, files: Iterable[str]) -> None:
+def _abandon(chosen: Settings, write: Write, messages: list[WriterCommitMessage | None]) -> None:
+    files = {file for message in messages if isinstance(message, Staged) for file in message.files}
     staging = chosen.staged(write)
     try:
         publishing.abandon(staging, write, files)

@@ -161,9 +161,9 @@ class Staging:
         """Whether a later batch of the same query was begun, and so this one finished."""
         return next(self._store.list(f"{self._prefix}manifests/{write.name}.", self._manifest(write)), None) is not None
 
-    def drop(self, write: Write, *, keep: Iterable[str] = ()) -> None:
-        """Delete the files of a write, of all its attempts and runs, but those to keep."""
-        delete_all(self._store, set(self.files(write)) - set(keep))
+    def drop(self, write: Write) -> None:
+        """Delete the files of a write, of all its attempts and runs."""
+        delete_all(self._store, self.files(write))
 
     def drop_files(self, files: Iterable[str]) -> None:
         """Delete some files."""

@@ -1,0 +1,53 @@
+"""The one session that the tests of Spark share. They are all run by one process, so that no second one is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.server.people import add
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 240  # the first to run waits for Spark to start; one that is ended in a call leaves others no session
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file of users for servers: one may do everything, and its token is in the environment of the session."""
+    path = tmp_path_factory.mktemp("users") / "users.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADWATER_TOKEN", add(path, "spark", token=True))
+        yield path
+
+
+@pytest.fixture(scope="session")
+def spark_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the session's processes work, for ever: relative paths mean the same to all only for who is there, too."""
+    return tmp_path_factory.mktemp("spark")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_directory: Path, users: Path) -> Iterator[SparkSession]:  # noqa: ARG001  # they are first
+    import headwater.spark
+
+    config = {"spark.sql.warehouse.dir": str(spark_directory / "warehouse"), "spark.sql.shuffle.partitions": "2"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(spark_directory)
+        patch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")  # what tests define is imported in workers
+        session = headwater.spark.session("local[2,3]", quick=True, memory="512m", config=config)
+    yield session
+    session.stop()
