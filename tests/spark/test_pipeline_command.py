@@ -21,14 +21,14 @@ from headwater.spark import runs
 from tests.cli.conftest import PROGRAM
 
 PATIENCE_S = 240.0  # for another process that starts a Spark of its own
-EVENTS = 4000
+EVENTS = 2000
 
 SHOP = """
     import headwater
     from pyspark.sql import functions as f
 
     app = headwater.App()
-    chosen = {"mode": "stream", "schema": "n bigint", "options": {"maxEventsPerTrigger": 100}}
+    chosen = {"mode": "stream", "schema": "n bigint", "every": 1, "options": {"maxEventsPerTrigger": 200}}
 
     @app.pipeline("orders", to="topic:copy", **chosen)
     def copy(orders):
@@ -136,7 +136,7 @@ def test_streams_that_are_killed_go_on_with_nothing_lost_and_nothing_twice(
     append(shop, 30, EVENTS)
     killed = started(shop)
     processes.append(killed)
-    wait_until(shop, killed, lambda events: events >= 300)
+    wait_until(shop, killed, lambda events: events >= 200)
     os.killpg(killed.pid, signal.SIGKILL)  # with the Spark that it has started
     killed.wait()
     assert {each.state for each in runs.statuses(shop / "data/pipelines")} == {"interrupted"}
