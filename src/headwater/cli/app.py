@@ -29,7 +29,7 @@ SECTIONS = {
     "Consumers": ("consume", "consumers", "seek", "forget", "replay"),
     "Keeping": ("seal", "reindex", "retain", "maintain", "archive", "restore", "check", "repair"),
     "Replicas": ("replicate", "replica", "promote"),
-    "Views": ("get", "query", "views", "pipeline"),
+    "Views": ("get", "query", "sql", "views", "pipeline"),
     "Serving": ("serve", "auth"),
     "Tools": ("bench", "completion"),
 }

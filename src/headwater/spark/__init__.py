@@ -6,15 +6,24 @@ from typing import TYPE_CHECKING, Any
 from headwater.spark.session import session
 
 if TYPE_CHECKING:
+    from headwater.spark.aggregating import aggregate
     from headwater.spark.archiving import archive
     from headwater.spark.one_table import table
     from headwater.spark.pipelines import run
+    from headwater.spark.querying import sql
     from headwater.spark.rebuilding import rebuild
 
-__all__ = ["archive", "rebuild", "run", "session", "table"]
+__all__ = ["aggregate", "archive", "rebuild", "run", "session", "sql", "table"]
 
 # No module has the name of its function: importing the one would hide the other.
-_MODULES = {"archive": "archiving", "rebuild": "rebuilding", "run": "pipelines", "table": "one_table"}
+_MODULES = {
+    "aggregate": "aggregating",
+    "archive": "archiving",
+    "rebuild": "rebuilding",
+    "run": "pipelines",
+    "sql": "querying",
+    "table": "one_table",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -72,6 +72,14 @@ def _check_nullable(field: Any, name: str) -> None:
         _check_nullable(member, f"{name}.{member.name}")
 
 
+def documents(content: str, data: pa.BinaryArray) -> list[Any]:
+    """The data of events as objects; without those that have none."""
+    if content not in ("json", "bson"):
+        return []
+    found = (_json if content == "json" else _bson)(data.drop_null())
+    return [document for document in found if isinstance(document, dict)]
+
+
 class _Field(NamedTuple):
     name: str
     path: tuple[str, ...]
@@ -113,6 +121,10 @@ class Fields:
             for lo, part, found, decode in self._pieces(content, data)
         ]
         return [pa.concat_arrays(list(chunks)) for chunks in zip(*pieces, strict=True)]
+
+    def of_documents(self, documents: list[Any], where: Where = str) -> list[pa.Array[Any]]:
+        """The fields of documents that were decoded before."""
+        return self._exact(documents, 0, where)
 
     def _pieces(self, content: str, data: pa.BinaryArray) -> Iterator[tuple[int, Any, Any, Any]]:
         """The data in parts, with what Arrow's parser has found in each, or with what decodes it."""

@@ -1,0 +1,156 @@
+"""`headwater sql`: what a query finds in topics and binders, as a table, JSON, CSV or Parquet."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from headwater.cli import show
+from headwater.cli.app import command
+from headwater.cli.arguments import Natural, data_argument, json_option
+from headwater.cli.opening import credentials, is_server
+from headwater.cli.spark_options import Cluster, spark_options
+from headwater.errors import Invalid
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+Format = Literal["table", "json", "csv", "parquet"]
+
+SUFFIXES: dict[str, Format] = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+TABLE_ROWS = 1000  # that a table has unless it is told otherwise
+_VARIABLES = {"token": "HEADWATER_TOKEN", "tls_ca": "HEADWATER_TLS_CA", "tls_cert": "HEADWATER_TLS_CERT"}
+_VARIABLES |= {"tls_key": "HEADWATER_TLS_KEY"}
+
+
+@command(
+    examples=[
+        'headwater sql data "SELECT type, count(*) FROM orders GROUP BY type"',
+        'headwater sql data "SELECT by.name, sum(total) FROM orders JOIN baskets ON key = _id GROUP BY 1" --json',
+        'headwater sql data "SELECT time, total FROM orders WHERE total > 10" --output totals.parquet',
+        "headwater sql data 'SELECT n FROM `my-topic`' --schema 'my-topic: n decimal(20, 2)'",
+        "headwater sql http://127.0.0.1:7450 - < query.sql",
+    ]
+)
+@data_argument
+@click.argument("query", metavar="QUERY")
+@click.option(
+    "--schema",
+    "schemas",
+    metavar="'TABLE: FIELDS'",
+    multiple=True,
+    help="The fields of a table's data with their types, in place of what a sample tells; may be given again.",
+)
+@click.option(
+    "--limit", type=Natural(), metavar="N", help="At most so many rows.  [default: 1000 in a table, else all]"
+)
+@click.option("--output", type=click.Path(), metavar="FILE", help="Write to a file, which appears when it is whole.")
+@click.option(
+    "--format",
+    type=click.Choice(["table", "json", "csv", "parquet"]),
+    help="A table is the default on a terminal, JSON in a pipe; else the suffix of --output tells.",
+)
+@json_option("One JSON object a line: the same as --format json.")
+@spark_options
+def sql(
+    data: str,
+    query: str,
+    schemas: tuple[str, ...],
+    limit: int | None,
+    output: str | None,
+    format: Format | None,
+    as_json: bool,
+    cluster: Cluster,
+) -> None:
+    """Run a QUERY of SQL on Spark: topics and binders are its tables. With -, the query is read from stdin.
+
+    A topic has the columns topic, partition, offset, time, id, type, key, data and meta, also data_bytes, ticks and
+    content for who names them, and the fields of JSON or BSON data: those of a sample, unless --schema gives them. A
+    field that is called as a column is `data.type`. A binder has _id and the fields of its documents. Names with dots
+    or dashes stand within backticks.
+
+    Times are in UTC. Bytes are text where they can be, and \\x with hexadecimal digits where not. The result goes
+    through this process: what is larger than its --memory is the work of a pipeline.
+    """
+    chosen = _format(format, output, as_json)
+    text = sys.stdin.read() if query == "-" else query
+    given = dict(_schema(each) for each in schemas)
+    if limit is None and chosen == "table":
+        limit = TABLE_ROWS
+    _tell_workers(data)
+    with cluster.working("sql", quick=True) as spark:
+        from headwater.spark.querying import sql
+
+        found = sql(spark, data, text, schemas=given)
+        result = _collected(found, limit)
+    more = limit is not None and result.num_rows > limit
+    _write(result.slice(0, limit) if more else result, chosen, output)
+    if more and chosen == "table":
+        show.note(f"These are the first {show.number(result.num_rows - 1)} rows: --limit shows more.")
+
+
+def _format(format: Format | None, output: str | None, as_json: bool) -> Format:
+    if as_json and format not in (None, "json"):
+        raise click.UsageError(f"--json and --format {format} say two things.")
+    if as_json or format is not None:
+        return format or "json"
+    if output is not None:
+        suffix = Path(output).suffix.lower()
+        if suffix not in SUFFIXES:
+            raise Invalid(f"the suffix of {output!r} names no format", hint=f"give --format, or {', '.join(SUFFIXES)}")
+        return SUFFIXES[suffix]
+    return "table" if show.is_terminal(sys.stdout) else "json"
+
+
+def _schema(text: str) -> tuple[str, str]:
+    table, separator, fields = text.partition(":")
+    if not separator or not table.strip() or not fields.strip():
+        raise click.BadParameter(f"{text!r} is not 'TABLE: FIELDS', as in 'orders: total int'", param_hint="--schema")
+    return table.strip().strip("`"), fields
+
+
+def _tell_workers(data: str) -> None:
+    """Put what the options say of who asks where the workers of Spark look: into the environment."""
+    if is_server(data):
+        found = credentials(data)
+        os.environ |= {_VARIABLES[name]: str(value) for name, value in found.items() if name in _VARIABLES}
+
+
+def _collected(found: DataFrame, limit: int | None) -> pa.Table:
+    """The rows, and one more than the limit if there is one. Raises our errors in place of Spark's."""
+    from pyspark.errors import PySparkException
+
+    from headwater.spark import failures
+
+    with failures.quiet():
+        try:
+            return (found if limit is None else found.limit(limit + 1)).toArrow()
+        except PySparkException as error:
+            raise failures.translated(error) from None
+
+
+def _write(result: pa.Table, format: Format, output: str | None) -> None:
+    from headwater.cli import rows
+    from headwater.engine.transfer.files import written
+    from headwater.storage.disk import Disk
+
+    if format == "table" and output is None:
+        rows.print_table(result)
+        return
+    if format == "parquet" and output is None and show.is_terminal(sys.stdout):
+        raise Invalid("Parquet is not for a terminal", hint="give --output FILE")
+    writers = {"table": rows.write_table, "json": rows.write_json, "csv": rows.write_csv, "parquet": rows.write_parquet}
+    with written(Disk(), sys.stdout.buffer if output is None else output) as out:
+        writers[format](result, out)

@@ -1,0 +1,247 @@
+"""Counts, sums, least and greatest values of a topic, by any of its columns: `headwater.spark.aggregate`.
+
+Each task aggregates its part of the log in Arrow, and only that crosses to the JVM, where Spark puts the parts
+together. What comes out is what Spark's own `groupBy` gives over the same topic: null is a group, and ignored in what
+is aggregated; a sum that is too large is an error unless ANSI mode is off; NaN is the greatest number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from headwater.errors import Invalid
+from headwater.format import events
+from headwater.spark import options, planning, scan
+from headwater.spark.partial import Function, Measure, Partial
+from headwater.spark.places import open_place
+from headwater.spark.session import ROWS_MAX
+from headwater.spark.shaping import Shape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headwater.format.events import EventBatch
+    from headwater.spark.fields import Mode
+    from headwater.spark.options import ReadOptions
+    from headwater.spark.scan import Piece
+
+Names = str | Sequence[str]
+At = str | int | datetime | Mapping[Any, Any]
+
+LOG_COLUMNS = t.StructType(
+    [
+        t.StructField("topic", t.StringType()),
+        t.StructField("partition", t.IntegerType()),
+        t.StructField("offset", t.LongType()),
+        t.StructField("time", t.TimestampType()),
+        t.StructField("id", t.StringType()),
+        t.StructField("type", t.StringType()),
+        t.StructField("key", t.BinaryType()),
+        t.StructField("data", t.BinaryType()),
+        t.StructField("meta", t.StringType()),
+        t.StructField("content", t.StringType()),
+        t.StructField("ticks", t.LongType()),
+        t.StructField("data_bytes", t.LongType()),
+    ]
+)
+"""All columns that the log itself has, in the types that Spark has them in."""
+
+GATHERED_ROWS = 8 * ROWS_MAX  # that are aggregated at once: with many groups, fewer rows cross
+TASKS_PER_CORE = 2  # starting one costs as much as aggregating half a million events
+TASK_BYTES_MAX = 1024 * 1024 * 1024  # of the log: so much is read again when a task fails
+_CHEAPEST = "partition"  # of the log's columns, to see how many rows there are
+_ORDERED = (t.NumericType, t.StringType, t.BinaryType, t.BooleanType, t.DateType, t.TimestampType, t.TimestampNTZType)
+
+
+def aggregate(
+    spark: SparkSession,
+    address: str,
+    topic: str,
+    *,
+    by: Names = (),
+    count: bool = True,
+    sum: Names = (),
+    min: Names = (),
+    max: Names = (),
+    schema: str | t.StructType = "",
+    start: At = "earliest",
+    end: At = "latest",
+    type: str | None = None,
+    key: bytes | str | None = None,
+    match: Mapping[str, Any] | None = None,
+    mode: str = "permissive",
+) -> DataFrame:
+    """One row for each group, or one for all, with `count`, `sum(x)`, `min(x)` and `max(x)` as Spark would name them.
+
+    Columns are the log's, `data_bytes` among them, and fields of JSON or BSON data that `schema` names with their
+    types. `start`, `end`, `type`, `key`, `match` and `mode` are the options of a read; what is there now is read,
+    however often the frame is used. Raises Invalid for columns that are not there or have no sum or order, and what a
+    read of the topic raises.
+    """
+    given = {"path": address, "topic": topic, "start": _text(start), "end": _text(end), "mode": mode, "type": type}
+    given |= {"key": key.decode() if isinstance(key, bytes) else key, "match": None if match is None else _text(match)}
+    read = options.parse({name: text for name, text in given.items() if text is not None})
+    known = _known(schema)
+    groups = [_column(known, name) for name in _names(by)]
+    measures = [_Measured("count", None, "count", t.LongType())] if count else []
+    asked: dict[Function, Names] = {"sum": sum, "min": min, "max": max}
+    measures += [_measured(known, function, name) for function, names in asked.items() for name in _names(names)]
+    if not measures:
+        raise Invalid("nothing is asked for", hint="count=True, or columns for sum, min or max")
+    with open_place(read.address) as hw:
+        pieces = planning.plan(hw, read)
+    tasks = _tasks(pieces, TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+    checked = spark.conf.get("spark.sql.ansi.enabled") == "true"
+    return _merged(_parts(spark, _Work(read, tasks, groups, measures, checked)), groups, measures)
+
+
+def _names(given: Names) -> list[str]:
+    return [given] if isinstance(given, str) else list(dict.fromkeys(given))
+
+
+def _text(at: Any) -> str:
+    if isinstance(at, datetime):
+        return at.isoformat()
+    return at if isinstance(at, str) else msgspec.json.encode(at).decode()
+
+
+def _known(schema: str | t.StructType) -> dict[str, t.StructField]:
+    """All columns that there are, by their names."""
+    fields: Any = schema
+    if isinstance(schema, str):
+        fields = t.StructType.fromDDL(schema) if schema.strip() else ()
+    return {field.name: field for field in (*LOG_COLUMNS, *fields)}
+
+
+def _column(known: Mapping[str, t.StructField], name: str) -> t.StructField:
+    if name not in known:
+        raise Invalid(f"there is no column {name!r}", hint="fields of the data are named in schema, with their types")
+    return known[name]
+
+
+class _Measured(NamedTuple):
+    """What is asked of a column, what comes of it in a part, and in the end."""
+
+    function: Function
+    field: t.StructField | None
+    name: str
+    type: t.DataType
+
+
+def _measured(known: Mapping[str, t.StructField], function: Function, name: str) -> _Measured:
+    field = _column(known, name)
+    kind = field.dataType
+    if function != "sum":
+        if not isinstance(kind, _ORDERED):
+            raise Invalid(f"{name} is {kind.simpleString()}, which has no order")
+    elif isinstance(kind, t.DecimalType):
+        kind = t.DecimalType(min(38, kind.precision + 10), kind.scale)
+    elif isinstance(kind, t.NumericType):
+        kind = t.DoubleType() if isinstance(kind, t.FractionalType) else t.LongType()
+    else:
+        raise Invalid(f"{name} is {kind.simpleString()}, which has no sum", hint="numbers have one")
+    return _Measured(function, field, f"{function}({name})", kind)
+
+
+class _Work(NamedTuple):
+    """What all tasks do, and the pieces of each."""
+
+    read: ReadOptions
+    tasks: Sequence[Sequence[Piece]]
+    groups: Sequence[t.StructField]
+    measures: Sequence[_Measured]
+    checked: bool  # whether a sum that is too large is an error
+
+    @property
+    def schema(self) -> t.StructType:
+        """Of a part: the groups, and what was measured, by number, because a name may be anything."""
+        fields = [t.StructField(f"g{number}", group.dataType) for number, group in enumerate(self.groups)]
+        return t.StructType(fields + [t.StructField(f"m{n}", each.type) for n, each in enumerate(self.measures)])
+
+
+def _tasks(pieces: Sequence[Piece], wanted: int) -> list[list[Piece]]:
+    """The pieces in about so many tasks, in order, or in more where those would be huge."""
+    whole = sum(piece.split.bytes for piece in pieces)
+    share = min(TASK_BYTES_MAX, whole // wanted + 1)
+    found: list[list[Piece]] = []
+    size = share
+    for piece in pieces:
+        if size >= share:
+            found.append([])
+            size = 0
+        found[-1].append(piece)
+        size += piece.split.bytes
+    return found
+
+
+def _parts(spark: SparkSession, work: _Work) -> DataFrame:
+    """The aggregates that each task makes."""
+    count = len(work.tasks)
+    if not count:
+        return spark.createDataFrame([], work.schema)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in map(int, batch.column(0).to_numpy()):
+                yield from _aggregated(work, work.tasks[number])
+
+    return spark.range(0, count, 1, count).mapInArrow(run, work.schema)
+
+
+def _merged(parts: DataFrame, groups: Sequence[t.StructField], measures: Sequence[_Measured]) -> DataFrame:
+    merge = {"count": f.sum, "sum": f.sum, "min": f.min, "max": f.max}
+    by = [f.col(f"g{number}") for number in range(len(groups))]
+    found = [merge[each.function](f"m{number}").cast(each.type) for number, each in enumerate(measures)]
+    whole = [
+        f.coalesce(column, f.lit(0)) if each.function == "count" else column
+        for column, each in zip(found, measures, strict=True)
+    ]
+    named = [column.alias(f"m{number}") for number, column in enumerate(whole)]
+    frame = parts.groupBy(*by).agg(*named)
+    return frame.toDF(*[group.name for group in groups], *[each.name for each in measures])
+
+
+def _aggregated(work: _Work, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+    """The groups of some pieces."""
+    arrow = to_arrow_schema(work.schema, timezone="UTC")
+    columns = {field.name: field for field in (*work.groups, *(each.field for each in work.measures if each.field))}
+    read = _Columns(list(columns.values()), work.read.mode)
+    measures = [Measure(each.function, each.field.name if each.field else "") for each in work.measures]
+    partial = Partial([group.name for group in work.groups], measures, arrow, checked=work.checked)
+    waiting: list[pa.Table] = []
+    rows = 0
+    with open_place(work.read.address) as hw:
+        loss = work.read.fail_on_data_loss
+        for gathered in scan.pieces(hw, pieces, work.read.wanted, fail_on_data_loss=loss):
+            waiting.append(read.table(gathered))
+            rows += waiting[-1].num_rows
+            if rows >= GATHERED_ROWS:
+                partial.add(pa.concat_tables(waiting))
+                waiting, rows = [], 0
+        if waiting:
+            partial.add(pa.concat_tables(waiting))
+        yield from partial.result()  # keys may lie in files of the log, which are open until here
+
+
+class _Columns:
+    """Reads the columns that are needed: types with their dictionary, as the log has them, the others as Spark does."""
+
+    def __init__(self, fields: Sequence[t.StructField], mode: Mode) -> None:
+        others = [field for field in fields if field.name != "type"]
+        self._own = ["type"] if len(others) < len(fields) else [_CHEAPEST]
+        self._shape = Shape(t.StructType(others), mode) if others else None
+
+    def table(self, gathered: list[EventBatch]) -> pa.Table:
+        found = events.table(gathered, self._own)
+        if self._shape is None:
+            return found
+        others = pa.Table.from_batches(self._shape.batches(gathered))
+        return others if self._own == [_CHEAPEST] else others.append_column("type", found.column("type"))

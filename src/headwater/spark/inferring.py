@@ -1,0 +1,110 @@
+"""Which fields documents have, and of which types: found in a sample of them, for SQL. Needs no JVM.
+
+What has several types is text, which holds all of them as JSON. A field that the sample lacks is no column, and a value
+that does not fit is null, so a schema can always be given instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from pyspark.sql import types as t
+
+DEPTH_MAX = 8
+FIELDS_MAX = 200  # of an object: one with more is a map of something, and stays text
+_TEXT = t.StringType()
+_UNKNOWN = t.NullType()
+
+
+def schema_of(documents: Iterable[Any], taken: Collection[str] = ()) -> t.StructType:
+    """The fields of all objects among the documents, in the order in which they come.
+
+    Spark does not distinguish cases: a field whose name is taken, or another's, is called `data.` and its name. One
+    whose name has a dot cannot be named, and is left out.
+    """
+    fields: dict[str, t.DataType] = {}
+    for document in documents:
+        if isinstance(document, Mapping):
+            for name, value in document.items():
+                fields[name] = _merged(fields.get(name, _UNKNOWN), _type(value, 1))
+    names = {name.lower() for name in taken}
+    found = []
+    for name, type in fields.items():
+        called = f"data.{name}" if name.lower() in names else name
+        if name and "." not in name and called.lower() not in names:
+            names.add(called.lower())
+            found.append(t.StructField(called, _whole(type)))
+    return t.StructType(found)
+
+
+def _type(value: Any, depth: int) -> t.DataType:
+    """The type of a value; that of null fits any other."""
+    if value is None:
+        return _UNKNOWN
+    if isinstance(value, Mapping):
+        return _object(value, depth)
+    if isinstance(value, list):
+        element: t.DataType = _UNKNOWN
+        for each in value:
+            element = _merged(element, _type(each, depth + 1))
+        return t.ArrayType(element) if depth < DEPTH_MAX else _TEXT
+    return _simple(value)
+
+
+def _simple(value: Any) -> t.DataType:
+    if isinstance(value, bool):
+        return t.BooleanType()
+    if isinstance(value, int):
+        return t.LongType() if -(1 << 63) <= value < 1 << 63 else t.DoubleType()
+    return t.DoubleType() if isinstance(value, float | Decimal) else _of_bson(value)
+
+
+def _of_bson(value: Any) -> t.DataType:
+    """The type of what only BSON has, and of text."""
+    if isinstance(value, datetime) or value.__class__.__name__ == "DatetimeMS":
+        return t.TimestampType()
+    if isinstance(value, bytes):
+        return t.BinaryType()
+    return t.DecimalType(38, 9) if hasattr(value, "to_decimal") else _TEXT
+
+
+def _object(value: Mapping[str, Any], depth: int) -> t.DataType:
+    if depth >= DEPTH_MAX:
+        return _TEXT
+    return _struct({name: _type(each, depth + 1) for name, each in value.items()})
+
+
+def _struct(fields: Mapping[str, t.DataType]) -> t.DataType:
+    if len({name.lower() for name in fields}) < len(fields) or len(fields) > FIELDS_MAX:
+        return _TEXT
+    return t.StructType([t.StructField(name, type) for name, type in fields.items()])
+
+
+def _merged(one: t.DataType, other: t.DataType) -> t.DataType:
+    """The type that holds the values of both."""
+    if isinstance(one, t.NullType) or one == other:
+        return other
+    if isinstance(other, t.NullType):
+        return one
+    if isinstance(one, t.NumericType) and isinstance(other, t.NumericType):
+        return t.DoubleType()
+    if isinstance(one, t.ArrayType) and isinstance(other, t.ArrayType):
+        return t.ArrayType(_merged(one.elementType, other.elementType))
+    if isinstance(one, t.StructType) and isinstance(other, t.StructType):
+        fields: dict[str, t.DataType] = {}
+        for field in (*one, *other):
+            fields[field.name] = _merged(fields.get(field.name, _UNKNOWN), field.dataType)
+        return _struct(fields)
+    return _TEXT
+
+
+def _whole(type: t.DataType) -> t.DataType:
+    """The type with text for all of which nothing is known: what was always null, and empty objects."""
+    if isinstance(type, t.ArrayType):
+        return t.ArrayType(_whole(type.elementType))
+    if isinstance(type, t.StructType) and type.fields:
+        return t.StructType([t.StructField(field.name, _whole(field.dataType)) for field in type])
+    return _TEXT if isinstance(type, t.NullType | t.StructType) else type
