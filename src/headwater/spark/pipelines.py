@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 LOOK_S = 0.2  # between two looks at streams
-STARTS_MAX = 5  # of a stream
+STARTS_MAX = 8  # of a stream
 INITIALIZING, LATE = "Initializing sources", "Python worker failed to connect back"  # as Spark calls it
 PATIENCE_S = 30.0  # what a batch of a stream is given to end, when it is stopped
 
