@@ -13,9 +13,10 @@ import pytest
 from headwater.event import Event
 from headwater.limits import QUARANTINED_MAX, Limits
 from headwater.spark import folding, grouping, sharding
-from headwater.views import rebuild
+from headwater.views import database, rebuild
 from headwater.views.app import App
 from headwater.views.bulk import Span
+from headwater.views.codec import decode, encode
 from headwater.views.draft import Draft
 from headwater.views.folding import Halt
 from headwater.views.local import Local
@@ -93,6 +94,8 @@ def anything(doc: Any, event: Event) -> Any:
     doc = {} if doc is None else doc
     told = event.value if event.content == "json" else {}
     doc["n"] = doc.get("n", 0) + 1
+    for name in ("big", "odd"):  # what was there for one event only is found nevertheless
+        doc.pop(name, None)
     doc.setdefault("seen", []).append((event.partition, event.offset)) if event.offset % 7 == 0 else None
     doc[told.get("field", "none")] = told.get("value")
     doc["kinds"] = " ".join(type(value).__name__ for value in doc.values()) if event.offset % 5 == 0 else ""
@@ -100,6 +103,8 @@ def anything(doc: Any, event: Event) -> Any:
         doc["at"] = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=event.offset)
     if event.offset % 13 == 0:
         doc["big"] = 2**70  # cannot be stored
+    if event.offset % 17 == 0:
+        doc["odd"] = "\ud800"  # nor this
     if event.type == "bad":
         raise ValueError(event.offset)
     return doc
@@ -219,7 +224,10 @@ def test_keys_that_are_no_text_fail_and_others_go_on(hw: Local) -> None:
     assert (len(one["quarantined"]), len(one["documents"]), other) == (20, 2, one)
 
 
-def test_a_key_that_somebody_put_into_several_partitions_is_folded_by_all_of_them_in_order(hw: Local) -> None:
+def test_a_key_that_somebody_put_into_several_partitions_is_folded_by_all_of_them_in_order(
+    hw: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "ATTACHED_MAX", 1)  # so that some is loaded when it is found out
     hw.create("t", partitions=3)
     for partition in (2, 0, 1, 0):
         hw.append_many("t", [{"number": partition}] * 30, keys=["a", "b", "c"] * 10, partition=partition)
@@ -345,3 +353,27 @@ def test_tasks_keep_all_cores_busy_and_have_enough_to_do(monkeypatch: pytest.Mon
     assert tasks((0, 1000), 2) == [([1], shard, 4) for shard in range(4)]
     assert tasks((100, 900), 2)[0] == ([1], 0, 4)  # a large partition has more shards, and goes first
     assert tasks((1000, 1000), 2, by_partition=False) == [([0, 1], shard, 4) for shard in range(4)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_is_folded_as_if_the_document_had_been_stored_after_each_event(seed: int) -> None:
+    random = Random(seed)
+    scalars = [value for value in VALUES if not isinstance(value, list | dict)]
+    changes = [(random.choice(["a", "b", "_id", "c"]), random.choice(scalars)) for _ in range(12)]
+    events = [Event("t", 0, offset, 0, "", b"k", b"", "bytes", 0) for offset in range(len(changes))]
+
+    def fold(doc: Any, event: Event) -> Any:
+        field, value = changes[event.offset]
+        if value == "":
+            return None
+        doc = doc or {}
+        doc[field] = value
+        doc["told"] = " ".join(f"{name}={type(each).__name__}" for name, each in doc.items())
+        return doc
+
+    before = encode({"a": 1}) if seed % 2 else None
+    stored = before
+    for event in events:
+        document = fold(None if stored is None else decode(stored), event)
+        stored = None if document is None else encode(document)
+    assert folding._fold_run(fold, before, events) == stored

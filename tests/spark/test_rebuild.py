@@ -83,6 +83,7 @@ def test_a_rebuilt_binder_is_that_of_the_live_projection(spark: SparkSession, hw
     assert folded == seen.row(hw, "b", "p").folded
     assert len(files_of(hw)) == 2  # nothing is left of the workers
     assert all(done <= of for done, of in told)
+    assert told[-1] == (sum(seen.cursors(hw, "b", "p").values()),) * 2
     hw.append("t", {"number": 1}, key="a", type="put")
     app.catch_up(hw, SETTLE_S)  # it goes on where Spark ended
     assert seen.documents(hw, "b") == seen.plain(hw, "t", fold, lambda event: event.key and event.key.decode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +25,7 @@ from headwater.spark.parts import Part
 from headwater.spark.positions import Positions, Reached
 from headwater.spark.stream import StreamReader
 from headwater.storage.log import LocalLog
+from headwater.views.local import Local
 from tests.server.process import served
 from tests.waiting import wait_for
 
@@ -213,6 +213,31 @@ def test_a_new_topic_of_a_pattern_comes_in_whole(tmp_path: Path) -> None:
         assert read_between(found, start, end) == [("shop.b", 0, 0, 1)]
         hw.append("shop.b", b"2")
         assert read_between(found, end, found.latestOffset(end, ALL)) == [("shop.b", 0, 1, 2)]
+        found.stop()
+
+
+def noting(name: str, verb: Callable[..., Any], asked: list[str]) -> Callable[..., Any]:
+    def noted(*arguments: Any, **named: Any) -> Any:
+        asked.append(name)
+        return verb(*arguments, **named)
+
+    return noted
+
+
+def test_a_trigger_asks_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question to a server or a bucket takes time: one look at each topic, and one at its splits."""
+    asked: list[str] = []
+    for name in ("describe", "splits", "topics", "sync", "close"):
+        monkeypatch.setattr(Local, name, noting(name, getattr(Local, name), asked))
+    with headwater.open(tmp_path) as hw:
+        hw.append("orders", b"1")
+        found = reader(tmp_path)
+        found.prepareForTriggerAvailableNow()
+        start = found.initialOffset()
+        end = found.latestOffset(start, ALL)
+        assert found.partitions(start, end)
+        assert found.partitions(end, found.latestOffset(end, ALL)) == []
+        assert asked == ["describe", "splits"]
         found.stop()
 
 
@@ -427,16 +452,3 @@ def test_a_server_is_a_stream_as_well(spark: SparkSession, tmp_path: Path, users
         query = start(spark, server.url, taken, tmp_path / "c", maxEventsPerTrigger="3")
         query.trigger(availableNow=True).start().awaitTermination()
     assert [len(batch) for batch in taken.batches] == [3, 2]
-
-
-def test_a_small_tail_is_quick_once_the_session_is_warm(spark: SparkSession, tmp_path: Path) -> None:
-    taken, took = Taken(), []
-    with headwater.open(tmp_path / "data") as hw:
-        for _ in range(3):
-            hw.append_many("orders", [b"1"] * 100)
-            began = time.perf_counter()
-            query = start(spark, str(tmp_path / "data"), taken, tmp_path / "c")
-            query.trigger(availableNow=True).start().awaitTermination()
-            took.append(time.perf_counter() - began)
-    assert len(taken.rows) == 300
-    assert min(took) < 10  # the benchmark measures it; here nothing may wait for something

@@ -48,6 +48,7 @@ def test_a_schema_is_that_of_all_topics_and_options_become_text() -> None:
         (("a",), {"to": "delta:out"}, "it cannot write to 'delta:out'"),
         (("a",), {"to": "binder:"}, "does not say which"),
         (("a",), {"to": "parquet:s3://bucket/out"}, "Parquet is written to a directory"),
+        (("a",), {"to": "topic:a"}, "it would read what it writes"),
         (("a",), {"mode": "often"}, "mode 'often' is unknown"),
         (("a",), {"start": "latest"}, "a batch from 'latest' on has no events"),
         (("a",), {"every": 5}, "every= is of streams"),

@@ -133,9 +133,11 @@ class Folding:
         if gathered:
             self._fold_chunk(gathered)
 
-    def _fold_chunk(self, batches: Sequence[EventBatch]) -> None:
+    def _fold_chunk(self, batches: list[EventBatch]) -> None:
         if self._projection.key is None:
-            self._fold_by_key(Chunk(batches))
+            chunk = Chunk(batches)
+            batches.clear()  # the chunk has their events
+            self._fold_by_key(chunk)
         else:
             self._fold_by_function(batches)
         gc.collect(0)

@@ -29,8 +29,6 @@ U32 = npt.NDArray[np.uint32]
 
 PIECE_EVENTS = 8192  # of which objects are made together
 _COLUMNS = ("key", "offset", "ticks", "type", "data", "meta")
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)
-_HALF = np.uint64(32)
 
 
 class Chunk:
@@ -140,10 +138,10 @@ def own(batch: EventBatch, shard: int, shards: int) -> EventBatch | None:
     stored = batch.piece.batch
     column = stored.column(KEY)
     if column is None or column.offsets is None:
-        mine = 0 if column is None else int(spread(key_hashes(column), shards)[0])
+        mine = 0 if column is None else int(key_hashes(column)[0]) % shards
         return batch if mine == shard else None
     numbers = np.zeros(stored.count, np.uint32)
-    numbers[column.present()] = spread(key_hashes(column), shards)
+    numbers[column.present()] = key_hashes(column) % np.uint32(shards)
     _, lo, hi = batch.piece
     rows = np.arange(lo, hi) if batch.rows is None else batch.rows
     rows = rows[numbers[rows] == shard]
@@ -155,10 +153,4 @@ def own(batch: EventBatch, shard: int, shards: int) -> EventBatch | None:
 def shards_of(ids: Sequence[str | None], shards: int) -> U32:
     """The shard of each document; the first, where there is none."""
     hashes = key_hashes(Column.of([b"" if id is None else id.encode() for id in ids]))
-    return spread(hashes, shards) * np.array([id is not None for id in ids], np.uint32)
-
-
-def spread(hashes: U32, shards: int) -> U32:
-    """The shard of each hash. The keys of one partition share the rest of a division: that must not choose it too."""
-    found: U32 = ((hashes.astype(np.uint64) * _SPREAD >> _HALF) % np.uint64(shards)).astype(np.uint32)
-    return found
+    return hashes % np.uint32(shards) * np.array([id is not None for id in ids], np.uint32)

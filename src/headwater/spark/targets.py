@@ -16,6 +16,7 @@ from headwater.spark import publishing
 from headwater.spark.documents import encoded
 from headwater.spark.folders import Folder
 from headwater.spark.places import open_place
+from headwater.spark.spreading import Targets
 from headwater.spark.staging import Staging, Write
 from headwater.views import filling
 from headwater.views.filling import Batch
@@ -74,7 +75,9 @@ class ToTopic:
             self._staging = self._options["staging"] = str(directory / "staging")
 
     def check(self) -> None:
-        pass  # the sink tells all there is to tell
+        """The topic is made, so that it is there also if no row comes."""
+        with open_place(self._address) as hw:
+            _ = Targets(hw, None)[self._options["topic"]]
 
     def write(self, frame: DataFrame, run: str) -> int | None:
         from pyspark.sql import Observation

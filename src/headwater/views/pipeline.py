@@ -85,6 +85,8 @@ def declared(
     try:
         _check_topics(topics)
         target = _target(to)
+        if target.kind == "topic" and target.place in topics:
+            raise Invalid("it would read what it writes, for ever", hint="write to another topic")
         columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         _check_mode(mode, start, every)
         if columns and target.kind != "parquet":

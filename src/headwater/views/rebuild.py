@@ -192,6 +192,7 @@ class _Build:
         for span in spans:
             self._next[span.projection.name] = list(span.ends)
             self._passed += span.events
+        self._tell()
 
     def index(self, fields: Iterable[str]) -> None:
         """Make the indexes: over many documents at once, that takes a part of the time."""
@@ -259,6 +260,9 @@ class _Build:
         places[partition] = reached
         self.folded += folder.folded
         self._passed += reached - start
+        self._tell()
+
+    def _tell(self) -> None:
         if self._progress is not None:
             self._progress(self._passed, self._passed + self.left())
 
