@@ -96,9 +96,15 @@ def test_only_the_columns_that_a_query_names_are_read(spark: SparkSession, data:
     assert "RelationV2[type#" in plan
     assert "note#" not in plan
     assert "offset#" not in plan
-    assert "note#" in read("SELECT count(DISTINCT *) FROM orders")
-    assert "note#" in read("SELECT * EXCEPT (n) FROM orders")
-    assert "note#" in read("FROM orders")
+    for query in (
+        "SELECT count(DISTINCT *) FROM orders",
+        "SELECT * EXCEPT (n) FROM orders",
+        "SELECT /*+ COALESCE(1) */ -- all of it\n * FROM orders",
+        "FROM orders",
+        "SELECT n FROM (FROM orders INTERSECT FROM orders)",
+        "WITH o AS (TABLE orders) SELECT count(*) FROM o",
+    ):
+        assert "note#" in read(query), query
     strict: dict[str, Any] = {"schemas": {"orders": "n double, note int"}, "mode": "failfast"}
     assert "note#" not in read("SELECT n FROM orders", **strict)
     aliased = "SELECT a FROM `my-shop.paid` AS o(a, b, c, d, e, f, g, h, i, j) LIMIT 1"
