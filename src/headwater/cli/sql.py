@@ -41,7 +41,7 @@ _VARIABLES |= {"tls_key": "HEADWATER_TLS_KEY"}
         'headwater sql data "SELECT by.name, sum(total) FROM orders JOIN baskets ON key = _id GROUP BY 1" --json',
         'headwater sql data "SELECT time, total FROM orders WHERE total > 10" --output totals.parquet',
         "headwater sql data 'SELECT n FROM `my-topic`' --schema 'my-topic: n decimal(20, 2)'",
-        "headwater sql http://127.0.0.1:7450 - < query.sql",
+        "cat query.sql | headwater sql http://127.0.0.1:7450 -",
     ]
 )
 @data_argument

@@ -266,13 +266,15 @@ def _lines(data: Any) -> bytes | None:
             return None
         if not _braced(data):
             return None
-    joined: Any = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(data)], pa.int32()), data), b"\n")
-    try:
-        joined.cast(pa.string())  # the parser does not look at the encoding
+    joined: Any = pc.binary_join_element_wise(data, b"", b"\n")
+    places, content = _buffers(joined)
+    text: bytes = content[: places[-1]].tobytes()
+    whole = [None, pa.py_buffer(places[[0, -1]].astype(np.int32).tobytes()), pa.py_buffer(text)]
+    try:  # the parser does not look at the encoding
+        pa.Array.from_buffers(pa.string(), 1, whole).validate(full=True)
     except pa.ArrowInvalid:
         return None
-    lines: bytes = joined[0].as_py() + b"\n"
-    return None if b"NaN" in lines or b"Inf" in lines else lines  # the parser takes these, which JSON does not have
+    return None if b"NaN" in text or b"Inf" in text else text  # the parser takes these, which JSON does not have
 
 
 def _braced(data: Any) -> bool:

@@ -12,15 +12,15 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import types as t
 
 from headwater.errors import Invalid, NotFound
 from headwater.spark import failures, tables
 from headwater.spark.aggregating import LOG_COLUMNS
+from headwater.spark.parsing import Parsed, parse
 from headwater.spark.places import absolute, open_place
 
 if TYPE_CHECKING:
@@ -32,14 +32,7 @@ if TYPE_CHECKING:
 Schemas = Mapping[str, str | t.StructType]
 
 _viewing = threading.Lock()  # protects the names of temporary views, which a session has once for all threads
-_WORD = re.compile(r"[^\W\d]\w*|`(?:[^`]|``)+`")
-_STAR = re.compile(r"(?<!count)\s*(?:\(|,|\.|\bselect|\bdistinct|\ball)\s*\*", re.IGNORECASE)
-_WHOLE = {"Pivot", "Unpivot", "UnresolvedSubqueryColumnAliases", "PipeOperator"}  # they mean columns without a name
-_NO_QUERIES = tuple(
-    f"org.apache.spark.sql.catalyst.plans.logical.{name}" for name in ("Command", "ParsedStatement", "CompoundBody")
-)
 UNUSUAL = ("content", "ticks", "data_bytes")  # columns that are there for who names them
-_REFUSED = "only queries are run here: SELECT, WITH, VALUES, TABLE"
 
 
 def sql(
@@ -62,7 +55,7 @@ def sql(
     Spark cannot analyse; NotFound for a table that is not there.
     """
     with failures.quiet():
-        parsed = _parsed(spark, query)
+        parsed = parse(spark, query)
         with open_place(absolute(address)) as hw:
             named = _Tables(spark, absolute(address), hw, mode, schemas or {})
             try:
@@ -77,48 +70,6 @@ def sql(
                 raise failures.translated(error) from None
 
 
-class _Parsed(NamedTuple):
-    names: list[str]  # of tables, which are no expressions of the query itself
-    qualified: list[str]  # names of several parts, with dots: no topic is called so without backticks
-    words: frozenset[str]  # that may be columns
-    whole: bool  # whether all columns are wanted
-
-
-def _parsed(spark: SparkSession, query: str) -> _Parsed:
-    java: Any = spark._jsparkSession  # noqa: SLF001  # the only way to Spark's parser
-    parser = java.sessionState().sqlParser()
-    try:
-        waiting = [parser.parsePlan(query)]
-    except ParseException as error:
-        raise failures.translated(error) from None
-    names: dict[str, None] = {}
-    qualified: dict[str, None] = {}
-    expressions: set[str] = set()
-    kinds: set[str] = set()
-    while waiting:
-        node = waiting.pop()
-        kind = node.getClass().getSimpleName()
-        if any(is_instance_of(spark.sparkContext._gateway, node, each) for each in _NO_QUERIES):  # noqa: SLF001
-            raise Invalid(_REFUSED, hint="append, create and delete with the other commands", code="bad_query")
-        kinds.add(kind)
-        if kind == "UnresolvedRelation":
-            parts = _items(node.multipartIdentifier())
-            (names if len(parts) == 1 else qualified)[".".join(parts)] = None
-        elif kind == "UnresolvedWith":
-            expressions |= {each.productElement(0).lower() for each in _items(node.cteRelations())}
-        waiting += _items(node.children()) + _items(node.innerChildren())
-    plain = re.sub(r"\bcount\s*\(\s*\*\s*\)", "", query, flags=re.IGNORECASE)
-    words = frozenset(word.strip("`").lower() for word in _WORD.findall(query))
-    whole = kinds & _WHOLE or _STAR.search(plain) or "select" not in words or words & {"natural", "table"}
-    tables = [name for name in names if name.lower() not in expressions]
-    return _Parsed(tables, list(qualified), words, bool(whole))
-
-
-def _items(sequence: Any) -> list[Any]:
-    """The items of a sequence of Scala's."""
-    return [sequence.apply(number) for number in range(sequence.size())]
-
-
 class _Tables:
     """Finds the tables that a query names."""
 
@@ -129,19 +80,19 @@ class _Tables:
         self._hw = hw
         self._mode = mode
 
-    def analysed(self, query: str, parsed: _Parsed) -> DataFrame:
+    def analysed(self, query: str, parsed: Parsed) -> DataFrame:
         """The query, over tables with the columns that it can mean."""
         with _views(self._spark, self._found(parsed)):
             return self._spark.sql(query)
 
-    def _found(self, parsed: _Parsed) -> dict[str, DataFrame]:
+    def _found(self, parsed: Parsed) -> dict[str, DataFrame]:
         """The tables by the names that the query has for them. Raises NotFound."""
         topics, binders = self._hw.topics(), tables.binders(self._hw)
         for name in parsed.qualified:
             if _same(name, [*topics, *binders]) is not None:
                 raise _missing(name, [name])
         found = {}
-        for name in parsed.names:
+        for name in parsed.tables:
             if self._spark.catalog.tableExists(_quoted(name)):
                 continue
             kind, _, rest = name.partition(":")
@@ -154,12 +105,12 @@ class _Tables:
                 found[name] = self._topic(topic, schema, parsed)
             elif binder is not None:
                 found[name] = self._binder(binder, schema, parsed)
-        unknown = [name for name in self._schemas if _same(name, parsed.names) is None]
+        unknown = [name for name in self._schemas if _same(name, parsed.tables) is None]
         if unknown:
             raise Invalid(f"a schema is given for {unknown[0]!r}, which the query does not name")
         return found
 
-    def _topic(self, topic: str, schema: t.StructType | None, parsed: _Parsed) -> DataFrame:
+    def _topic(self, topic: str, schema: t.StructType | None, parsed: Parsed) -> DataFrame:
         fields = tables.topic_fields(self._hw, topic) if schema is None else schema
         own = [field for field in LOG_COLUMNS if parsed.whole or field.name in parsed.words]
         own = [field for field in own if field.name not in UNUSUAL or field.name in parsed.words]
@@ -169,13 +120,13 @@ class _Tables:
         reader = self._spark.read.format("headwater").schema(wanted).option("topic", topic)
         return reader.option("mode", self._mode).load(self._address)
 
-    def _binder(self, binder: str, schema: t.StructType | None, parsed: _Parsed) -> DataFrame:
+    def _binder(self, binder: str, schema: t.StructType | None, parsed: Parsed) -> DataFrame:
         fields = tables.binder_fields(self._hw, binder) if schema is None else schema
         chosen = [field for field in _chosen(fields, parsed) if field.name != tables.ID]
         return tables.documents(self._spark, self._address, binder, t.StructType(chosen), self._mode)
 
 
-def _chosen(fields: t.StructType, parsed: _Parsed) -> list[t.StructField]:
+def _chosen(fields: t.StructType, parsed: Parsed) -> list[t.StructField]:
     """The fields that a query can mean: those of which the name, or a part of it, is a word of it."""
     if parsed.whole:
         return fields.fields
