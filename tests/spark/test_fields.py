@@ -178,6 +178,23 @@ def test_a_poison_event_harms_no_other() -> None:
         assert found == [reference(each)["i"] for each in data], data
 
 
+OUTSIDE = [b'{"i":1}null{}', b'{"i":1} null {}', b"{}1{}", b'{}"a"{}', b"{}[]{}", b"{}{}", b"{},{}", b"{}\n{}"]
+OUTSIDE += [b'{"i":' * 100_000 + b"1" + b"}" * 100_000, b'{"i":NaN}', b'{"i":-Infinity}', b'{"i":1}}{{"i":1}']
+
+
+@pytest.mark.parametrize("poison", OUTSIDE, ids=lambda each: each[:16].decode())
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_no_object_never_reaches_the_quick_parser(poison: bytes, place: int) -> None:
+    """Which would end the process, or spoil its memory: it is not enough to see that the result is right."""
+    data = [b'{"i":7}', b'{"i":7}']
+    data.insert(place, poison)
+    given: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fields._Parser, "parse", lambda _, lines, __: given.append(lines))
+        assert fields.reader(schema_of(i=t.IntegerType()))._quickly(pa.array(data, pa.binary())) is None
+    assert given == []
+
+
 @given(st.lists(documents, min_size=1, max_size=6))
 def test_the_quick_parser_reads_what_the_exact_rules_read(many: list[list[tuple[str, str]]]) -> None:
     data = pa.array(

@@ -41,6 +41,13 @@ Where = Callable[[int], str]
 EXACT_ROWS = 1024  # of a chunk that is not halved any more when it does not parse
 CHUNK_BYTES_MAX = 64 * 1024 * 1024  # that are joined and parsed at once
 _OPEN, _CLOSE = ord("{"), ord("}")
+
+
+class _Object(msgspec.Struct):
+    """Any object, of which nothing is kept."""
+
+
+_objects = msgspec.json.Decoder(_Object).decode_lines
 _decode_json = msgspec.json.Decoder(float_hook=Decimal).decode
 _Failed = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)
 
@@ -257,7 +264,8 @@ def _lines(data: Any) -> bytes | None:
 
     Each event begins with a brace and ends with one, so that nothing but the end of an object stands before a newline,
     and nothing but a beginning behind it: no two events make one object, whatever they are. Whether one of them makes
-    two, the number of rows tells. Never give the parser a chunk that begins otherwise: `null` would end the process.
+    two, or is no JSON, a decoder tells that builds nothing. Never give Arrow's parser anything else: a `null` outside
+    of objects makes it write where it must not, which ends the process, at once or later.
     """
     if not _braced(data):
         try:
@@ -274,7 +282,10 @@ def _lines(data: Any) -> bytes | None:
         pa.Array.from_buffers(pa.string(), 1, whole).validate(full=True)
     except pa.ArrowInvalid:
         return None
-    return None if b"NaN" in text or b"Inf" in text else text  # the parser takes these, which JSON does not have
+    try:
+        return text if len(_objects(text)) == len(data) else None
+    except (ValueError, RecursionError):  # that it is no JSON is a ValueError, too
+        return None
 
 
 def _braced(data: Any) -> bool:
