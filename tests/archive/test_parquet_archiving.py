@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import duckdb
 import polars as pl
@@ -15,6 +16,10 @@ import pytest
 
 import headwater
 from headwater.errors import Conflict, Corrupt, NotFound
+from headwater.format import parquet as format
+from headwater.format.archive import ArchivedFile
+from headwater.format.parquet import Part, part_name
+from headwater.format.settings import Topic
 from headwater.spark import archiving
 from headwater.storage.parquet import writing
 from headwater.storage.parquet.archive import ParquetStore
@@ -22,6 +27,7 @@ from tests.archive.logs import drop, fill, open_engine
 from tests.archive.parquets import (
     archive,
     archived,
+    described,
     files,
     logged,
     manifests,
@@ -378,3 +384,31 @@ def test_progress_tells_of_bytes(data: Path, tmp_path: Path) -> None:
     archive(data, tmp_path / "out", progress=lambda done, total: told.append((done, total)))
     assert told == sorted(told)
     assert told[-1][0] == told[-1][1] > 0
+
+
+def test_what_does_not_follow_is_not_named(tmp_path: Path) -> None:
+    store, topic = opened(tmp_path / "out"), Topic(name="t", uuid=str(uuid4()), partitions=1)
+
+    def part(start: int, end: int) -> Part:
+        file = ArchivedFile(part_name(0, start, end), 1, "ab" * 32)
+        return Part(start, end, end - start, start + 1, end, file)
+
+    def bounds(*parts: Part) -> list[tuple[int, int]]:
+        return [(each.start, each.end) for each in store.extend(topic, 0, parts).parts]
+
+    assert bounds(part(3, 5), part(5, 8)) == [(3, 5), (5, 8)]  # a log may begin late
+    assert bounds(part(9, 10)) == [(3, 5), (5, 8)]  # behind a gap
+    assert bounds(part(5, 9), part(9, 10)) == [(3, 5), (5, 8)]  # cut at other places
+    assert bounds(part(3, 5), part(5, 8), part(8, 9), part(9, 10), part(11, 12))[2:] == [(8, 9), (9, 10)]
+
+
+def test_every_column_of_a_batch_is_verified_also_what_is_not_archived(tmp_path: Path) -> None:
+    with open_engine(tmp_path / "data") as hw:
+        hw.append("t", b"x", producer=("of-this-name", 1, 1))
+        log = next((tmp_path / "data").rglob("*.log"))
+        stored = log.read_bytes()
+        log.write_bytes(stored.replace(b"of-this-name", b"of-that-name"))
+        nothing = format.nothing(described(hw), 0)
+        with pytest.raises(Corrupt, match="column 6"):
+            writing.write_part(opened(tmp_path / "out").store, nothing, 0, 1, hw.read_batches("t"))
+    assert not [*(tmp_path / "out").rglob("*.parquet")]

@@ -161,7 +161,7 @@ def test_from_a_bucket_to_a_bucket_and_back(spark: SparkSession, seaweed: Seawee
     with headwater.open(source) as hw:
         fill(hw)
         expected = _told(hw)
-        headwater.spark.archive(spark, source, f"parquet:{target}", seal=True, file_bytes=3000)
+        headwater.spark.archive(spark, source, f"parquet:{target}", seal=True, file_bytes=10_000)
         assert headwater.spark.archive(spark, source, f"parquet:{target}", seal=True) == []
     assert not check_parquet(f"parquet:{target}").findings
     headwater.restore(f"parquet:{target}", tmp_path / "back")

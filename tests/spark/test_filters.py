@@ -141,7 +141,7 @@ def everything(data: Path) -> list[dict[str, Any]]:
     return rows(data, Filters(SCHEMA, scan.EVERYTHING), options(data))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=st.data())
 def test_what_is_taken_over_leaves_the_rows_that_spark_would(
     data: Path, everything: list[dict[str, Any]], drawn: st.DataObject
@@ -156,6 +156,43 @@ def test_what_is_taken_over_leaves_the_rows_that_spark_would(
     plain = rows(data, Filters(SCHEMA, read.wanted), read)
     expected = [row for row in plain if all(holds(each, row) for each in filters)]
     assert [row for row in rows(data, taking, read) if all(holds(each, row) for each in left)] == expected
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        [LessThanOrEqual(("offset",), 25)],
+        [LessThan(("offset",), 25), GreaterThan(("offset",), 20)],
+        [GreaterThanOrEqual(("offset",), 195)],
+        [LessThan(("offset",), -3)],
+        [In(("offset",), (25, 65))],
+        [StringStartsWith(("type",), "new")],
+        [StringStartsWith(("type",), "")],
+        [In(("type",), ("a|b", "paid")), StringContains(("type",), "|")],
+        [EqualTo(("key",), None)],
+        [EqualNullSafe(("key",), None)],
+        [EqualTo(("key",), b"1"), EqualTo(("key",), b"7")],
+        [In(("key",), (b"1", None))],
+        [IsNotNull(("key",))],
+    ],
+    ids=str,
+)
+def test_bounds_and_nulls_are_those_of_spark(
+    data: Path, everything: list[dict[str, Any]], filters: list[Filter]
+) -> None:
+    taking = Filters(SCHEMA, scan.EVERYTHING)
+    left = taking.take(filters)
+    found = [row for row in rows(data, taking, options(data)) if all(holds(each, row) for each in left)]
+    assert found == [row for row in everything if all(holds(each, row) for each in filters)]
+
+
+@pytest.mark.parametrize("kind", [EqualTo, LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual])
+def test_a_time_is_all_ticks_of_its_microsecond(data: Path, everything: list[dict[str, Any]], kind: Any) -> None:
+    for row in (everything[0], everything[85], everything[-1]):
+        given = kind(("time",), row["time"])
+        taking = Filters(SCHEMA, scan.EVERYTHING)
+        assert taking.take([given]) == []
+        assert rows(data, taking, options(data)) == [each for each in everything if holds(given, each)]
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,7 @@ def test_a_crash_at_any_step_and_a_rerun_give_each_row_once(
                 Folder(out, out.parent / "notes", disk).put("run", batch, writing(*rows, name=f"first-{batch}"))
             except KeyboardInterrupt:
                 died = True
+                assert out.exists() or not exchanging  # there is always one or the other
                 if out.exists():
                     assert set(shown(out)) <= {7} or set(shown(out)) >= {1, 2}  # never a part of the first
                 Folder(out, out.parent / "notes").put("run", batch, writing(*rows, name=f"again-{batch}"))

@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 import headwater
 from headwater import App, Conflict, HeadwaterError, Invalid, Local, NotFound, Unavailable
-from headwater.spark import frames, runs
+from headwater.spark import frames, pipelines, runs
 from headwater.spark.pipelines import run
 from headwater.spark.runs import Status
 
@@ -338,6 +338,41 @@ def test_those_behind_one_that_fails_are_not_run(spark: SparkSession, data: Path
     assert not Path("other").exists()
     run(spark, data, app, ["q"])
     assert Path("other").exists()
+
+
+def test_a_stream_that_fails_ends_those_beside_it_and_is_the_only_one_that_is_blamed(
+    spark: SparkSession, data: Path
+) -> None:
+    app = App()
+    app.pipeline("orders", to="parquet:out", mode="stream", name="sound", schema=FIELDS)(same)
+    app.pipeline("orders", to="topic:bad", mode="stream", name="bad", schema=FIELDS)(failing_in_a_task)
+    with pytest.raises(Invalid, match=r"^pipeline 'bad' failed: ValueError") as caught:
+        run(spark, data, app, follow=True)
+    assert caught.value.pipeline == "bad"
+    found = {each.name: each for each in runs.statuses(data / "pipelines")}
+    assert (found["sound"].state, found["sound"].error) == ("interrupted", None)
+    assert found["bad"].state == "failed"
+
+
+def test_a_stream_that_could_not_be_started_in_time_is_started_again(
+    spark: SparkSession, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[Any] = []
+    start = pipelines._Run._start
+
+    class Late:
+        isActive = False  # noqa: N815  # Spark's name
+
+        def exception(self) -> str:
+            return "Python worker failed to connect back."
+
+    def late_at_first(self: Any, *arguments: Any) -> Any:
+        starts.append(Late() if not starts else start(self, *arguments))
+        return starts[-1]
+
+    monkeypatch.setattr(pipelines._Run, "_start", late_at_first)
+    (done,) = run(spark, data, app_of(same, "parquet:out", mode="stream"))
+    assert (len(starts), done.rows) == (2, 30)
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,16 @@ def test_an_empty_topic_gives_an_empty_binder(spark: SparkSession, hw: Local) ->
     assert (seen.documents(hw, "b"), seen.cursors(hw, "b", "p")) == ({}, {0: 0, 1: 0, 2: 0})
 
 
+def test_a_directory_with_a_relative_path_is_found_by_workers_that_are_elsewhere(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Local(Path("here")) as hw:
+        hw.append_many("t", [b""] * 10, keys=["a"] * 10)
+        assert headwater.spark.rebuild(spark, hw, counting(), "b") == 10
+        assert seen.data(hw, "b") == {"a": {"n": 10}}
+
+
 def test_one_hot_key_is_folded_whole(spark: SparkSession, hw: Local) -> None:
     hw.create("t", partitions=2)
     keys = ["hot"] * 20_000 + [str(number) for number in range(200)]
@@ -335,3 +345,24 @@ def test_a_fold_that_ends_its_process_and_one_that_cannot_be_sent_change_nothing
         assert refused.value.code == code
         assert len(str(refused.value)) < 500  # it is told in a line
         assert (everything(hw, "b"), files_of(hw)) == before
+
+
+def test_a_task_whose_worker_dies_is_tried_again_and_counts_once(
+    spark: SparkSession, hw: Local, tmp_path: Path
+) -> None:
+    died = tmp_path / "died"
+
+    def fold(doc: Any, event: Event) -> Any:
+        if event.offset == 80 and not died.exists():
+            died.touch()
+            os._exit(7)
+        return count(doc, event)
+
+    hw.append_many("t", [b""] * 100, keys=[str(number % 5) for number in range(100)])
+    app = App()
+    app.projection("t", "b", name="p")(fold)
+    assert headwater.spark.rebuild(spark, hw, app, "b") == 100
+    assert died.exists()
+    assert seen.data(hw, "b") == {str(number): {"n": 20} for number in range(5)}
+    assert seen.row(hw, "b", "p").folded == 100
+    assert len(files_of(hw)) == 2

@@ -70,7 +70,7 @@ def test_every_row_is_where_it_belongs_in_order(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spreading, "CHUNK_EVENTS", chunk_events)
-        patch.setattr(spreading, "GATHER_BYTES", 1 << 30)
+        patch.setattr(spreading, "GATHER_BYTES_MAX", 1 << 30)
         found = spread(*table.to_batches(max_chunksize=batch_rows), turn=turn)
     assert all(0 < len(values) <= chunk_events for _, _, values in found)
     there: dict[tuple[str, int], list[int]] = {}
@@ -85,7 +85,7 @@ def test_every_row_is_where_it_belongs_in_order(
 
 
 def test_memory_is_bounded_by_what_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spreading, "GATHER_BYTES", 1000)
+    monkeypatch.setattr(spreading, "GATHER_BYTES_MAX", 1000)
     taken = 0
 
     def many() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from headwater.cli import show
-from headwater.cli.opening import open_log
+from headwater.cli.opening import open_log, tell_workers
 from headwater.cli.progress import Waiting
 from headwater.cli.spark_options import Cluster
 
@@ -30,6 +30,7 @@ def archive_parquet(
         hw.topics() if topic is None else hw.describe(topic)
     from headwater.spark.archiving import archive
 
+    tell_workers(data)
     spark = cluster.started()
     with Waiting("archived", as_bytes=True) as waiting:
         topics = None if topic is None else [topic]

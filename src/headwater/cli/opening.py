@@ -73,6 +73,13 @@ def credentials(data: str) -> dict[str, Any]:
     return _credentials() if is_server(data) else {}
 
 
+def tell_workers(data: str) -> None:
+    """Have the workers of a job, which are started from here, know who asks: from their environment, as always."""
+    for name, value in credentials(data).items():
+        if isinstance(value, str):
+            os.environ.setdefault(f"HEADWATER_{name.upper()}", value)
+
+
 def complete(data: str, ask: Callable[[Log], list[str]]) -> list[str]:
     """What a log has for a shell to complete; nothing if it cannot be had, or not soon."""
     from headwater import open  # whatever has to be imported is not what a server is waited for

@@ -358,7 +358,8 @@ def _type_column(array: Any) -> Column | None:
     array = _decoded(array)
     if array.null_count == len(array):
         return None
-    encoded = _as_binary(array).fill_null(b"").dictionary_encode()
+    values = _as_binary(array)
+    encoded = (values.fill_null(b"") if values.null_count else values).dictionary_encode()
     distinct = [value or b"" for value in values_of(encoded.dictionary)]
     try:
         for value in distinct:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 LOOK_S = 0.2  # between two looks at streams
+STARTS_MAX = 8  # of a stream
+INITIALIZING, LATE = "Initializing sources", "Python worker failed to connect back"  # as Spark calls it
 PATIENCE_S = 30.0  # what a batch of a stream is given to end, when it is stopped
 
 Told = Callable[[Status], object]
@@ -167,7 +169,7 @@ class _Run:
                 plan = runs.new_plan(self.pipeline)
                 self._notebook.keep(plan)
             runs.check_same(plan, self.pipeline)
-            query = self._start(plan, follow)
+            query = self._started(plan, follow)
             try:
                 yield query
                 self.look(query)
@@ -177,6 +179,16 @@ class _Run:
             error = query.exception()
             if error is not None and not self._stop.is_set():
                 raise self._batches.raised or error
+
+    def _started(self, plan: Plan, follow: bool) -> StreamingQuery:
+        """A stream that has begun, or failed. Spark gives a process that it starts for it ten seconds, busy or not."""
+        for _ in range(STARTS_MAX - 1):
+            query = self._start(plan, follow)
+            while query.isActive and query.status["message"] == INITIALIZING and not self._stop.wait(LOOK_S / 4):
+                pass
+            if query.isActive or LATE not in str(query.exception()):
+                return query
+        return self._start(plan, follow)
 
     def _start(self, plan: Plan, follow: bool) -> StreamingQuery:
         result = self._computed(frames(self._spark, self._address, self.pipeline, None))
@@ -248,6 +260,9 @@ class _Run:
                 if self._stop.is_set():  # what was cancelled fails in many ways
                     self.status.state = "interrupted"
                     return
+                if isinstance(error, HeadwaterError) and "pipeline" in error.facts:
+                    self.status.state = "interrupted"  # by another that runs at the same time
+                    raise
                 self.status.state, self.status.error = "failed", cause(error)
                 raise _named(self.pipeline.name, error) from error
             finally:
@@ -277,8 +292,8 @@ def _end(query: StreamingQuery) -> None:
 def _named(pipeline: str, error: Exception) -> HeadwaterError:
     """What went wrong, with the name of the pipeline and without the stacks of Spark."""
     if isinstance(error, HeadwaterError):
-        kind, hint, code = type(error), error.hint, error.code
-        return kind(f"pipeline {pipeline!r}: {error.message}", hint=hint, code=code, **error.facts)
+        kind, hint, code, facts = type(error), error.hint, error.code, {**error.facts, "pipeline": pipeline}
+        return kind(f"pipeline {pipeline!r}: {error.message}", hint=hint, code=code, **facts)
     told, dash, hint = cause(error).partition(" — ")
     hint = hint if dash else "mend it, and run it again"
-    return Invalid(f"pipeline {pipeline!r} failed: {told}", hint=hint, code="pipeline_failed")
+    return Invalid(f"pipeline {pipeline!r} failed: {told}", hint=hint, code="pipeline_failed", pipeline=pipeline)

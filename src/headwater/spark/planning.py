@@ -79,7 +79,7 @@ def _narrowed(
     if lo is not None:
         starts = [max(start, lo) for start in starts]
     if hi is not None:
-        ends = [max(0, min(end, hi)) for end in ends]
+        ends = [min(end, hi) for end in ends]
     if after is not None and after > _FIRST:
         starts = list(map(max, starts, since(hw, info, after)))
     if before is not None:

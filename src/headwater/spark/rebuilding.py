@@ -91,7 +91,7 @@ class _OnSpark:
         places = {name: place for place, name in enumerate(self._order)}
         cores = self._spark.sparkContext.defaultParallelism
         tasks = plan(spans, places, cores, by_partition=by_partition)
-        job = _Job(str(self._hw.path.absolute()), self._projections, tasks, list(fields), str(beside))
+        job = _Job(str(self._hw.path.absolute()), self._projections, tasks, list(fields), str(beside.absolute()))
         with _watching(self._hw.disk, beside, tasks, sum(span.events for span in spans), progress):
             found = _run(self._spark, msgspec.msgpack.encode(job), len(tasks))
         for done in found:

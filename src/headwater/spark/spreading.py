@@ -1,6 +1,6 @@
 """From events to encoded batches, each of one topic and partition, as they will be in the log. Needs no Spark.
 
-A task gathers rows up to `GATHER_BYTES`, sorts them by where they go, keeping their order, and cuts what goes to one
+A task gathers rows up to some MiB, sorts them by where they go, keeping their order, and cuts what goes to one
 partition into batches. So its memory is bounded, whatever comes, and the driver has only to append them.
 """
 
@@ -25,7 +25,9 @@ from headwater.spark.layout import Events, Layout
 if TYPE_CHECKING:
     from headwater.api import Log
 
-GATHER_BYTES = 32 * 1024 * 1024
+GATHER_BYTES = 4 * 1024 * 1024  # a large batch of Spark is taken as it is: putting several together costs a copy
+GATHER_BYTES_EACH = 512 * 1024  # for each partition, so that what goes to it is worth a request
+GATHER_BYTES_MAX = 32 * 1024 * 1024
 CHUNK_BYTES = 4 * 1024 * 1024  # of data in one batch: a commit of the log takes about that much at once
 CHUNK_EVENTS = DEFAULTS.pack_events
 
@@ -80,7 +82,9 @@ def encode(
     rows: Iterable[pa.RecordBatch], layout: Layout, targets: Targets, topic: str | None, turn: int
 ) -> Iterator[Encoded]:
     """The batches of a task's rows. Those without a topic go to `topic`; those without a key go in `turn`."""
-    for number, gathered in enumerate(_gathered(rows)):
+    partitions = targets[topic].partitions if topic is not None else 1
+    enough = min(max(GATHER_BYTES, partitions * GATHER_BYTES_EACH), GATHER_BYTES_MAX)
+    for number, gathered in enumerate(_gathered(rows, enough)):
         events = layout.events(gathered)
         for name, some in _by_topic(events, topic):
             target = targets[name]
@@ -88,14 +92,14 @@ def encode(
                 yield from _chunks(part, layout, target, partition)
 
 
-def _gathered(rows: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+def _gathered(rows: Iterable[pa.RecordBatch], enough: int) -> Iterator[list[pa.RecordBatch]]:
     gathered: list[pa.RecordBatch] = []
     size = 0
     for each in rows:
         if each.num_rows:
             gathered.append(each)
             size += each.nbytes
-        if size >= GATHER_BYTES:
+        if size >= enough:
             yield gathered
             gathered, size = [], 0
     if gathered:
@@ -198,11 +202,13 @@ def _chunks(table: pa.Table, layout: Layout, target: Target, partition: int) -> 
 
 def _cuts(data: Any) -> Sequence[tuple[int, int]]:
     """Where rows are cut so that each part has about CHUNK_BYTES of data, and at most one row more."""
-    ends = np.cumsum(np.asarray(pc.fill_null(pc.binary_length(data), 0)), dtype=np.int64)
+    column = arrow.column_of(data)
+    if column is None or column.offsets is None:  # nothing but nulls, which are refused
+        return [(0, len(data))]
+    ends = column.offsets[1:]
     cuts = [0]
     while cuts[-1] < len(ends):
-        before = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
-        stop = int(np.searchsorted(ends, before + CHUNK_BYTES)) + 1
+        stop = int(np.searchsorted(ends, int(column.offsets[cuts[-1]]) + CHUNK_BYTES)) + 1
         cuts.append(min(stop, cuts[-1] + CHUNK_EVENTS, len(ends)))
     return list(pairwise(cuts))
 
