@@ -52,6 +52,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
         fill(hw)
         with Filling(hw, "baskets") as binder:
             binder.put(BASKETS)
+        with Filling(hw, "empty") as binder:
+            binder.put({"e": {"x": 1}})
     return str(place)
 
 
@@ -69,6 +71,10 @@ def test_topics_and_binders_are_tables(spark: SparkSession, data: str) -> None:
     """
     assert rows(spark, data, query) == [(2.0, "x", 10.0, 0), (7.0, None, 2.5, 0)]
     assert spark.catalog.listTables() == []
+
+
+def test_a_binder_with_the_name_of_a_topic_can_be_named(spark: SparkSession, data: str) -> None:
+    assert rows(spark, data, "SELECT _id, x, (SELECT count(*) FROM empty) FROM `binder:empty`") == [("e", 1, 0)]
 
 
 def test_all_columns_are_those_of_the_log_and_of_the_data(spark: SparkSession, data: str) -> None:
