@@ -15,7 +15,7 @@ import headwater
 from headwater.format.parquet import Manifest, file_key
 from headwater.format.settings import Topic
 from headwater.info import Archived
-from headwater.spark import archiving
+from headwater.spark.parquet import archiving
 from headwater.storage.parquet.archive import ParquetStore, open_parquet
 
 COLUMNS = ("topic", "partition", "offset", "time", "id", "type", "key", "data", "meta", "content", "ticks")

@@ -20,7 +20,7 @@ from headwater.format import parquet as format
 from headwater.format.archive import ArchivedFile
 from headwater.format.parquet import Part, part_name
 from headwater.format.settings import Topic
-from headwater.spark import archiving
+from headwater.spark.parquet import archiving
 from headwater.storage.parquet import writing
 from headwater.storage.parquet.archive import ParquetStore
 from tests.archive.logs import drop, fill, open_engine

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 import headwater
-from headwater.spark.runs import Notebook, Status
+from headwater.spark.pipelines.runs import Notebook, Status
 from tests.cli.conftest import Run
 
 SHOP = """

@@ -15,8 +15,8 @@ from pathlib import Path
 from pyspark.sql.types import StructType
 
 import headwater.spark
-from headwater.spark import publishing, sink, spreading
 from headwater.spark.source import HeadwaterSource
+from headwater.spark.writing import publishing, sink, spreading
 
 DRIVER = "HEADWATER_TEST_DRIVER"  # its process
 DIES_IN_BATCH = 1

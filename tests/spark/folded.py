@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from headwater.event import Event
-from headwater.spark.folding import fold_shard
-from headwater.spark.sharding import plan
+from headwater.spark.folding.folding import fold_shard
+from headwater.spark.folding.sharding import plan
 from headwater.views import database, rebuild
 from headwater.views.app import App
 from headwater.views.bulk import Shard, Span

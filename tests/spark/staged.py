@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 import headwater
-from headwater.spark import sink
-from headwater.spark.layout import Layout
-from headwater.spark.publishing import Sent
-from headwater.spark.sink import Settings
-from headwater.spark.staging import FOLDER, Staging, Write
+from headwater.spark.writing import sink
+from headwater.spark.writing.layout import Layout
+from headwater.spark.writing.publishing import Sent
+from headwater.spark.writing.sink import Settings
+from headwater.spark.writing.staging import FOLDER, Staging, Write
 from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.store import Store
 from headwater.storage.disk import Clock, Disk

@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 import headwater
 from headwater import Invalid
-from headwater.spark import fields, scan
+from headwater.spark.reading import fields, scan
 
 SCHEMA = t.StructType(
     [

@@ -34,10 +34,10 @@ import headwater
 from headwater.engine import reading
 from headwater.format import events
 from headwater.limits import Limits
-from headwater.spark import planning, scan
-from headwater.spark.filters import Filters
-from headwater.spark.options import ReadOptions, parse
-from headwater.spark.planning import Narrowing
+from headwater.spark.reading import planning, scan
+from headwater.spark.reading.filters import Filters
+from headwater.spark.reading.options import ReadOptions, parse
+from headwater.spark.reading.planning import Narrowing
 
 SCHEMA = (
     StructType()

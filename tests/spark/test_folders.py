@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from headwater import Conflict
-from headwater.spark.folders import Folder, Write
+from headwater.spark.pipelines.folders import Folder, Write
 from headwater.storage.disk import Disk
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from headwater.event import Event
 from headwater.limits import QUARANTINED_MAX, Limits
-from headwater.spark import folding, grouping, sharding
+from headwater.spark.folding import folding, grouping, sharding
 from headwater.views import database, rebuild
 from headwater.views.app import App
 from headwater.views.bulk import Span

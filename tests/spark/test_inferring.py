@@ -12,7 +12,8 @@ from bson.decimal128 import Decimal128
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.spark import fields, inferring
+from headwater.spark.querying import inferring
+from headwater.spark.reading import fields
 
 
 def found(*documents: Any, taken: tuple[str, ...] = ()) -> str:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from headwater.errors import Invalid
-from headwater.spark.options import READ, STREAM, ReadOptions, parse
+from headwater.spark.reading.options import READ, STREAM, ReadOptions, parse
 
 GIVEN = {"path": "data", "topic": "orders"}
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater import Invalid
-from headwater.spark import partial
-from headwater.spark.partial import Measure, Partial
+from headwater.spark.querying import partial
+from headwater.spark.querying.partial import Measure, Partial
 
 TYPE_OF: dict[str, pa.DataType] = {
     "g": pa.string(),

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import headwater
 from headwater.cli.app import cli
-from headwater.spark import runs
+from headwater.spark.pipelines import runs
 from tests.cli.conftest import PROGRAM
 
 PATIENCE_S = 240.0  # for another process that starts a Spark of its own

@@ -14,9 +14,10 @@ from pyspark.sql import functions as f
 
 import headwater
 from headwater import App, Conflict, HeadwaterError, Invalid, Local, NotFound, Unavailable
-from headwater.spark import frames, pipelines, runs
-from headwater.spark.pipelines import run
-from headwater.spark.runs import Status
+from headwater.spark.pipelines import frames, runs
+from headwater.spark.pipelines import running as pipelines
+from headwater.spark.pipelines.running import run
+from headwater.spark.pipelines.runs import Status
 
 FIELDS = "product string, cents bigint"
 PRODUCTS = ("tea", "cup", "lamp")
@@ -244,7 +245,7 @@ def test_a_batch_of_a_stream_that_died_after_writing_is_written_once(
     spark: SparkSession, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It dies between what is written and Spark's note of it: Spark runs the batch again."""
-    from headwater.spark import targets
+    from headwater.spark.pipelines import targets
 
     app = App()
     app.pipeline("orders", to="parquet:out", mode="stream", name="parquet", schema=FIELDS)(same)

@@ -13,9 +13,9 @@ from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format.producers import Answer, Known
 from headwater.limits import DEFAULTS
-from headwater.spark import publishing, spreading
-from headwater.spark.publishing import publish
-from headwater.spark.staging import ORPHAN_S, Staging, Write
+from headwater.spark.writing import publishing, spreading
+from headwater.spark.writing.publishing import publish
+from headwater.spark.writing.staging import ORPHAN_S, Staging, Write
 from headwater.storage.disk import Clock, Disk
 from tests.server.serving import serving
 from tests.spark.staged import (

@@ -20,7 +20,7 @@ from headwater.cli.app import cli
 from headwater.errors import Conflict, Corrupt, HeadwaterError, Unavailable, Unsupported
 from headwater.event import Event
 from headwater.limits import Limits
-from headwater.spark import sharding
+from headwater.spark.folding import sharding
 from headwater.views import rebuild as alone
 from headwater.views.app import App
 from headwater.views.files import Files

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headwater import App, Conflict, Corrupt, Invalid, Unavailable
-from headwater.spark import runs
-from headwater.spark.runs import Notebook, Status
+from headwater.spark.pipelines import runs
+from headwater.spark.pipelines.runs import Notebook, Status
 from headwater.views.pipeline import Pipeline
 
 

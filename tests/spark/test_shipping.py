@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from headwater.spark.shipping import pack
+from headwater.spark.folding.shipping import pack
 from headwater.views.loading import load
 
 _WORKER = """
 import sys
-from headwater.spark.shipping import unpack
+from headwater.spark.folding.shipping import unpack
 for name in sys.argv[1:]:
     print(*(function(3) for function in unpack(open(name, "rb").read())))
 """

@@ -17,10 +17,10 @@ from headwater.errors import HeadwaterError, Invalid
 from headwater.format import batch
 from headwater.format.batch import DATA
 from headwater.format.names import partition_of
-from headwater.spark import jsons, sink, spreading
-from headwater.spark.layout import Layout
-from headwater.spark.spreading import Target
-from headwater.spark.staging import Write
+from headwater.spark.writing import jsons, sink, spreading
+from headwater.spark.writing.layout import Layout
+from headwater.spark.writing.spreading import Target
+from headwater.spark.writing.staging import Write
 from tests.spark.staged import files, stage
 
 TEXT = StructType().add("data", StringType())

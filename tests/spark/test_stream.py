@@ -19,11 +19,11 @@ from pyspark.sql.types import LongType, StructField, StructType
 import headwater
 from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.format import events
-from headwater.spark import positions, scan, stream
-from headwater.spark.options import STREAM, parse
-from headwater.spark.parts import Part
-from headwater.spark.positions import Positions, Reached
-from headwater.spark.stream import StreamReader
+from headwater.spark.reading import positions, scan, stream
+from headwater.spark.reading.options import STREAM, parse
+from headwater.spark.reading.parts import Part
+from headwater.spark.reading.positions import Positions, Reached
+from headwater.spark.reading.stream import StreamReader
 from headwater.storage.log import LocalLog
 from headwater.views.local import Local
 from tests.server.process import served

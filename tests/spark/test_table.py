@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 import headwater
 import headwater.spark
 from headwater.errors import Conflict, Invalid, NotFound
-from headwater.spark.shaping import SCHEMA
+from headwater.spark.reading.shaping import SCHEMA
 from tests.archive import parquets
 from tests.archive.parquets import manifests
 from tests.server.process import served

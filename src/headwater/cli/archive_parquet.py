@@ -28,7 +28,7 @@ def archive_parquet(
         raise click.UsageError(f"on Spark, a log is archived as Parquet: write {PREFIX}{target}")
     with open_log(data, mode="existing") as hw:  # so that what is wrong is told before Spark starts
         hw.topics() if topic is None else hw.describe(topic)
-    from headwater.spark.archiving import archive
+    from headwater.spark.parquet.archiving import archive
 
     tell_workers(data)
     spark = cluster.started()

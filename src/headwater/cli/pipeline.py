@@ -19,7 +19,7 @@ from headwater.cli.spark_options import Cluster, spark_options
 from headwater.cli.views import load_app
 
 if TYPE_CHECKING:
-    from headwater.spark.runs import Status
+    from headwater.spark.pipelines.runs import Status
     from headwater.views.pipeline import Pipeline
 
 
@@ -78,7 +78,7 @@ def run(
     They are run one after the other, in the order in which they are declared. What was done is known: run again after a
     crash, or whenever there are new events, nothing is written twice. Ctrl-C ends it, and the next run goes on.
     """
-    from headwater.spark.pipelines import run as run_all
+    from headwater.spark.pipelines.running import run as run_all
 
     app = load_app(address)
 

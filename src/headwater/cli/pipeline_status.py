@@ -20,7 +20,7 @@ from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
     from headwater.api import Log
-    from headwater.spark.runs import Status
+    from headwater.spark.pipelines.runs import Status
 
 EVERY_S = 1.0  # between two looks
 COLUMNS = ("pipeline", "topics → to", "mode", "state", "lag", "events", "rows", "rate", "last run")
@@ -61,8 +61,8 @@ def status(ctx: click.Context, data: str, watch: bool, checkpoints: str | None, 
 
 
 def _look(hw: Log, data: str, checkpoints: str | None) -> list[Status]:
-    from headwater.spark import runs
-    from headwater.spark.frames import lag
+    from headwater.spark.pipelines import runs
+    from headwater.spark.pipelines.frames import lag
 
     found = runs.statuses(runs.root_of(data, checkpoints))
     for each in found:

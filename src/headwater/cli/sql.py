@@ -91,7 +91,7 @@ def sql(
         limit = TABLE_ROWS
     _tell_workers(data)
     with cluster.working("sql", quick=True) as spark:
-        from headwater.spark.querying import sql
+        from headwater.spark.querying.sql import sql
 
         found = sql(spark, data, text, schemas=given)
         result = _collected(found, limit)

@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Any
 from headwater.spark.session import session
 
 if TYPE_CHECKING:
-    from headwater.spark.aggregating import aggregate
-    from headwater.spark.archiving import archive
-    from headwater.spark.one_table import table
-    from headwater.spark.pipelines import run
-    from headwater.spark.querying import sql
-    from headwater.spark.rebuilding import rebuild
+    from headwater.spark.folding.rebuilding import rebuild
+    from headwater.spark.parquet.archiving import archive
+    from headwater.spark.parquet.one_table import table
+    from headwater.spark.pipelines.running import run
+    from headwater.spark.querying.aggregating import aggregate
+    from headwater.spark.querying.sql import sql
 
 __all__ = ["aggregate", "archive", "rebuild", "run", "session", "sql", "table"]
 
 # No module has the name of its function: importing the one would hide the other.
 _MODULES = {
-    "aggregate": "aggregating",
-    "archive": "archiving",
-    "rebuild": "rebuilding",
-    "run": "pipelines",
-    "sql": "querying",
-    "table": "one_table",
+    "aggregate": "querying.aggregating",
+    "archive": "parquet.archiving",
+    "rebuild": "folding.rebuilding",
+    "run": "pipelines.running",
+    "sql": "querying.sql",
+    "table": "parquet.one_table",
 }
 
 

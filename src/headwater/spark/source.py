@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
-from headwater.spark import options, parts, planning
-from headwater.spark.filters import Filters
-from headwater.spark.options import ReadOptions
 from headwater.spark.places import open_place
-from headwater.spark.shaping import SCHEMA, Shape
-from headwater.spark.stream import StreamReader
+from headwater.spark.reading import options, parts, planning
+from headwater.spark.reading.filters import Filters
+from headwater.spark.reading.options import ReadOptions
+from headwater.spark.reading.shaping import SCHEMA, Shape
+from headwater.spark.reading.stream import StreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from headwater.spark import sink
+    from headwater.spark.writing import sink
 
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -46,12 +46,12 @@ class HeadwaterSource(DataSource):
         return StreamReader(options.parse(self.options, options.STREAM), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> sink.Writer:
-        from headwater.spark import sink  # a process that reads does without it
+        from headwater.spark.writing import sink  # a process that reads does without it
 
         return sink.Writer(sink.settings(self.options, schema, overwrite=overwrite, streaming=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802  # Spark's name
-        from headwater.spark import sink
+        from headwater.spark.writing import sink
 
         return sink.StreamWriter(sink.settings(self.options, schema, overwrite=overwrite, streaming=True))
 

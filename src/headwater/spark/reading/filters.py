@@ -28,8 +28,8 @@ from pyspark.sql.types import StructType
 
 from headwater.engine.pattern import compile_pattern, exactly
 from headwater.errors import Invalid
-from headwater.spark.planning import Narrowing
-from headwater.spark.scan import Wanted
+from headwater.spark.reading.planning import Narrowing
+from headwater.spark.reading.scan import Wanted
 
 # Only columns that are declared as they are: in another type, values compare otherwise. A key may be null.
 _TYPES = {

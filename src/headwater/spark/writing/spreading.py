@@ -20,7 +20,7 @@ from headwater.format import arrow, batch, given
 from headwater.format.column import I64
 from headwater.format.names import partitions_of_column
 from headwater.limits import DEFAULTS, Limits
-from headwater.spark.layout import Events, Layout
+from headwater.spark.writing.layout import Events, Layout
 
 if TYPE_CHECKING:
     from headwater.api import Log

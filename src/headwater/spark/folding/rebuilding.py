@@ -19,11 +19,11 @@ import msgspec
 
 from headwater.client.failures import Told, revive
 from headwater.errors import HeadwaterError, Unavailable, Unsupported
-from headwater.spark import shipping
 from headwater.spark.causes import cause
-from headwater.spark.folding import fold_shard
+from headwater.spark.folding import shipping
+from headwater.spark.folding.folding import fold_shard
+from headwater.spark.folding.sharding import Task, plan
 from headwater.spark.places import open_place
-from headwater.spark.sharding import Task, plan
 from headwater.storage.disk import Disk
 from headwater.views import rebuild as local
 from headwater.views.app import App, Projection

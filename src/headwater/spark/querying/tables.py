@@ -13,16 +13,17 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.errors import Unsupported
 from headwater.format import events
-from headwater.spark import fields, inferring
-from headwater.spark.aggregating import LOG_COLUMNS
 from headwater.spark.places import open_place
+from headwater.spark.querying import inferring
+from headwater.spark.querying.aggregating import LOG_COLUMNS
+from headwater.spark.reading import fields
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headwater.api import Log
     from headwater.document import Document
-    from headwater.spark.fields import Mode
+    from headwater.spark.reading.fields import Mode
 
 ID = "_id"
 SAMPLE = 1000  # events or documents that tell of which types their fields are

@@ -13,7 +13,7 @@ import msgspec
 
 from headwater.errors import Invalid, NotFound
 from headwater.info import Split, TopicInfo
-from headwater.spark.scan import remade
+from headwater.spark.reading.scan import remade
 
 if TYPE_CHECKING:
     from headwater.api import Log

@@ -19,19 +19,19 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.errors import Invalid
 from headwater.format import events
-from headwater.spark import options, planning, scan
-from headwater.spark.partial import Function, Measure, Partial
 from headwater.spark.places import open_place
+from headwater.spark.querying.partial import Function, Measure, Partial
+from headwater.spark.reading import options, planning, scan
+from headwater.spark.reading.shaping import Shape
 from headwater.spark.session import ROWS_MAX
-from headwater.spark.shaping import Shape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headwater.format.events import EventBatch
-    from headwater.spark.fields import Mode
-    from headwater.spark.options import ReadOptions
-    from headwater.spark.scan import Piece
+    from headwater.spark.reading.fields import Mode
+    from headwater.spark.reading.options import ReadOptions
+    from headwater.spark.reading.scan import Piece
 
 Names = str | Sequence[str]
 At = str | int | datetime | Mapping[Any, Any]

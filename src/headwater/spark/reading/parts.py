@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from headwater.spark import scan
 from headwater.spark.places import open_place
+from headwater.spark.reading import scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headwater.spark.options import ReadOptions
-    from headwater.spark.scan import Piece, Wanted
-    from headwater.spark.shaping import Shape
+    from headwater.spark.reading.options import ReadOptions
+    from headwater.spark.reading.scan import Piece, Wanted
+    from headwater.spark.reading.shaping import Shape
 
 TASK_BYTES_MIN = 4 * 1024 * 1024  # smaller splits are read by one task together: starting one costs more than they do
 

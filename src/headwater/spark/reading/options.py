@@ -17,7 +17,7 @@ from headwater.engine.selection import Selection
 from headwater.errors import Invalid
 from headwater.limits import SPLIT_BYTES
 from headwater.spark.places import absolute
-from headwater.spark.scan import Wanted
+from headwater.spark.reading.scan import Wanted
 
 T = TypeVar("T")
 

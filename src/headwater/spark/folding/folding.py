@@ -21,8 +21,8 @@ from headwater.format.codec import codec
 from headwater.format.events import EventBatch
 from headwater.info import ViewError
 from headwater.limits import DOCUMENT_BYTES_MAX, MIB
-from headwater.spark.grouping import Chunk, own, shards_of
-from headwater.spark.sharding import Part, Task
+from headwater.spark.folding.grouping import Chunk, own, shards_of
+from headwater.spark.folding.sharding import Part, Task
 from headwater.views import database
 from headwater.views.app import Projection
 from headwater.views.bulk import Shard, Tally, failures_wanted

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from headwater import api
 from headwater.errors import Invalid, Unsupported
-from headwater.spark import publishing
-from headwater.spark.documents import encoded
-from headwater.spark.folders import Folder
+from headwater.spark.pipelines.documents import encoded
+from headwater.spark.pipelines.folders import Folder
 from headwater.spark.places import open_place
-from headwater.spark.spreading import Targets
-from headwater.spark.staging import Staging, Write
+from headwater.spark.writing import publishing
+from headwater.spark.writing.spreading import Targets
+from headwater.spark.writing.staging import Staging, Write
 from headwater.views import filling
 from headwater.views.filling import Batch
 from headwater.views.local import Local

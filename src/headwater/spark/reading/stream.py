@@ -23,12 +23,12 @@ from pyspark.sql.streaming.datasource import (
 from headwater import api
 from headwater.errors import NotFound
 from headwater.info import TopicInfo
-from headwater.spark import parts, planning, positions
-from headwater.spark.options import ReadOptions
 from headwater.spark.places import open_place
-from headwater.spark.positions import Positions, Reached
-from headwater.spark.scan import Piece, remade
-from headwater.spark.shaping import Shape
+from headwater.spark.reading import parts, planning, positions
+from headwater.spark.reading.options import ReadOptions
+from headwater.spark.reading.positions import Positions, Reached
+from headwater.spark.reading.scan import Piece, remade
+from headwater.spark.reading.shaping import Shape
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from headwater.errors import Invalid
 from headwater.format import events
 from headwater.format.codec import codec
-from headwater.spark import values
+from headwater.spark.reading import values
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

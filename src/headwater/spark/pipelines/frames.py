@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Invalid
-from headwater.spark import options, planning, positions
-from headwater.spark.positions import Positions
-from headwater.spark.runs import Ends, Status, between
+from headwater.spark.pipelines.runs import Ends, Status, between
+from headwater.spark.reading import options, planning, positions
+from headwater.spark.reading.positions import Positions
 from headwater.views.pipeline import Pipeline
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from headwater.errors import NotFound
 from headwater.format import parquet as format
 from headwater.format.parquet import Manifest, Part
 from headwater.format.settings import Topic
-from headwater.spark import history
+from headwater.spark.parquet import history
 from headwater.spark.places import absolute, open_place
-from headwater.spark.shaping import SCHEMA
+from headwater.spark.reading.shaping import SCHEMA
 from headwater.storage.disk import Disk
 from headwater.storage.parquet import reading
 from headwater.storage.parquet.archive import open_parquet, url_of

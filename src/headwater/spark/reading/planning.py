@@ -14,8 +14,8 @@ import msgspec
 
 from headwater.errors import Invalid, NotFound, Unavailable
 from headwater.info import TopicInfo
-from headwater.spark.options import OFFSETS_MAX, Place, ReadOptions
-from headwater.spark.scan import Piece, nodes
+from headwater.spark.reading.options import OFFSETS_MAX, Place, ReadOptions
+from headwater.spark.reading.scan import Piece, nodes
 from headwater.views.local import Local
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from headwater.format import arrow, events
 
 if TYPE_CHECKING:
     from headwater.format.events import EventBatch
-    from headwater.spark.fields import Fields
-    from headwater.spark.options import Mode
+    from headwater.spark.reading.fields import Fields
+    from headwater.spark.reading.options import Mode
 
 SCHEMA = (
     "topic string, partition int, offset bigint, time timestamp, id string, type string, key binary, data binary,"
@@ -78,7 +78,7 @@ class Shape:
     def _fields(self) -> Fields | None:
         if not self._others.fields:
             return None
-        from headwater.spark import fields  # which takes long to import, in every process
+        from headwater.spark.reading import fields  # which takes long to import, in every process
 
         return fields.reader(self._others, self._mode)
 

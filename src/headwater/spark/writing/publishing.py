@@ -28,8 +28,8 @@ from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.format import batch
 from headwater.format.batch import DATA, KEY, META, TYPE, Batch
 from headwater.limits import DEFAULTS
-from headwater.spark.spreading import Target
-from headwater.spark.staging import JOB_S_MAX, Chunk, Destination, Manifest, Staging, Write
+from headwater.spark.writing.spreading import Target
+from headwater.spark.writing.staging import JOB_S_MAX, Chunk, Destination, Manifest, Staging, Write
 from headwater.storage.bucket.records import Found
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from headwater.format.parquet import Part
 from headwater.format.settings import Topic, TopicSettings
 from headwater.info import Archived, PartitionInfo
 from headwater.limits import MIB
-from headwater.spark import history
+from headwater.spark.parquet import history
 from headwater.spark.places import absolute, open_place
 from headwater.storage.parquet.archive import ParquetStore, open_parquet, url_of
 from headwater.storage.parquet.writing import write_part

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headwater.errors import Invalid
 from headwater.event import CONTENTS, Content
-from headwater.spark import jsons
+from headwater.spark.writing import jsons
 
 EVENT = ("data", "key", "type", "meta")
 WHERE = ("topic", "partition")

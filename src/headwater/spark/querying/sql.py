@@ -18,16 +18,17 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import types as t
 
 from headwater.errors import Invalid, NotFound
-from headwater.spark import failures, tables
-from headwater.spark.aggregating import LOG_COLUMNS
-from headwater.spark.parsing import Parsed, parse
+from headwater.spark import failures
 from headwater.spark.places import absolute, open_place
+from headwater.spark.querying import tables
+from headwater.spark.querying.aggregating import LOG_COLUMNS
+from headwater.spark.querying.parsing import Parsed, parse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headwater.api import Log
-    from headwater.spark.fields import Mode
+    from headwater.spark.reading.fields import Mode
 
 Schemas = Mapping[str, str | t.StructType]
 

@@ -19,12 +19,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater import api
 from headwater.errors import Invalid, NotFound
-from headwater.spark import publishing, spreading
-from headwater.spark.layout import Layout
 from headwater.spark.places import absolute, open_place
-from headwater.spark.publishing import Sent
-from headwater.spark.spreading import Encoded, Targets
-from headwater.spark.staging import Chunk, Staging, Write
+from headwater.spark.writing import publishing, spreading
+from headwater.spark.writing.layout import Layout
+from headwater.spark.writing.publishing import Sent
+from headwater.spark.writing.spreading import Encoded, Targets
+from headwater.spark.writing.staging import Chunk, Staging, Write
 
 if TYPE_CHECKING:
     import pyarrow as pa

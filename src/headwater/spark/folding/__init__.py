@@ -1,0 +1,1 @@
+"""Binders that are built anew from the whole history, shard by shard."""

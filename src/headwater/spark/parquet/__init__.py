@@ -1,0 +1,1 @@
+"""History as Parquet: archived on Spark, and one table with the live log."""

@@ -1,0 +1,1 @@
+"""SQL and aggregates over topics and binders."""

@@ -1,0 +1,1 @@
+"""What writes DataFrames into topics, exactly once: staged by tasks, published by the driver."""
