@@ -30,7 +30,9 @@ def scans(spark: SparkSession, events: Events, rounds: int) -> list[Row]:
             "narrow parquet": _rated(events, lambda: _narrow(_parquet(spark, events))),
             "narrow source": _rated(events, lambda: _narrow(_source(spark, events, NARROW))),
             "sums parquet": _rated(events, lambda: _sums(_parquet(spark, events))),
-            "pushed": _rated(events, lambda: _pushed(spark, events)),
+            "pushed": _rated(events, lambda: _pushed(spark, events, "type")),
+            "keys parquet": _rated(events, lambda: _sums(_parquet(spark, events), "key")),
+            "pushed keys": _rated(events, lambda: _pushed(spark, events, "key")),
         },
     )
 
@@ -43,6 +45,7 @@ def scans(spark: SparkSession, events: Events, rounds: int) -> list[Row]:
         row("full scan and aggregate, through the source", "source", "parquet", 0.6),
         row("the same, two columns of it", "narrow source", "narrow parquet", None),
         row("aggregate pushed into Arrow: count, sum, min, max by type", "pushed", "sums parquet", 1.5),
+        row("the same by key, of 200,000", "pushed keys", "keys parquet", 1.5),
     ]
 
 
@@ -112,13 +115,13 @@ def _narrow(frame: DataFrame) -> list[Any]:
     return frame.groupBy("type").agg(f.count("*"), f.max("offset")).collect()
 
 
-def _sums(frame: DataFrame) -> list[Any]:
+def _sums(frame: DataFrame, by: str = "type") -> list[Any]:
     length = f.length("data")
-    return frame.groupBy("type").agg(f.count("*"), f.sum(length), f.min(length), f.max("offset")).collect()
+    return frame.groupBy(by).agg(f.count("*"), f.sum(length), f.min(length), f.max("offset")).collect()
 
 
-def _pushed(spark: SparkSession, events: Events) -> list[Any]:
+def _pushed(spark: SparkSession, events: Events, by: str) -> list[Any]:
     found: DataFrame = headwater.spark.aggregate(
-        spark, str(events.log), TOPIC, by="type", count=True, sum=["data_bytes"], min=["data_bytes"], max=["offset"]
+        spark, str(events.log), TOPIC, by=by, count=True, sum=["data_bytes"], min=["data_bytes"], max=["offset"]
     )
     return found.collect()
