@@ -132,7 +132,7 @@ def _collected(found: DataFrame, limit: int | None) -> pa.Table:
     """The rows, and one more than the limit if there is one. Raises our errors in place of Spark's."""
     from pyspark.errors import PySparkException
 
-    from headwater.spark import failures
+    from headwater.spark.querying import failures
 
     with failures.quiet():
         try:

@@ -9,7 +9,7 @@ from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]  # 
 from pyspark.errors import ParseException
 
 from headwater.errors import Invalid
-from headwater.spark import failures
+from headwater.spark.querying import failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,9 +18,8 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import types as t
 
 from headwater.errors import Invalid, NotFound
-from headwater.spark import failures
 from headwater.spark.places import absolute, open_place
-from headwater.spark.querying import tables
+from headwater.spark.querying import failures, tables
 from headwater.spark.querying.aggregating import LOG_COLUMNS
 from headwater.spark.querying.parsing import Parsed, parse
 

@@ -1,4 +1,4 @@
-"""What Spark raises, in words: without the Java behind it, and with our own error where a task raised one."""
+"""What Spark raises for a query, in words: without the Java behind it, or our own error where a task raised one."""
 
 from __future__ import annotations
 
