@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
+from bench import table
+from bench.spark import scale
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -68,6 +71,11 @@ def run(block: Block, script: Path, directory: Path, monkeypatch: pytest.MonkeyP
     script.write_text("\n" * (block.line - 1) + block.code, encoding="utf-8")
     monkeypatch.chdir(directory)
     runpy.run_path(str(script), run_name="__main__")
+
+
+def test_what_scale_costs_follows_from_what_was_measured() -> None:
+    written = scale.PAGE.read_text(encoding="utf-8").partition(table.BEGIN)[2].partition(table.END)[0]
+    assert written.strip() == scale.tables(scale.read(scale.MEASURED.read_text(encoding="utf-8")))
 
 
 def test_only_python_blocks_are_found_with_their_lines_and_options() -> None:

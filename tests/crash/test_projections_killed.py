@@ -228,6 +228,7 @@ def test_a_process_dies_between_any_two_writes_and_another_goes_on(kind: str, ar
 # At random moments
 
 SHORT = Limits(lease_ms=100, ack_ms=5)
+LONGER = Limits(lease_ms=1000, ack_ms=5)  # so that who takes over keeps it on a machine that is busy
 
 
 def runs(path: Path) -> Callable[[Said], None]:
@@ -339,7 +340,7 @@ def test_an_owner_that_was_stopped_with_events_in_its_hands_is_refused(arena: Pa
 
         resumed = threading.Event()
 
-        with Local(path, limits=SHORT) as hw:
+        with Local(path, limits=LONGER) as hw:
             runner = app_of(1).running(hw)
             projecting: list[Any] = list(runner._parts)
             database.writing = writing  # type: ignore[assignment]
@@ -351,7 +352,7 @@ def test_an_owner_that_was_stopped_with_events_in_its_hands_is_refused(arena: Pa
 
     child = Child(stopping)
     child.wait_until_stopped()
-    with Local(path, limits=SHORT) as hw:
+    with Local(path, limits=LONGER) as hw:
         app_of(1).catch_up(hw, SETTLE_S)
         check(hw, 1)
         child.resume()

@@ -130,6 +130,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.torture  # it starts Spark three times
 def test_streams_that_are_killed_go_on_with_nothing_lost_and_nothing_twice(
     spark: SparkSession, shop: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:

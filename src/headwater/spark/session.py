@@ -89,5 +89,4 @@ def _local(quick: bool) -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"{quiet} {_STACK} {_QUICK}" if quick else f"{quiet} {_STACK}",
         "spark.sql.shuffle.partitions": str(len(os.sched_getaffinity(0))),
         "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
-        "spark.python.daemon.module": "pyspark_headwater_daemon",
     }
