@@ -10,6 +10,8 @@ LOCK_VENV := build/lock
 SOURCES = $(wildcard src tests bench examples)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Tests start hundreds of processes, which begin in half the time where modules stay compiled, whatever is usual here.
+export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench bench-spark torture format lock clean tools

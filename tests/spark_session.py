@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 240  # the first to run waits for Spark to start; one that is ended in a call leaves others no session
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
