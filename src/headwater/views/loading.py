@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from headwater.errors import Invalid, NotFound
 from headwater.views.app import App
@@ -38,13 +39,25 @@ def _from_file(path: Path) -> ModuleType:
     directory = str(path.resolve().parent)
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as if it had been run: its neighbours can be imported
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    return from_text(path.stem, path)
+
+
+def from_text(name: str, path: Path) -> ModuleType:
+    """The module that a file says now, under a name that it then has. This runs the user's code."""
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromText(name, str(path)))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+class _FromText(SourceFileLoader):
+    """Takes no compiled module, which may be of an older text: one of the same second and the same length."""
+
+    def get_code(self, _fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def _from_name(name: str) -> ModuleType:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import importlib.util
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import Invalid
+from headwater.views.loading import from_text
 
 
 class Module(msgspec.Struct, frozen=True):
@@ -87,16 +87,11 @@ def _ensure(wanted: Module) -> None:
     if not file.is_file():
         return  # a worker on another machine: it has the module where its own path says, or the import fails
     there = sys.modules.get(wanted.name)
-    if there is None:
-        with contextlib.suppress(ImportError):
-            there = importlib.import_module(wanted.name)
-            _loaded[wanted.name] = wanted.digest
     if getattr(there, "__file__", None) == wanted.file and _loaded.get(wanted.name, wanted.digest) == wanted.digest:
         return
-    spec = importlib.util.spec_from_file_location(wanted.name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[wanted.name] = module
-    spec.loader.exec_module(module)
+    package, _, _ = wanted.name.rpartition(".")
+    if package:
+        with contextlib.suppress(ImportError):  # what needs it will say so
+            importlib.import_module(package)
+    from_text(wanted.name, file)
     _loaded[wanted.name] = wanted.digest
