@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 import headwater.spark
 from headwater.errors import Unsupported
-from headwater.spark import java
+from headwater.spark import home, java
 from headwater.spark.progress import watching
 
 
@@ -76,3 +79,29 @@ def test_a_process_that_a_session_has_started_uses_the_same_java(monkeypatch: py
     found = java.home()
     monkeypatch.setenv("JAVA_HOME", str(found))
     assert java.home.__wrapped__() == found
+
+
+def test_workers_take_the_installed_pyspark_and_not_the_packed_one(spark: SparkSession) -> None:
+    def places(_: Iterable[int]) -> Iterator[str]:
+        import pyspark
+
+        yield pyspark.__file__
+
+    assert set(spark.sparkContext.parallelize([1, 2], 2).mapPartitions(places).collect()) == {pyspark.__file__}
+    assert "SPARK_HOME" not in os.environ
+
+
+def test_a_home_that_is_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    with home.chosen():
+        assert os.environ["SPARK_HOME"] == "/opt/spark"
+    assert os.environ["SPARK_HOME"] == "/opt/spark"
+
+
+def test_a_home_is_made_once_by_whoever_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ThreadPoolExecutor(4) as pool:
+        (found,) = {each.result() for each in [pool.submit(home.home) for _ in range(4)]}
+    assert (found / "bin" / "spark-submit").exists()
+    assert list(tmp_path.glob("headwater/*")) == [found]
+    assert not list(found.rglob("*.zip"))

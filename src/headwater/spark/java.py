@@ -8,16 +8,16 @@ loads, made when the first session ends: later ones start in less than half the 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from headwater.errors import Unsupported
+from headwater.spark import cache
+from headwater.spark import home as spark_home
 
 _MODULE = "--add-modules=jdk.incubator.vector"
 _PACKAGE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
@@ -54,9 +54,8 @@ def home() -> Path:
         raise Unsupported(f"{java} does not run: {told.stderr.strip()}", hint="pip install 'headwater[java]'")
     import pyspark
 
-    text = f"{java}\n{told.stderr}\n{pyspark.__version__}\n{Path(pyspark.__file__).parent}\n{_SCRIPT}"
-    name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    place = _cache() / f"java-{name}"
+    spark = os.environ.get("SPARK_HOME") or spark_home.home()
+    place = cache.place("java", f"{java}\n{told.stderr}\n{pyspark.__version__}\n{spark}\n{_SCRIPT}")
     script = place / "bin" / "java"
     if not script.exists():
         script.parent.mkdir(parents=True, exist_ok=True)
@@ -98,16 +97,3 @@ def _is_ours(java: Path) -> bool:
     """Whether it is the script already, which must not start itself."""
     with java.open("rb") as file:
         return file.read(len(_HEAD)) == _HEAD.encode()
-
-
-def _cache() -> Path:
-    """A directory that this user may write to."""
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    place = (Path(chosen) if chosen else Path.home() / ".cache") / "headwater"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="headwater-java-"))
-    if not os.access(place, os.W_OK):
-        return Path(tempfile.mkdtemp(prefix="headwater-java-"))
-    return place

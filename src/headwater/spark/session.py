@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headwater.errors import Unsupported
-from headwater.spark import java
+from headwater.spark import home, java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,7 +76,8 @@ def session(
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in {**chosen, **(config or {})}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with home.chosen() if master.startswith("local") else contextlib.nullcontext():
+        return builder.getOrCreate()
 
 
 def _local(quick: bool) -> dict[str, str]:

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from headwater.errors import Invalid
 
 HARMFUL = r'[\x00-\x1f"\\]'  # what a text in JSON must escape
-_ODD_NUMBERS = pa.array(["nan", "inf", "-inf"])
-_ODD_TEXTS = pa.array(['"NaN"', '"Infinity"', '"-Infinity"'])
+_ODD = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}  # numbers that JSON does not have
 
 Text = Callable[[Any], Any]  # from an array to an array of strings, null where that is null
 
@@ -128,9 +127,11 @@ def _numbers(array: Any) -> Any:
     whole = pc.fill_null(pc.match_substring_regex(texts, r"^-?[0-9]+$"), False)
     if pc.any(whole).as_py():
         texts = pc.if_else(whole, pc.binary_join_element_wise(texts, ".0", ""), texts)
-    if pc.all(pc.is_finite(array)).as_py() is not False:
+    finite = pc.is_finite(array)
+    if pc.all(finite).as_py() is not False:
         return texts
-    return pc.if_else(pc.is_finite(array), texts, pc.take(_ODD_TEXTS, pc.index_in(texts, _ODD_NUMBERS)))
+    odd = pc.take(pa.array(_ODD.values()), pc.index_in(texts, pa.array(_ODD)))
+    return pc.if_else(finite, texts, odd)
 
 
 def _times(array: Any) -> Any:

@@ -1,0 +1,24 @@
+"""What one session leaves for later ones, in a directory of this user: see java.py and home.py."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def place(kind: str, text: str) -> Path:
+    """The directory for whatever depends on `text` alone. It may not be there yet."""
+    return _directory() / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _directory() -> Path:
+    """A directory that this user may write to; one for this process alone, if there is no other."""
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    found = (Path(chosen) if chosen else Path.home() / ".cache") / "headwater"
+    try:
+        found.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="headwater-"))
+    return found if os.access(found, os.W_OK) else Path(tempfile.mkdtemp(prefix="headwater-"))
