@@ -185,7 +185,8 @@ def _append(hw: Log, staging: Staging, write: Write, destination: Destination, a
         if number + 1 < len(chunks):
             following = ahead.submit(_read, staging, write, chunks[number + 1])
         columns = {kind: read.column(kind) for kind in (TYPE, KEY, DATA, META)}
-        where: dict[str, Any] = {"durability": "os", "partition": destination.partition}
+        last = number + 1 == len(chunks)  # with it, all before it become durable, while other partitions are written
+        where: dict[str, Any] = {"durability": "fsync" if last else "os", "partition": destination.partition}
         if write.repeatable:
             where["producer"] = (_producer(write), 0, write.batch << SEQ_BITS | number)
         try:
