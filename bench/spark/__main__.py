@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
             "scan": lambda: scanning.scans(spark, events, options.rounds),
             "write": lambda: moving.writes(spark, events, options.rounds, directory),
             "stream": lambda: moving.streams(spark, events, directory),
-            "fold": lambda: moving.folds(spark, events),
+            "fold": lambda: moving.folds(spark, events, options.rounds),
             "table": lambda: scanning.one_table(spark, events, options.rounds, directory / "archive"),
         }
         rows = [row for name, work in works.items() if name in options.only for row in _timed(name, work)]

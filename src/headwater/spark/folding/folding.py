@@ -266,20 +266,22 @@ def _fold_run(fold: Fold, before: bytes | None, events: Sequence[Event]) -> byte
     """The document after some events, as it is stored; None if there is none. Raises what a fold raises, at any event.
 
     A fold must be given what was stored, decoded anew: an object of its own. For a document that holds nothing but
-    small numbers and plain text, a copy is just that, so those are stored when the run ends. Any other is stored, and
-    decoded again, after each event.
+    small numbers and plain text, a copy is just that, and so is the object that the fold was given and has changed:
+    those are stored when the run ends. Any other is stored, and decoded again, after each event.
     """
     encode, decode, _, options, encoding, _ = codec()
     data = before
     document: Any = None
+    plain: tuple[Any, ...] | None = None  # names of fields that come back as they are
     for event in events:
-        if data is not None:
-            document = decode(data, options)
-            data = None
-        document = fold(document, event)
+        given = document if data is None else decode(data, options)
+        data = None
+        document = fold(given, event)
         if document is None:
             continue
-        if document.__class__ is dict and (tuple(document) in _PLAIN_FIELDS or _has_plain_fields(document)):
+        names = tuple(document) if document.__class__ is dict else None
+        if names is not None and (names == plain or names in _PLAIN_FIELDS or _are_plain(names)):
+            plain = names
             for value in document.values():
                 kind = value.__class__
                 if kind is int:
@@ -291,7 +293,7 @@ def _fold_run(fold: Fold, before: bytes | None, events: Sequence[Event]) -> byte
                 elif kind is not float and kind is not bool and value is not None:
                     break
             else:
-                document = document.copy()
+                document = document if document is given else document.copy()
                 continue
         data = encode(document, False, encoding)
         if len(data) > DOCUMENT_BYTES_MAX:
@@ -299,13 +301,12 @@ def _fold_run(fold: Fold, before: bytes | None, events: Sequence[Event]) -> byte
     return data if data is not None or document is None else encode(document, False, encoding)
 
 
-_PLAIN_FIELDS: set[tuple[str, ...]] = set()
+_PLAIN_FIELDS: set[tuple[Any, ...]] = set()
 _PLAIN_FIELDS_MAX = 10_000
 
 
-def _has_plain_fields(document: dict[Any, Any]) -> bool:
+def _are_plain(names: tuple[Any, ...]) -> bool:
     """Whether all names of fields come back as they are; those that do are remembered."""
-    names = tuple(document)
     if len(names) > _FIELDS_MAX or not all(map(_is_plain, names)):
         return False
     if len(_PLAIN_FIELDS) >= _PLAIN_FIELDS_MAX:

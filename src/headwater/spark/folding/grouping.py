@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
 
-PIECE_EVENTS = 8192  # of which objects are made together
+PIECE_EVENTS = 2048  # of which objects are made together
 _COLUMNS = ("key", "offset", "ticks", "type", "data", "meta")
 
 
