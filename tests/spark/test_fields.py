@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 import headwater
 from headwater import Invalid
-from headwater.spark.reading import fields, scan
+from headwater.spark.reading import fields
 
 SCHEMA = t.StructType(
     [
@@ -461,14 +461,14 @@ def test_failfast_names_the_event(tmp_path: Path, data: bytes) -> None:
         hw.create("orders", partitions=2)
         hw.append_many("orders", [b'{"i":1}'] * 3, content="json", partition=1)
         hw.append_many("orders", [b'{"i":1}', data], content="json", partition=1)
-        (split,) = scan.plan(hw, "orders")
+        batches = list(hw.read_batches("orders"))
         reader = fields.reader(schema_of(i=t.IntegerType()), "failfast")
         with pytest.raises(Invalid, match="topic 'orders', partition 1, offset 4: ") as caught:
-            [reader.of(batches) for batches in scan.batches(hw, split)]
+            reader.of(batches)
         assert caught.value.code == "bad_data"
         permissive = fields.reader(schema_of(i=t.IntegerType()))
-        (found,) = [permissive.of(batches)[0].to_pylist() for batches in scan.batches(hw, split)]
-        assert found == [1, 1, 1, 1, None]
+        (found,) = permissive.of(batches)
+        assert found.to_pylist() == [1, 1, 1, 1, None]
 
 
 def test_failfast_refuses_data_without_fields() -> None:
@@ -485,9 +485,7 @@ def test_batches_of_several_contents_are_read_in_their_order(tmp_path: Path) -> 
         hw.append("orders", bson.encode({"i": 3}), content="bson")
         hw.append("orders", "text")
         hw.append("orders", {"i": 5})
-        (split,) = scan.plan(hw, "orders")
-        (batches,) = scan.batches(hw, split)
-        (found,) = fields.reader(schema_of(i=t.IntegerType())).of(batches)
+        (found,) = fields.reader(schema_of(i=t.IntegerType())).of(list(hw.read_batches("orders")))
     assert found.to_pylist() == [1, 2, 3, None, 5]
 
 

@@ -19,6 +19,7 @@ import headwater
 from headwater.cli.app import cli
 from headwater.spark.pipelines import runs
 from tests.cli.conftest import PROGRAM
+from tests.server.process import served
 
 PATIENCE_S = 240.0  # for another process that starts a Spark of its own
 EVENTS = 2000
@@ -93,6 +94,20 @@ def test_one_that_fails_is_told_with_its_name_and_why(spark: SparkSession, shop:
     assert "Traceback" not in result.stderr
     assert "\tat " not in result.stderr
     assert "no tea" in headwater_("pipeline", "status", str(shop / "data"), code=1).stdout
+
+
+def test_a_file_may_hold_the_token_for_a_server(
+    spark: SparkSession, shop: Path, users: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert spark.version
+    (shop / "token").write_text(os.environ["HEADWATER_TOKEN"])
+    with headwater.open(shop / "data") as hw:
+        hw.sync("orders")
+    monkeypatch.delenv("HEADWATER_TOKEN")  # of this process: workers have it from when the session began
+    with served(shop / "data", "--auth", str(users)) as server:
+        words = ["pipeline", "run", "shop_on_spark.py", server.url, "--only", "total", "--checkpoints", "state"]
+        assert "wants to know who asks" in headwater_(*words, code=1).stderr
+        assert "total: 30 events" in headwater_(*words, "--token-file", "token").stdout
 
 
 # A process of its own, with all that it starts. How a topic's stream survives that is in test_killed.py.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from headwater.spark.pipelines import frames, runs
 from headwater.spark.pipelines import running as pipelines
 from headwater.spark.pipelines.running import run
 from headwater.spark.pipelines.runs import Status
+from headwater.spark.places import open_place
+from tests.server.process import served
 
 FIELDS = "product string, cents bigint"
 PRODUCTS = ("tea", "cup", "lamp")
@@ -84,6 +86,32 @@ def status_of(data: Path) -> Status:
 
 
 # Batch
+
+
+@pytest.fixture(params=["s3", "server"])
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, users: Path) -> Iterator[str]:
+    if request.param == "s3":
+        yield request.getfixturevalue("s3_url")
+        return
+    with served(tmp_path / "served", "--auth", str(users)) as server:
+        yield server.url
+
+
+def test_a_bucket_and_a_server_are_read_and_written_as_well(
+    spark: SparkSession, elsewhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_place(elsewhere, mode="create") as hw:
+        hw.append_many("orders", [{"product": PRODUCTS[n % 3], "cents": n} for n in range(30)], keys=["k"] * 30)
+    app = app_of(by_product, "parquet:out")
+    app.pipeline("orders", to="topic:copy", name="copy", mode="stream", schema=FIELDS)(same)
+    for _ in range(2):
+        run(spark, elsewhere, app, checkpoints=tmp_path / "state")
+    assert parquet_of(spark) == sums(30)
+    with open_place(elsewhere) as hw:
+        assert sorted(event.value["cents"] for event in hw.read("copy")) == list(range(30))
+    with pytest.raises(Invalid, match="--checkpoints"):
+        run(spark, elsewhere, app)
 
 
 def test_a_batch_replaces_parquet_with_what_is_there_now(spark: SparkSession, data: Path) -> None:

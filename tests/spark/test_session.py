@@ -105,3 +105,22 @@ def test_a_home_is_made_once_by_whoever_is_first(tmp_path: Path, monkeypatch: py
     assert (found / "bin" / "spark-submit").exists()
     assert list(tmp_path.glob("headwater/*")) == [found]
     assert not list(found.rglob("*.zip"))
+
+
+_DAEMON = """
+import runpy, sys
+sys.modules["__main__"].__spec__ = runpy.importlib.util.find_spec("pyspark.daemon")
+import traceback
+import headwater.spark.places
+for error in (BrokenPipeError("nobody listens"), ValueError("a real one")):
+    try:
+        raise error
+    except Exception:
+        traceback.print_exc()
+"""
+
+
+def test_a_process_that_is_not_needed_any_more_ends_in_silence() -> None:
+    answer = subprocess.run([sys.executable, "-c", _DAEMON], capture_output=True, text=True, timeout=50, check=True)
+    assert "a real one" in answer.stderr
+    assert "nobody listens" not in answer.stderr

@@ -178,10 +178,10 @@ def test_schemas_that_are_not_used_or_cannot_be_read_are_refused(spark: SparkSes
         headwater.spark.sql(spark, data, "SELECT * FROM orders", schemas={"orders": "n whole"})
 
 
-@pytest.fixture(params=["objects", "server"])
+@pytest.fixture(params=["objects", "s3", "server"])
 def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, users: Path) -> Iterator[str]:
-    if request.param == "objects":
-        yield f"objects://{tmp_path / 'objects'}"
+    if request.param != "server":
+        yield f"objects://{tmp_path / 'objects'}" if request.param == "objects" else request.getfixturevalue("s3_url")
         return
     with headwater.open(tmp_path / "data") as hw, Filling(hw, "baskets") as binder:
         binder.put(BASKETS)
@@ -193,7 +193,7 @@ def test_a_bucket_and_a_server_have_tables_too(spark: SparkSession, elsewhere: s
     with open_place(elsewhere, mode="create") as hw:
         fill(hw)
     assert rows(spark, elsewhere, "SELECT sum(n) FROM orders") == [(6.5,)]
-    if "://127" in elsewhere:
+    if elsewhere.startswith("http"):
         assert rows(spark, elsewhere, "SELECT _id, total FROM baskets ORDER BY _id") == [("k1", 10.0), ("k3", 2.5)]
 
 

@@ -77,7 +77,7 @@ def tell_workers(data: str) -> None:
     """Have the workers of a job, which are started from here, know who asks: from their environment, as always."""
     for name, value in credentials(data).items():
         if isinstance(value, str):
-            os.environ.setdefault(f"HEADWATER_{name.upper()}", value)
+            os.environ[f"HEADWATER_{name.upper()}"] = value
 
 
 def complete(data: str, ask: Callable[[Log], list[str]]) -> list[str]:

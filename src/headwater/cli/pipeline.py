@@ -14,7 +14,7 @@ import msgspec
 from headwater.cli import show
 from headwater.cli.app import INTERRUPTED, group
 from headwater.cli.arguments import complete_directory, json_option
-from headwater.cli.opening import server_options
+from headwater.cli.opening import server_options, tell_workers
 from headwater.cli.spark_options import Cluster, spark_options
 from headwater.cli.views import load_app
 
@@ -89,6 +89,7 @@ def run(
             else:
                 show.done(_ended(status))
 
+    tell_workers(data)
     with cluster.working("pipelines") as spark, _stopping() as stop:
         found = run_all(
             spark, data, app, only, follow=follow, fresh=fresh, checkpoints=checkpoints, stop=stop, told=told

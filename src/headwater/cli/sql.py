@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +11,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import Natural, data_argument, json_option
-from headwater.cli.opening import credentials, is_server
+from headwater.cli.opening import tell_workers
 from headwater.cli.spark_options import Cluster, spark_options
 from headwater.errors import Invalid
 
@@ -31,8 +30,6 @@ SUFFIXES: dict[str, Format] = {
     ".pq": "parquet",
 }
 TABLE_ROWS = 1000  # that a table has unless it is told otherwise
-_VARIABLES = {"token": "HEADWATER_TOKEN", "tls_ca": "HEADWATER_TLS_CA", "tls_cert": "HEADWATER_TLS_CERT"}
-_VARIABLES |= {"tls_key": "HEADWATER_TLS_KEY"}
 
 
 @command(
@@ -89,7 +86,7 @@ def sql(
     given = dict(_schema(each) for each in schemas)
     if limit is None and chosen == "table":
         limit = TABLE_ROWS
-    _tell_workers(data)
+    tell_workers(data)
     with cluster.working("sql", quick=True) as spark:
         from headwater.spark.querying.sql import sql
 
@@ -119,13 +116,6 @@ def _schema(text: str) -> tuple[str, str]:
     if not separator or not table.strip() or not fields.strip():
         raise click.BadParameter(f"{text!r} is not 'TABLE: FIELDS', as in 'orders: total int'", param_hint="--schema")
     return table.strip().strip("`"), fields
-
-
-def _tell_workers(data: str) -> None:
-    """Put what the options say of who asks where the workers of Spark look: into the environment."""
-    if is_server(data):
-        found = credentials(data)
-        os.environ |= {_VARIABLES[name]: str(value) for name, value in found.items() if name in _VARIABLES}
 
 
 def _collected(found: DataFrame, limit: int | None) -> pa.Table:

@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headwater.spark.hangups import keep_silent
 from headwater.spark.session import session
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from headwater.spark.querying.sql import sql
 
 __all__ = ["aggregate", "archive", "rebuild", "run", "session", "sql", "table"]
+
+keep_silent()  # whatever Spark plans, reads, writes and commits with is in here
 
 # No module has the name of its function: importing the one would hide the other.
 _MODULES = {

@@ -1,4 +1,4 @@
-"""What every job reads with: the splits of a topic, and the Arrow batches of one split. Needs no Spark.
+"""What every job reads with: the batches of the splits that were planned for a task. Needs no Spark.
 
 A split is a range of offsets of one partition, whose ends are pinned when the job is planned. Batches are put together
 to `ROWS_MAX` rows, because crossing to the JVM costs as much for a small one.
@@ -6,22 +6,18 @@ to `ROWS_MAX` rows, because crossing to the JVM costs as much for a small one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
 
 from headwater.errors import Conflict, NotFound
-from headwater.format import events
 from headwater.format.names import log_uuid, node_of
 from headwater.info import Split
-from headwater.limits import SPLIT_BYTES
 from headwater.spark.session import ROWS_MAX
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from headwater.api import Log
     from headwater.format.events import EventBatch
 
@@ -37,22 +33,6 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 EVERYTHING = Wanted()
-
-
-def plan(hw: Log, topic: str, *, split_bytes: int = SPLIT_BYTES) -> list[Split]:
-    """The splits of all that a topic holds now and that is durable, in order; empty if that is nothing."""
-    return hw.splits(topic, split_bytes=split_bytes)
-
-
-def tables(hw: Log, split: Split, columns: Sequence[str], wanted: Wanted = EVERYTHING) -> Iterator[pa.Table]:
-    """The wanted events of a split, in offset order, as Arrow tables of up to ROWS_MAX rows, in the log's own types."""
-    for gathered in batches(hw, split, wanted):
-        yield events.table(gathered, columns)
-
-
-def batches(hw: Log, split: Split, wanted: Wanted = EVERYTHING) -> Iterator[list[EventBatch]]:
-    """The wanted batches of a split, in offset order, gathered so that each list is worth a crossing."""
-    return _gathered(_stored(hw, split, wanted))
 
 
 class Piece(msgspec.Struct, frozen=True):
