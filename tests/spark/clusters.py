@@ -20,12 +20,13 @@ import pyarrow as pa
 from pyspark import SparkContext, TaskContext
 
 import headwater.spark
-from headwater.spark import java
+from headwater.spark import home, java
 
 COUNT, TASKS = 20_000, 4
 HOSTS = ("127.0.0.1", "127.0.0.2")
 SLOW, FLAKY = 0, 1  # tasks: one waits for a second attempt of itself, one fails at first
 WAIT_S = 200.0
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # as in sessions for short work
 
 
 def troubled(directory: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -52,6 +53,8 @@ def cluster(directory: str) -> str:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("JAVA_HOME", str(java.home()))
     os.environ["SPARK_LOCAL_IP"] = HOSTS[0]
+    os.environ["SPARK_HOME"] = str(home.home())
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-java-options '{QUICK}' pyspark-shell"
     SparkContext._ensure_initialized()
     jvm: Any = SparkContext._jvm
     conf = jvm.org.apache.spark.SparkConf().set("spark.master.rest.enabled", "false").set("spark.ui.enabled", "false")
@@ -70,6 +73,7 @@ def cluster(directory: str) -> str:
 def main(address: str, directory: str) -> None:
     config = {
         "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": QUICK,
         "spark.driver.host": HOSTS[0],
         "spark.driver.bindAddress": HOSTS[0],
         "spark.speculation": "true",
