@@ -139,7 +139,7 @@ def test_content_is_kept(hw: Log, topic: str, data: Any, content: Any, expected:
     assert [(event.content, event.data) for event in hw.read(topic)] == [expected] * 3
 
 
-@pytest.mark.parametrize("key", [b"", b"\x00\xff&=+%20", b"k" * 1024, "a b"])
+@pytest.mark.parametrize("key", [b"", b"\x00\xff&=+%20", b"k" * 1024, "a b"], ids=["none", "odd", "long", "text"])
 def test_any_key_is_kept(hw: Log, topic: str, key: bytes | str) -> None:
     hw.create(topic, partitions=4)
     ref = hw.append(topic, b"x", key=key)

@@ -102,6 +102,7 @@ def test_a_home_is_made_once_by_whoever_is_first(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with ThreadPoolExecutor(4) as pool:
         (found,) = {each.result() for each in [pool.submit(home.home) for _ in range(4)]}
+    assert found is not None
     assert (found / "bin" / "spark-submit").exists()
     assert list(tmp_path.glob("headwater/*")) == [found]
     assert not list(found.rglob("*.zip"))

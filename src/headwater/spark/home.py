@@ -20,22 +20,25 @@ _NEEDED = ("bin", "jars")  # of the package; the zip file is in another director
 
 @contextlib.contextmanager
 def chosen() -> Iterator[None]:
-    """Have a session that is started in this block use that home, unless the user has chosen another."""
-    if "SPARK_HOME" in os.environ:
+    """Have a session that is started in this block use that home, if there is one."""
+    found = home()
+    if found is None:
         yield
         return
-    os.environ["SPARK_HOME"] = str(home())
+    os.environ["SPARK_HOME"] = str(found)
     try:
         yield
     finally:
         del os.environ["SPARK_HOME"]  # other programs that this process starts may have a Spark of their own
 
 
-def home() -> Path:
-    """A directory to use as SPARK_HOME, made if it is not there."""
+def home() -> Path | None:
+    """A directory to use as SPARK_HOME, made if it is not there; None where the user's own Spark is to be used."""
     import pyspark
 
     package = Path(pyspark.__file__).parent
+    if "SPARK_HOME" in os.environ or not (package / "jars").is_dir():
+        return None
     found = cache.place("spark", f"{package}\n{pyspark.__version__}")
     if found.exists():
         return found

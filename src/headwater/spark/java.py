@@ -54,7 +54,7 @@ def home() -> Path:
         raise Unsupported(f"{java} does not run: {told.stderr.strip()}", hint="pip install 'headwater[java]'")
     import pyspark
 
-    spark = os.environ.get("SPARK_HOME") or spark_home.home()
+    spark = spark_home.home() or os.environ.get("SPARK_HOME")
     place = cache.place("java", f"{java}\n{told.stderr}\n{pyspark.__version__}\n{spark}\n{_SCRIPT}")
     script = place / "bin" / "java"
     if not script.exists():
