@@ -19,7 +19,7 @@ from headwater.format.batch import DATA
 from headwater.format.names import partition_of
 from headwater.spark.writing import jsons, sink, spreading
 from headwater.spark.writing.layout import Layout
-from headwater.spark.writing.spreading import Target, Targets
+from headwater.spark.writing.spreading import Target
 from headwater.spark.writing.staging import Write
 from tests.spark.staged import files, stage
 
@@ -31,8 +31,6 @@ texts = st.text(st.characters(blacklist_categories=["Cs"]), max_size=8)
 
 class Known:
     """Topics that are there."""
-
-    chunk_bytes = spreading.CHUNK_BYTES
 
     def __getitem__(self, topic: str) -> Target:
         return Target(topic, f"uuid of {topic}", PARTITIONS[topic])
@@ -104,7 +102,7 @@ def test_memory_is_bounded_by_what_is_gathered(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_batch_has_about_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Known, "chunk_bytes", 100)
+    monkeypatch.setattr(spreading, "CHUNK_BYTES", 100)
     sizes = [10, 10, 90, 500, 1, 1, 99, 100, 0, 0]
     found = spread(pa.record_batch({"data": [b"x" * size for size in sizes]}), topic="one")
     assert [[len(value) for value in values] for _, _, values in found] == [
@@ -209,21 +207,3 @@ def test_what_cannot_be_written_is_refused_in_a_task_which_leaves_nothing(
     with pytest.raises(HeadwaterError, match=said):
         stage(data, Write.once(), pa.record_batch(columns), topic=None if "topic" in columns else "orders")
     assert not files(data)
-
-
-def test_sealing_leaves_what_a_task_has_encoded_as_it_is(tmp_path: Path) -> None:
-    rows = pa.record_batch({"data": [b"%0100d" % number for number in range(200_000)]})
-    with headwater.open(tmp_path) as hw:
-        encoded = list(spreading.encode([rows], Layout.of(rows.schema, None), Targets(hw, 1), "one", 0))
-        for each in encoded:
-            read = batch.decode(memoryview(each.stored), 0, len(each.stored))
-            hw.append_columns("one", read.content, {DATA: read.column(DATA)}, read.count)
-        hw.seal("one")
-        kept = [each.piece.batch.count for each in hw.read_batches("one")]
-    assert kept == [each.events for each in encoded]
-    assert len(kept) > 10
-
-
-def test_what_goes_to_a_bucket_is_in_fewer_and_larger_batches(tmp_path: Path) -> None:
-    with headwater.open(f"objects://{tmp_path}") as hw:
-        assert Targets(hw, None).chunk_bytes > spreading.CHUNK_BYTES

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.engine.engine import Engine
 from headwater.errors import Invalid, NotFound
 from headwater.format import arrow, batch, given
 from headwater.format.column import I64
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 GATHER_BYTES = 4 * 1024 * 1024  # a large batch of Spark is taken as it is: putting several together costs a copy
 GATHER_BYTES_EACH = 512 * 1024  # for each partition, so that what goes to it is worth a request
 GATHER_BYTES_MAX = 32 * 1024 * 1024
-CHUNK_BYTES = DEFAULTS.pack_bytes * 3 // 2  # of data in one batch: sealing neither splits nor merges such ones
-REQUEST_BYTES = 4 * 1024 * 1024  # the same where each batch is a request, to a bucket or a server
+CHUNK_BYTES = 4 * 1024 * 1024  # of data in one batch: a commit of the log takes about that much at once
 CHUNK_EVENTS = DEFAULTS.pack_events
 
 
@@ -57,7 +55,6 @@ class Targets:
 
     def __init__(self, hw: Log, partitions: int | None) -> None:
         """`partitions` is for topics that are made; those that are there may have another number."""
-        self.chunk_bytes = CHUNK_BYTES if isinstance(hw, Engine) else REQUEST_BYTES
         self._hw = hw
         self._partitions = partitions
         self._known: dict[str, Target] = {}
@@ -92,7 +89,7 @@ def encode(
         for name, some in _by_topic(events, topic):
             target = targets[name]
             for partition, part in _by_partition(some, target, turn + number):
-                yield from _chunks(part, layout, target, partition, targets.chunk_bytes)
+                yield from _chunks(part, layout, target, partition)
 
 
 def _gathered(rows: Iterable[pa.RecordBatch], enough: int) -> Iterator[list[pa.RecordBatch]]:
@@ -193,25 +190,25 @@ def _taken(events: Events, rows: Any) -> Events:
     return Events(events.table.take(rows), None, partition)
 
 
-def _chunks(table: pa.Table, layout: Layout, target: Target, partition: int, chunk_bytes: int) -> Iterator[Encoded]:
+def _chunks(table: pa.Table, layout: Layout, target: Target, partition: int) -> Iterator[Encoded]:
     limits = _limits(target)
     (whole,) = table.combine_chunks().to_batches()
-    for start, stop in _cuts(whole.column("data"), chunk_bytes):
+    for start, stop in _cuts(whole.column("data")):
         part = whole.slice(start, stop - start)
         content, columns = arrow.columns_of(part, layout.content)
         given.check_columns(columns, limits)
         yield Encoded(target, partition, stop - start, batch.encode(0, 0, stop - start, content, columns))
 
 
-def _cuts(data: Any, chunk_bytes: int) -> Sequence[tuple[int, int]]:
-    """Where rows are cut so that each part has about so many bytes of data, and at most one row more."""
+def _cuts(data: Any) -> Sequence[tuple[int, int]]:
+    """Where rows are cut so that each part has about CHUNK_BYTES of data, and at most one row more."""
     column = arrow.column_of(data)
     if column is None or column.offsets is None:  # nothing but nulls, which are refused
         return [(0, len(data))]
     ends = column.offsets[1:]
     cuts = [0]
     while cuts[-1] < len(ends):
-        stop = int(np.searchsorted(ends, int(column.offsets[cuts[-1]]) + chunk_bytes)) + 1
+        stop = int(np.searchsorted(ends, int(column.offsets[cuts[-1]]) + CHUNK_BYTES)) + 1
         cuts.append(min(stop, cuts[-1] + CHUNK_EVENTS, len(ends)))
     return list(pairwise(cuts))
 
