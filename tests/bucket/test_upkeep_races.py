@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.engine.bucket import partition_info
 from headwater.errors import NotFound
 from tests.bucket.stage import Killed, Opened, Stage, datas
 
@@ -175,6 +176,27 @@ def test_a_reader_whose_next_offset_was_trimmed_is_told_so(stage: Stage) -> None
     with pytest.raises(NotFound) as told:
         list(batches)
     assert (told.value.code, told.value.facts["oldest"]) == ("offset_gone", 20)
+
+
+@pytest.mark.parametrize("look", ["start", "state", "batches"])
+def test_what_is_told_of_a_log_that_is_trimmed_meanwhile_fits_together(
+    stage: Stage, look: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, other = stage.open(cache_bytes=0), stage.open()
+    other.append(b"old")
+    looked = getattr(reader.log, look)
+
+    def trimmed(*place: int) -> object:
+        other.append(*[b"%d" % number for number in range(20)])
+        other.compact()
+        other.trim(other.log.end())
+        other.collect_all()
+        reader.log.chain.knowledge.look()
+        return looked(*place)
+
+    monkeypatch.setattr(reader.log, look, trimmed)
+    told = partition_info(reader.log)
+    assert told.start <= told.end
 
 
 @pytest.mark.parametrize("looked", [False, True], ids=["alone", "another thread looked"])

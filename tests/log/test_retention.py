@@ -433,6 +433,30 @@ def test_a_reader_whose_whole_log_was_replaced_meanwhile_is_told(open_engine: Op
     assert log.offset_at(0) == 4
 
 
+def test_what_is_told_of_a_log_that_retention_shortens_meanwhile_fits_together(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = open_engine(), open_engine()
+    fill(writer, 2)
+    log = only_log(reader)
+
+    def shorten_before(look: Callable[[], Any]) -> Callable[[], Any]:
+        def looked() -> Any:
+            fill(writer, 3)
+            writer.retain("t", retention_segments=2)
+            return look()
+
+        return looked
+
+    for name in ("start", "local_start", "state"):
+        with monkeypatch.context() as patched:
+            patched.setattr(log, name, shorten_before(getattr(log, name)))
+            [told] = reader.describe("t").partitions
+        assert told.start <= (told.local or told.start) <= told.end
+        assert told.finished is not None
+        assert told.start <= told.finished <= told.end
+
+
 def test_a_huge_event_of_a_deleted_segment_is_gone_and_not_corrupt(open_engine: Open) -> None:
     limits = Limits(blob_bytes_min=2000, blob_bytes_in_memory=3000)
     writer, reader = open_engine(limits), open_engine(limits)

@@ -13,6 +13,8 @@ import headwater
 from headwater.engine.engine import Engine
 from headwater.engine.replica.destination import Destination, SourceFailed, take
 from headwater.engine.replica.replicator import Replicator
+from headwater.event import ticks_and_node
+from headwater.format.replication import Wanted
 from headwater.limits import DEFAULTS
 from headwater.storage.disk import Clock, Disk
 from tests.replica.copies import copy_once, events, replicating, same, wait_for_events
@@ -288,6 +290,24 @@ def test_a_replica_that_fell_behind_says_so_and_begins_anew_when_it_is_told_to(t
     assert len(events(tmp_path / "replica", "other")) == 2, "the others go on"
     copy_once(tmp_path / "source", tmp_path / "replica", restart=["t"])
     same(tmp_path / "source", tmp_path / "replica")
+
+
+def test_a_replica_whose_last_event_is_deleted_at_the_source_just_now_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with headwater.open(tmp_path / "source") as hw:
+        assert isinstance(hw, Engine)
+        first = hw.append("t", "copied")
+        topic, [log] = hw.partition_logs("t")
+        log.roll(tell=False)
+        hw.append("t", "next")
+        hw.retain("t", before=1)
+        monkeypatch.setattr(log, "start", lambda: 0)  # as it was when the source looked
+        ticks = ticks_and_node(first.id)[0]
+        [share] = hw.replication().more([Wanted("t", topic.uuid, 0, 1, ticks)], 1000, 0).shares
+        assert (share.state, share.end, share.size > 0) == ("ok", 2, True)
+        [share] = hw.replication().more([Wanted("t", topic.uuid, 0, 0)], 1000, 0).shares
+        assert (share.state, share.start) == ("behind", 1)
 
 
 @pytest.mark.parametrize("again", [False, True])

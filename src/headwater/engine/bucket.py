@@ -22,6 +22,7 @@ from headwater.engine.bucket_keeper import BucketKeeper
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer
 from headwater.engine.coordinated_consumers import CoordinatedConsumers
+from headwater.engine.info import time_at
 from headwater.engine.serving import wants_sync
 from headwater.engine.verbs import Verbs
 from headwater.errors import Closed, Denied, HeadwaterError, Invalid, NotFound, Unavailable, Unsupported
@@ -165,7 +166,7 @@ class Bucket(Verbs[ObjectLog]):
             name=described.name,
             uuid=described.uuid,
             settings=msgspec.to_builtins(described.settings),
-            partitions=[_partition_info(log) for log in opened.logs],
+            partitions=[partition_info(log) for log in opened.logs],
         )
 
     def delete(self, topic: str) -> None:
@@ -410,13 +411,14 @@ def _cannot(what: str, hint: str) -> Unsupported:
     return Unsupported(f"a bucket cannot {what}", hint=hint, code="bucket_cannot")
 
 
-def _partition_info(log: ObjectLog) -> PartitionInfo:
-    place, state, start = log.place, log.state(), log.start()
+def partition_info(log: ObjectLog) -> PartitionInfo:
+    """What `describe` tells of one partition."""
+    place, start = log.place, log.start()
+    state = log.state()  # after it: it may be trimmed meanwhile, and an end only grows
     meta = log.chain.knowledge.meta()
     objects = [each.size for each in place.store.list(place.events) if each.key >= place.events_at(meta.reached.offset)]
     segments = [each.bytes for each in meta.segments]
     blobs = [each.size for each in place.store.list(place.blobs)]
-    first = next(iter(log.batches(start, state.visible_offset)), None)
     return PartitionInfo(
         place.partition,
         start,
@@ -425,7 +427,7 @@ def _partition_info(log: ObjectLog) -> PartitionInfo:
         len(objects) + len(segments),
         len(segments),
         sum(objects) + sum(segments) + sum(blobs),
-        None if first is None else time_of(first.base_ticks).isoformat(),
+        time_at(log, start, state.visible_offset),
         time_of(state.last_ticks).isoformat() if state.last_ticks else None,
         "open",
         [],

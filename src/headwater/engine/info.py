@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
+from headwater.engine.log import Log
 from headwater.errors import HeadwaterError
 from headwater.event import time_of
 from headwater.info import PartitionInfo
@@ -15,10 +16,10 @@ STATES = ("open", "frozen: a sync failed", "frozen: a write failed", "being dele
 
 
 def partition_info(log: LocalLog) -> PartitionInfo:
-    place, state = log.place, log.state()
-    start = log.start()
+    place = log.place
+    start, local = log.start(), log.local_start()
+    state = log.state()  # after them: retention may delete meanwhile, and an end only grows
     names = place.disk.names(place.path)
-    local = log.local_start()
     noted = log.archived.note() if log.archived is not None else None
     return PartitionInfo(
         place.partition,
@@ -28,7 +29,7 @@ def partition_info(log: LocalLog) -> PartitionInfo:
         sum(name.endswith(".log") for name in names),
         sum(name.endswith(".index") for name in names),
         _bytes_below(place.path),
-        _time_at(log, start, state.visible_offset),
+        _first_time(log, start, state.visible_offset),
         time_of(state.last_ticks).isoformat() if state.last_ticks else None,
         STATES[state.state],
         recovery.reports(place),
@@ -38,11 +39,13 @@ def partition_info(log: LocalLog) -> PartitionInfo:
     )
 
 
-def _time_at(log: LocalLog, start: int, end: int) -> str | None:
-    """When the first event of a range was appended."""
+def _first_time(log: LocalLog, start: int, end: int) -> str | None:
     told = log.first_ticks(start)  # it is not fetched from the archive for that
-    if told is not None:
-        return time_of(told).isoformat()
+    return time_of(told).isoformat() if told is not None else time_at(log, start, end)
+
+
+def time_at(log: Log, start: int, end: int) -> str | None:
+    """When the first event of a range was appended; None if there is none, or it is damaged or gone."""
     with contextlib.suppress(HeadwaterError):  # damage is for `check` to tell; retention may have come in between
         for batch in log.batches(start, end):
             return time_of(batch.base_ticks).isoformat()

@@ -194,8 +194,12 @@ def _same(log: LocalLog, wanted: Wanted, start: int) -> bool:
     last = wanted.offset - 1
     if wanted.ticks is None or last < start:
         return True
-    for batch in log.stored(last, wanted.offset):
-        return int(batch.ticks()[last - batch.base_offset]) == wanted.ticks
+    try:
+        for batch in log.stored(last, wanted.offset):
+            return int(batch.ticks()[last - batch.base_offset]) == wanted.ticks
+    except NotFound as error:
+        if error.code != "offset_gone":  # else retention came in between, and what is wanted may yet be there
+            raise
     return True
 
 
