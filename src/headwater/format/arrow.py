@@ -329,8 +329,10 @@ def _decoded(array: Any) -> Any:
 def _as_binary(array: Any) -> Any:
     """An array of bytes or text, without a dictionary, as bytes."""
     pa = pyarrow()
-    if array.type != pa.binary():
-        kinds = pa.string(), pa.large_string(), pa.string_view(), pa.large_binary(), pa.binary_view()
+    if array.type == pa.string():
+        array = array.view(pa.binary())  # a tenth of a cast's time
+    elif array.type != pa.binary():
+        kinds = pa.large_string(), pa.string_view(), pa.large_binary(), pa.binary_view()
         if array.type not in kinds and not pa.types.is_fixed_size_binary(array.type):
             raise Invalid(f"a column of {array.type} is not bytes or text", hint="cast it first")
         array = array.cast(pa.binary())

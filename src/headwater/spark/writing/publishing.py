@@ -16,8 +16,8 @@ not guess.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headwater.info import TopicInfo
 
 SEQ_BITS = 24  # of a batch's chunks in one partition; the batch's number is above them
-PARTITIONS_AT_ONCE = 4  # that are appended to; each holds two chunks in memory
+PARTITIONS_AT_ONCE = 4  # that are appended to; each holds a chunk or two in memory
 SWEEP_EVERY = 64  # batches of a query: looking for orphans lists all files
 
 
@@ -161,12 +161,8 @@ def _append_all(hw: Log, staging: Staging, write: Write, destinations: Sequence[
     """Append to all partitions, some at once; False if the files are gone because somebody else has finished it."""
     if not destinations:
         return True
-    workers = min(PARTITIONS_AT_ONCE, len(destinations))
-    with (
-        ThreadPoolExecutor(workers, "headwater-publish") as pool,
-        ThreadPoolExecutor(workers, "headwater-read") as ahead,
-    ):
-        running = [pool.submit(_append, hw, staging, write, each, ahead) for each in destinations]
+    with ThreadPoolExecutor(min(PARTITIONS_AT_ONCE, len(destinations)), "headwater-publish") as pool:
+        running = [pool.submit(_append, hw, staging, write, each) for each in destinations]
         try:
             return all(each.result() for each in running)
         except BaseException:
@@ -174,16 +170,12 @@ def _append_all(hw: Log, staging: Staging, write: Write, destinations: Sequence[
             raise
 
 
-def _append(hw: Log, staging: Staging, write: Write, destination: Destination, ahead: Executor) -> bool:
-    """Append the chunks of one partition, each a request, while the next is read."""
+def _append(hw: Log, staging: Staging, write: Write, destination: Destination) -> bool:
+    """Append the chunks of one partition, each a request."""
     chunks = destination.chunks
-    following = ahead.submit(_read, staging, write, chunks[0])
-    for number in range(len(chunks)):
-        read = following.result()
+    for number, read in enumerate(_read_all(staging, write, chunks)):
         if read is None:
             return False
-        if number + 1 < len(chunks):
-            following = ahead.submit(_read, staging, write, chunks[number + 1])
         columns = {kind: read.column(kind) for kind in (TYPE, KEY, DATA, META)}
         last = number + 1 == len(chunks)  # with it, all before it become durable, while other partitions are written
         where: dict[str, Any] = {"durability": "fsync" if last else "os", "partition": destination.partition}
@@ -195,6 +187,20 @@ def _append(hw: Log, staging: Staging, write: Write, destination: Destination, a
             if error.code != "seq_forgotten":  # which says that a later chunk is there, and so this one
                 raise
     return True
+
+
+def _read_all(staging: Staging, write: Write, chunks: Sequence[Chunk]) -> Iterator[Batch | None]:
+    """The chunks in order. Of what is far away, the next one is read meanwhile; else that costs more than it saves."""
+    if not staging.far:
+        yield from (_read(staging, write, chunk) for chunk in chunks)
+        return
+    with ThreadPoolExecutor(1, "headwater-read") as ahead:
+        following = ahead.submit(_read, staging, write, chunks[0])
+        for chunk in chunks[1:]:
+            read = following.result()
+            following = ahead.submit(_read, staging, write, chunk)
+            yield read
+        yield following.result()
 
 
 def _read(staging: Staging, write: Write, chunk: Chunk) -> Batch | None:

@@ -127,6 +127,11 @@ class Staging:
         disk = Disk() if durable else _Hasty()
         return cls(DirectoryStore(Path(address) / FOLDER, disk, clock), "", clock)
 
+    @property
+    def far(self) -> bool:
+        """Whether a read waits for a server."""
+        return not isinstance(self._store, DirectoryStore)
+
     def new_file(self, write: Write) -> str:
         """The key of a file that no other attempt has."""
         return f"{self._files(write)}{os.urandom(8).hex()}"
