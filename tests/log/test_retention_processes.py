@@ -117,7 +117,8 @@ def test_readers_and_followers_see_what_is_there_or_are_told_that_it_is_gone(pat
     assert stems == {name.partition(".")[0] for name in names if name.endswith(".log")}
 
 
-def test_a_segment_that_a_stopped_process_seals_is_waited_for(path: Path) -> None:
+def stopped_while_sealing(path: Path) -> Child:
+    """A process that was stopped while it seals the first segment of a topic that is made here."""
     with open_unsynced(path) as hw:
         for _ in range(600):
             hw.append("t", b"small", durability="os")
@@ -131,10 +132,30 @@ def test_a_segment_that_a_stopped_process_seals_is_waited_for(path: Path) -> Non
 
     sealer = Child(seal_and_stop)
     sealer.wait_until_stopped()
+    return sealer
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_when_seal_returns_what_another_process_was_sealing_is_sealed(path: Path, killed: bool) -> None:
+    sealer = stopped_while_sealing(path)
+    with open_unsynced(path) as hw:
+        later = threading.Timer(0.2, sealer.kill if killed else sealer.resume)
+        later.start()
+        assert hw.seal("t") == int(killed)
+        [told] = hw.describe("t").partitions
+        assert (told.segments, told.sealed) == (2, 1)
+        later.join()
+    assert killed or sealer.result() is True
+
+
+def test_a_segment_that_a_stopped_process_seals_is_waited_for(path: Path) -> None:
+    sealer = stopped_while_sealing(path)
     with open_unsynced(path, limits=Limits(lock_wait_s=0.2)) as hw:
         with pytest.raises(Unavailable, match="is being sealed") as error:
             hw.retain("t", retention_segments=1)
         assert error.value.code == "locked"
+        with pytest.raises(Unavailable, match="is being sealed"):
+            hw.seal("t")
         hw._keeper.rolled(hw._topics.live("t").logs[0].place)  # does not wait
         assert hw.append("t", b"nobody else waits").offset == 600
         sealer.resume()

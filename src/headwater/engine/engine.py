@@ -161,11 +161,14 @@ class Engine(Verbs[LocalLog]):
     # Keeping
 
     def seal(self, topic: str) -> int:
-        """Finish the active segments of a topic, pack and index all that is finished; returns how many were sealed."""
+        """Finish the active segments of a topic, pack and index all that is finished; returns how many were sealed.
+
+        What another process or thread is sealing is waited for: Unavailable if that takes too long.
+        """
         logs = self._topics.live(topic).logs
         for log in logs:
             log.roll(tell=False)
-        return sum(seal_all(log.place) for log in logs)
+        return sum(seal_all(log.place, wait=True) for log in logs)
 
     def retain(
         self,

@@ -58,6 +58,15 @@ def locked(place: Place) -> Unavailable:
     )
 
 
+def being_sealed(place: Place, base: int) -> Unavailable:
+    """Another process does not let go of a segment."""
+    return Unavailable(
+        f"{place}: segment {base} is being sealed by another process for more than {place.limits.lock_wait_s:g} s",
+        hint=f"is one stopped or stuck? 'fuser {place.segment(base)}' names it",
+        code="locked",
+    )
+
+
 def repeated(place: Place) -> Conflict:
     """A transaction's request was committed before; whoever brings it again gets the first answer instead of this."""
     return Conflict(f"{place}: the transaction was committed before", code="transaction_repeated")

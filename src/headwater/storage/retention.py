@@ -24,7 +24,7 @@ from headwater.format.settings import TopicSettings
 from headwater.format.tail import Slot
 from headwater.info import Deleted
 from headwater.storage.disk import wait_for_lock
-from headwater.storage.failures import deleted, locked, unavailable
+from headwater.storage.failures import being_sealed, deleted, locked, unavailable
 from headwater.storage.place import Place
 from headwater.storage.segment import read_header
 from headwater.storage.tail import Tail
@@ -231,11 +231,7 @@ def _take_away(place: Place, base: int, wait_s: float) -> Outcome:
     deadline = place.clock.monotonic() + wait_s
     while (outcome := _try_to_take_away(place, base)) == "busy" and wait_s:
         if place.clock.monotonic() > deadline:
-            raise Unavailable(
-                f"{place}: segment {base} is being sealed by another process for more than {wait_s:g} s",
-                hint=f"is one stopped or stuck? 'fuser {place.segment(base)}' names it",
-                code="locked",
-            )
+            raise being_sealed(place, base)
         place.clock.sleep(BUSY_POLL_S)
     return outcome
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from headwater.errors import HeadwaterError, NotFound
 from headwater.storage import seal
-from headwater.storage.failures import unavailable
+from headwater.storage.failures import being_sealed, unavailable
 from headwater.storage.packing import Pause
 from headwater.storage.place import Place
 
@@ -18,6 +18,7 @@ log = logging.getLogger("headwater")
 
 WORK_S = 0.002  # how long to work before standing back: a thread that computes holds up all who append
 REST = 1.0  # rest per work: half of one core at most
+BUSY_POLL_S = 0.005  # how often to look whether somebody has sealed a segment
 REST_S_MAX = 0.1  # and not for as long as the process was stopped: whoever closes the log waits for it
 
 
@@ -99,9 +100,28 @@ class Sealer:
         return self._stopping
 
 
-def seal_all(place: Place, pause: Pause = lambda: None) -> int:
-    """Seal every finished segment of a log that is not sealed; returns how many."""
-    return sum(seal_each(place, pause))
+def seal_all(place: Place, *, wait: bool = False) -> int:
+    """Seal every finished segment of a log that is not sealed; returns how many.
+
+    One that somebody else is at is left to them; with `wait`, until they are done.
+    """
+    bases = place.segments()
+    sealed = sum(seal_each(place, lambda: None))
+    if wait and bases:
+        sealed += sum(_seal_or_wait(place, base) for base in seal.unsealed(place, bases[-1]))
+    return sealed
+
+
+def _seal_or_wait(place: Place, base: int) -> bool:
+    """Seal a segment, or wait for who is at it (False); raises Unavailable when that takes too long."""
+    deadline = place.clock.monotonic() + place.limits.lock_wait_s
+    while base in seal.unsealed(place, base + 1):
+        if _seal(place, base, lambda: None):
+            return True
+        if place.clock.monotonic() > deadline:
+            raise being_sealed(place, base)
+        place.clock.sleep(BUSY_POLL_S)
+    return False
 
 
 def seal_each(place: Place, pause: Pause) -> Iterator[int]:
