@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 
 def place(kind: str, text: str) -> Path:
@@ -20,5 +21,11 @@ def _directory() -> Path:
     try:
         found.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="headwater-"))
-    return found if os.access(found, os.W_OK) else Path(tempfile.mkdtemp(prefix="headwater-"))
+        return Path(_own().name)
+    return found if os.access(found, os.W_OK) else Path(_own().name)
+
+
+@cache
+def _own() -> TemporaryDirectory[str]:
+    """One that goes with this process."""
+    return TemporaryDirectory(prefix="headwater-")
