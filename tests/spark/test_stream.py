@@ -19,13 +19,14 @@ from pyspark.sql.types import LongType, StructField, StructType
 import headwater
 from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.format import events
-from headwater.spark.reading import positions, scan, stream
+from headwater.spark.reading import planning, positions, scan, stream
 from headwater.spark.reading.options import STREAM, parse
 from headwater.spark.reading.parts import Part
 from headwater.spark.reading.positions import Positions, Reached
 from headwater.spark.reading.stream import StreamReader
 from headwater.storage.log import LocalLog
 from headwater.views.local import Local
+from tests.server.people import add
 from tests.server.process import served
 from tests.waiting import wait_for
 
@@ -124,6 +125,20 @@ def test_whoever_may_only_read_sees_what_is_durable(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(LocalLog, "sync", refused)
         assert ends(found.latestOffset(found.initialOffset(), ALL)) == {"orders": [1]}
         found.stop()
+
+
+def test_a_server_is_asked_to_sync_by_those_who_may_append(tmp_path: Path) -> None:
+    users = tmp_path / "users.json"
+    tokens = {scope: add(users, scope, f"{scope}:*", token=True) for scope in ("read", "read,append")}
+    with (
+        served(tmp_path / "data", "--auth", str(users)) as server,
+        headwater.open(server.url, token=tokens["read,append"]) as hw,
+        headwater.open(server.url, token=tokens["read"]) as reader,
+    ):
+        hw.append("orders", b"1")
+        hw.append("orders", b"2", durability="os")
+        assert planning.look(reader, "orders").partitions[0].durable == 1
+        assert planning.look(hw, "orders").partitions[0].durable == 2
 
 
 @pytest.mark.parametrize("place", ["objects", "s3"])

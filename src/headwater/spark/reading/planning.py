@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headwater.errors import Invalid, NotFound, Unavailable
+from headwater.errors import Denied, Invalid, NotFound, Unavailable
 from headwater.info import TopicInfo
 from headwater.spark.reading.options import OFFSETS_MAX, Place, ReadOptions
 from headwater.spark.reading.scan import Piece, nodes
-from headwater.views.local import Local
 
 if TYPE_CHECKING:
     from headwater.api import Log
@@ -38,15 +37,14 @@ EVERYTHING = Narrowing()
 
 
 def look(hw: Log, topic: str) -> TopicInfo:
-    """A topic as it is now; in a directory, all that is visible is durable then. Raises NotFound.
+    """A topic as it is now, and all that is visible is durable then. Raises NotFound.
 
-    A directory is synced, as a consumer does it before it notes how far it is: a reader sees what `read` does. What a
-    server or a bucket tells is durable or not without a reader's doing. Whoever may not sync, because they may only
-    read, or because the disk has failed, sees what is durable.
+    It is synced, as a consumer does it before it notes how far it is: a reader sees what `read` does. Whoever may not
+    sync, because they may only read, or because the disk has failed, sees what is durable.
     """
     info = hw.describe(topic)
-    if isinstance(hw, Local) and any(each.durable < each.end for each in info.partitions):
-        with contextlib.suppress(Unavailable):
+    if any(each.durable < each.end for each in info.partitions):
+        with contextlib.suppress(Denied, Unavailable):
             hw.sync(topic)
         info = hw.describe(topic)
     return info
