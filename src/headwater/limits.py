@@ -27,7 +27,8 @@ REPLICA_BYTES_MAX = 32 * MIB  # of batches in one answer, beside one that may be
 REPLICA_LOGS_MAX = 16_384  # that one question names: each is looked at until there is something
 REPLICA_WAIT_MS_MAX = 20_000  # for which a question may wait: below what proxies and clients take for silence
 
-# Of splits, in which other systems read a topic.
+# Of tables, in which other systems read a topic.
+COLUMN_DATA_BYTES_MAX = 64 * MIB  # of an event, to be a value of a column: it is held in memory; larger data is null
 SPLIT_BYTES = 64 * MIB  # of one: a segment, and some hundred milliseconds of work
 SPLITS_MAX = 100_000  # of a partition: they are made and told in one piece, and are larger where there would be more
 

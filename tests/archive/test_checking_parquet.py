@@ -21,7 +21,7 @@ from tests.archive.parquets import archive, edit, files
 
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(writing, "COLUMN_DATA_MAX", 4000)
+    monkeypatch.setattr(writing, "COLUMN_DATA_BYTES_MAX", 4000)
     with open_engine(tmp_path / "data") as hw:
         fill(hw, 100, partitions=2)
         hw.append("t", b"z" * 5000, partition=0)

@@ -272,7 +272,7 @@ def test_the_fingerprint_tells_tables_apart(data: Path) -> None:
 
 
 def test_data_too_large_for_a_column_is_beside_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "COLUMN_DATA_MAX", 4000)
+    monkeypatch.setattr(writing, "COLUMN_DATA_BYTES_MAX", 4000)
     archive(data, tmp_path / "out", seal=True)
     with open_engine(data) as hw:
         huge = {(event.partition, event.offset) for event in hw.read("t") if len(event.data or b"") > 4000}

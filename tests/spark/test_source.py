@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 import headwater
 from headwater.errors import Corrupt, Denied, Invalid
 from headwater.spark.places import open_place
+from headwater.spark.reading import scan
 from headwater.spark.reading.shaping import SCHEMA
 from headwater.spark.source import HeadwaterSource
 from tests.server.process import served
@@ -54,10 +55,10 @@ def load(spark: SparkSession, path: str, schema: str | None = None, **options: s
     return (reader if schema is None else reader.schema(schema)).load(path)
 
 
-def read_here(path: str, schema: StructType, **options: str) -> int:
-    """How many rows there are, read in this process: an error of a task would be tried three times on Spark."""
+def read_here(path: str, schema: StructType, **options: str) -> list[dict[str, Any]]:
+    """The rows, read in this process: an error of a task would be tried three times on Spark."""
     reader = HeadwaterSource({"path": path, "topic": "orders", **options}).reader(schema)
-    return sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
 def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
@@ -206,12 +207,43 @@ def test_what_is_visible_is_read_though_nobody_has_synced_it(spark: SparkSession
         assert load(spark, str(tmp_path)).count() == 2
 
 
-def test_huge_data_is_null_and_its_size_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_huge_event_has_its_data_and_fields_and_can_be_written(spark: SparkSession, place: str) -> None:
+    note = "x" * 3_000_000
+    with open_place(place, mode="create") as hw:
+        hw.append("orders", {"n": 1, "note": note}, key="a", type="large", meta={"by": "us"})
+        hw.append("orders", {"n": 2, "note": ""}, key="b")
+        before = [(event.key, event.type, event.value, event.meta) for event in hw.read("orders")]
+        found = load(spark, place, "n int, note string, data_bytes bigint").orderBy("n").collect()
+        assert [(row.n, row.note) for row in found] == [(1, note), (2, "")]
+        assert found[0].data_bytes > len(note)
+        assert rows(load(spark, place)) == expected(hw, "orders")
+        assert load(spark, place).where("length(data) > 1000000").count() == 1
+        frame = load(spark, place, "key binary, type string, data binary, meta string").orderBy("type")
+        frame.write.format("headwater").options(topic="copy", content="json").mode("append").save(place)
+        copied = [(event.key, event.type, event.value, event.meta) for event in hw.read("copy")]
+    assert sorted(copied, key=repr) == sorted(before, key=repr)
+
+
+def test_data_that_is_too_large_for_a_column_is_null_and_its_size_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "COLUMN_DATA_BYTES_MAX", 2_000_000)
     with headwater.open(tmp_path) as hw:
-        hw.append("orders", bytes(2 * 1024 * 1024))
-        hw.append("orders", b"small")
-    found = load(spark, str(tmp_path), "data binary, data_bytes bigint").orderBy("data_bytes").collect()
-    assert [(row.data, row.data_bytes) for row in found] == [(bytearray(b"small"), 5), (None, 2 * 1024 * 1024)]
+        for size in (2_000_001, 2_000_000, 5):
+            hw.append("orders", bytes(size))
+    schema = StructType().add("data", "binary").add("data_bytes", "long")
+    found = read_here(str(tmp_path), schema)
+    assert [row["data"] for row in found] == [None, bytes(2_000_000), bytes(5)]
+    assert [row["data_bytes"] for row in found] == [2_000_001, 2_000_000, 5]
+
+
+def test_huge_data_is_not_read_by_who_does_not_want_it(tmp_path: Path) -> None:
+    with headwater.open(tmp_path) as hw:
+        hw.append("orders", bytes(2_000_000))
+    for blob in tmp_path.rglob("*.blob"):
+        blob.unlink()
+    schema = StructType().add("offset", "long").add("data_bytes", "long")
+    assert read_here(str(tmp_path), schema) == [{"offset": 0, "data_bytes": 2_000_000}]
 
 
 def test_retention_that_has_passed_the_start_is_an_error_unless_losses_are_allowed(

@@ -77,6 +77,16 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
+def test_a_huge_event_is_the_same_in_the_log_and_in_the_archive(
+    spark: SparkSession, hw: headwater.Local, tmp_path: Path
+) -> None:
+    hw.append("t", b"a" * 2_000_000, type="huge")
+    archive(tmp_path / "data", tmp_path / "out", seal=True)
+    hw.append("t", b"b" * 2_000_000, type="huge")
+    frame = headwater.spark.table(spark, str(tmp_path / "data"), "t", archive=f"parquet:{tmp_path / 'out'}")
+    assert rows(frame.where("type = 'huge'")) == events(hw, type="huge")
+
+
 def test_archive_and_live_log_are_one(spark: SparkSession, hw: headwater.Local, tmp_path: Path) -> None:
     archive(hw.path, tmp_path / "out", seal=True)
     append(hw, 30)

@@ -14,7 +14,7 @@ import numpy as np
 
 from headwater.event import Blob, Event, id_of
 from headwater.format import arrow
-from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch
+from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch, decode, encode_one
 from headwater.format.column import I64, Column
 
 if TYPE_CHECKING:
@@ -176,6 +176,20 @@ class EventBatch:
             meta,
             blob,
         )
+
+
+def with_data(batch: EventBatch, bytes_max: int) -> EventBatch:
+    """The same, with the data of a huge event in it, unless there is more than `bytes_max` of that."""
+    stored = batch.piece.batch
+    if not stored.flags & BLOB or not len(batch):
+        return batch
+    blob = batch.log.blob(stored)
+    if blob.size > bytes_max:
+        return batch
+    type, key, meta = (stored.only(kind) for kind in (TYPE, KEY, META))
+    data = b"".join(blob.chunks())
+    made = encode_one(stored.base_offset, stored.base_ticks, stored.content, data, type or b"", key, meta)
+    return EventBatch(batch.log, decode(memoryview(made), 0, len(made), stored.path), 0, 1, None)
 
 
 def data_in_memory(log: Source, batch: Batch) -> bytes | None:

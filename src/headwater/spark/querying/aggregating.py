@@ -219,8 +219,8 @@ def _aggregated(work: _Work, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch
     waiting: list[pa.Table] = []
     rows = 0
     with open_place(work.read.address) as hw:
-        loss = work.read.fail_on_data_loss
-        for gathered in scan.pieces(hw, pieces, work.read.wanted, fail_on_data_loss=loss):
+        loss, data = work.read.fail_on_data_loss, read.has_data
+        for gathered in scan.pieces(hw, pieces, work.read.wanted, fail_on_data_loss=loss, data=data):
             waiting.append(read.table(gathered))
             rows += waiting[-1].num_rows
             if rows >= GATHERED_ROWS:
@@ -238,6 +238,7 @@ class _Columns:
         others = [field for field in fields if field.name != "type"]
         self._own = ["type"] if len(others) < len(fields) else [_CHEAPEST]
         self._shape = Shape(t.StructType(others), mode) if others else None
+        self.has_data = self._shape is not None and self._shape.has_data
 
     def table(self, gathered: list[EventBatch]) -> pa.Table:
         found = events.table(gathered, self._own)

@@ -46,5 +46,6 @@ def read(read: ReadOptions, wanted: Wanted, shape: Shape, partition: InputPartit
     if not isinstance(partition, Part):
         return
     with open_place(read.address) as hw:
-        for gathered in scan.pieces(hw, partition.pieces, wanted, fail_on_data_loss=read.fail_on_data_loss):
+        loss, data = read.fail_on_data_loss, shape.has_data
+        for gathered in scan.pieces(hw, partition.pieces, wanted, fail_on_data_loss=loss, data=data):
             yield from shape.batches(gathered)

@@ -13,8 +13,10 @@ from uuid import UUID
 import msgspec
 
 from headwater.errors import Conflict, NotFound
+from headwater.format.events import with_data
 from headwater.format.names import log_uuid, node_of
 from headwater.info import Split
+from headwater.limits import COLUMN_DATA_BYTES_MAX
 from headwater.spark.session import ROWS_MAX
 
 if TYPE_CHECKING:
@@ -48,14 +50,15 @@ def nodes(uuid: str, partitions: int) -> list[int]:
 
 
 def pieces(
-    hw: Log, pieces: Iterable[Piece], wanted: Wanted = EVERYTHING, *, fail_on_data_loss: bool = True
+    hw: Log, pieces: Iterable[Piece], wanted: Wanted = EVERYTHING, *, fail_on_data_loss: bool = True, data: bool = True
 ) -> Iterator[list[EventBatch]]:
-    """The wanted batches of several splits, one after the other, gathered.
+    """The wanted batches of several splits, one after the other, gathered; those of huge events with their `data`.
 
     Raises NotFound with the code `offset_gone` where retention has come in between, unless losses are allowed, and
     Conflict with the code `topic_remade` if a topic was deleted and made again.
     """
-    return _gathered(batch for piece in pieces for batch in _checked(hw, piece, wanted, fail_on_data_loss))
+    batches = (batch for piece in pieces for batch in _checked(hw, piece, wanted, fail_on_data_loss))
+    return _gathered(with_data(batch, COLUMN_DATA_BYTES_MAX) for batch in batches) if data else _gathered(batches)
 
 
 def remade(topic: str) -> Conflict:

@@ -44,6 +44,11 @@ class Shape:
             _check_type(name, self._arrow.field(name).type)
         self._check_fields()
 
+    @property
+    def has_data(self) -> bool:
+        """Whether it takes the data of events to make the rows."""
+        return "data" in self.names or bool(self._others.fields)
+
     def batches(self, gathered: list[EventBatch]) -> Iterator[pa.RecordBatch]:
         """The events of some batches of the log, which are not many."""
         found: dict[str, Any] = {}

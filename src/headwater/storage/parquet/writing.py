@@ -25,6 +25,7 @@ from headwater.format.archive import ArchivedFile
 from headwater.format.batch import BLOB
 from headwater.format.events import EventBatch
 from headwater.format.parquet import COLUMNS, Blob, Manifest, Part
+from headwater.limits import COLUMN_DATA_BYTES_MAX
 from headwater.storage.archive.transfer import pieces_of, upload
 from headwater.storage.bucket.store import Store
 from headwater.storage.disk import Disk
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024  # of Arrow: what a writer holds, and what a reader may skip by its statistics
 ROW_GROUP_ROWS = 1_000_000
-COLUMN_DATA_MAX = 64 * 1024 * 1024  # data above this goes to an object of its own: a column's value is held in memory
 
 _PLAIN = ("data", "meta")
 _DELTAS = {"offset": "DELTA_BINARY_PACKED", "ticks": "DELTA_BINARY_PACKED", "time": "DELTA_BINARY_PACKED"}
@@ -140,18 +140,14 @@ class _Writer:
 
     def _huge(self, batch: EventBatch) -> pa.Table:
         """The row of a huge event: with its data, or, if that is too large for a column, beside it."""
-        pa = arrow.pyarrow()
-        blob = batch.log.blob(batch.piece.batch)
-        data = None
-        if blob.size <= COLUMN_DATA_MAX:
-            data = b"".join(blob.chunks())
-        else:
+        whole = events.with_data(batch, COLUMN_DATA_BYTES_MAX)
+        if whole is batch:
+            blob = batch.log.blob(batch.piece.batch)
             offset = batch.piece.batch.base_offset
             name = format.blob_name(self._log.partition, offset)
             key_of = partial(format.file_key, self._log.topic)
             self.blobs.append(Blob(offset, upload(self._store, key_of, name, blob.size, blob.chunks)))
-        column = pa.array([data], pa.binary())
-        return events.table([batch], COLUMNS).set_column(COLUMNS.index("data"), "data", column)
+        return events.table([whole], COLUMNS)
 
 
 def _settings() -> dict[str, Any]:
