@@ -17,7 +17,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 import headwater
-from headwater.errors import Corrupt, Denied, Invalid
+from headwater.errors import Corrupt, Denied, Invalid, NotFound
+from headwater.format.events import EventBatch, with_data
 from headwater.spark.places import open_place
 from headwater.spark.reading import scan
 from headwater.spark.reading.shaping import SCHEMA
@@ -235,6 +236,29 @@ def test_data_that_is_too_large_for_a_column_is_null_and_its_size_is_told(
     found = read_here(str(tmp_path), schema)
     assert [row["data"] for row in found] == [None, bytes(2_000_000), bytes(5)]
     assert [row["data_bytes"] for row in found] == [2_000_001, 2_000_000, 5]
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_huge_data_that_retention_deletes_meanwhile_is_lost_as_any(
+    tmp_path: Path, fail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with headwater.open(tmp_path) as hw:
+        hw.append("orders", bytes(2_000_000))
+        hw.seal("orders")
+        hw.append("orders", b"kept")
+        load_data = with_data
+
+        def too_late(batch: EventBatch, bytes_max: int) -> EventBatch:
+            hw.retain("orders", before=1)
+            return load_data(batch, bytes_max)
+
+        monkeypatch.setattr(scan, "with_data", too_late)
+        schema = StructType().add("data", "binary")
+        if fail == "true":
+            with pytest.raises(NotFound, match="offset 0 is gone"):
+                read_here(str(tmp_path), schema)
+        else:
+            assert read_here(str(tmp_path), schema, failOnDataLoss="false") == [{"data": b"kept"}]
 
 
 def test_huge_data_is_not_read_by_who_does_not_want_it(tmp_path: Path) -> None:

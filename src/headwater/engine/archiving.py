@@ -13,15 +13,16 @@ from typing import NamedTuple
 
 from headwater.engine.catalogue import Catalogue
 from headwater.engine.topics import Topics
-from headwater.errors import HeadwaterError, NotFound, Unavailable
+from headwater.errors import HeadwaterError, NotFound
 from headwater.format.archive import ArchivedSegment, topic_key
 from headwater.format.settings import Topic
 from headwater.info import Archived
 from headwater.limits import Limits
 from headwater.storage.archive.archive import ArchiveStore, reaching
 from headwater.storage.archive.upload import LogArchive
+from headwater.storage.failures import being_sealed
 from headwater.storage.log import LocalLog
-from headwater.storage.retention import BUSY_POLL_S
+from headwater.storage.seal import BUSY_POLL_S
 from headwater.storage.sealer import reindex
 
 Progress = Callable[[int, int], None]
@@ -198,12 +199,7 @@ class Archiver:
             if not wait:
                 break
             if place.clock.monotonic() > deadline:
-                raise Unavailable(
-                    f"{place}: segment {base} is being sealed by another process for more than"
-                    f" {place.limits.lock_wait_s:g} s",
-                    hint=f"is one stopped or stuck? 'fuser {place.segment(base)}' names it",
-                    code="locked",
-                )
+                raise being_sealed(place, base)
             self._pause()
             place.clock.sleep(BUSY_POLL_S)
         return archived

@@ -26,11 +26,11 @@ from headwater.info import Deleted
 from headwater.storage.disk import wait_for_lock
 from headwater.storage.failures import being_sealed, deleted, locked, unavailable
 from headwater.storage.place import Place
+from headwater.storage.seal import BUSY_POLL_S
 from headwater.storage.segment import read_header
 from headwater.storage.tail import Tail
 
 TICKS_PER_MS = 10_000
-BUSY_POLL_S = 0.005  # how often to look whether a sealer has let go of a segment
 
 Outcome = Literal["deleted", "gone", "busy"]  # by this call, by somebody else, or not because it is being sealed
 

@@ -24,6 +24,8 @@ from headwater.storage.packing import Pause, packed, runs, too_large
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 
+BUSY_POLL_S = 0.005  # how often to look whether somebody has let go of a segment that they seal
+
 
 def seal(place: Place, base: int, pause: Pause = lambda: None, *, anew: bool = False) -> bool:
     """Pack and index one finished segment; False if another process is at it.

@@ -18,7 +18,6 @@ log = logging.getLogger("headwater")
 
 WORK_S = 0.002  # how long to work before standing back: a thread that computes holds up all who append
 REST = 1.0  # rest per work: half of one core at most
-BUSY_POLL_S = 0.005  # how often to look whether somebody has sealed a segment
 REST_S_MAX = 0.1  # and not for as long as the process was stopped: whoever closes the log waits for it
 
 
@@ -120,7 +119,7 @@ def _seal_or_wait(place: Place, base: int) -> bool:
             return True
         if place.clock.monotonic() > deadline:
             raise being_sealed(place, base)
-        place.clock.sleep(BUSY_POLL_S)
+        place.clock.sleep(seal.BUSY_POLL_S)
     return False
 
 

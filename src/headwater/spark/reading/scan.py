@@ -57,8 +57,8 @@ def pieces(
     Raises NotFound with the code `offset_gone` where retention has come in between, unless losses are allowed, and
     Conflict with the code `topic_remade` if a topic was deleted and made again.
     """
-    batches = (batch for piece in pieces for batch in _checked(hw, piece, wanted, fail_on_data_loss))
-    return _gathered(with_data(batch, COLUMN_DATA_BYTES_MAX) for batch in batches) if data else _gathered(batches)
+    bytes_max = COLUMN_DATA_BYTES_MAX if data else -1
+    return _gathered(batch for piece in pieces for batch in _checked(hw, piece, wanted, fail_on_data_loss, bytes_max))
 
 
 def remade(topic: str) -> Conflict:
@@ -70,8 +70,11 @@ def remade(topic: str) -> Conflict:
     )
 
 
-def _checked(hw: Log, piece: Piece, wanted: Wanted, fail_on_data_loss: bool) -> Iterator[EventBatch]:
-    """The wanted batches of a split that was planned before, perhaps long ago and by another process."""
+def _checked(hw: Log, piece: Piece, wanted: Wanted, fail_on_data_loss: bool, bytes_max: int) -> Iterator[EventBatch]:
+    """The wanted batches of a split that was planned before, perhaps long ago and by another process.
+
+    Huge events have their data, if that is not above `bytes_max`.
+    """
     split, seen = piece.split, False
     while split.start < split.end:
         try:
@@ -79,8 +82,9 @@ def _checked(hw: Log, piece: Piece, wanted: Wanted, fail_on_data_loss: bool) -> 
                 if batch.log.node != piece.node:
                     raise remade(split.topic)
                 seen = True
+                whole = with_data(batch, bytes_max)
                 split = msgspec.structs.replace(split, start=batch.end_offset)
-                yield batch
+                yield whole
             break
         except NotFound as error:
             oldest = error.facts.get("oldest", 0)
