@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from headwater import Consumer
@@ -101,9 +105,25 @@ def _run(work: Callable[[Said], Any], pipe: Connection, others: Connection) -> N
     pipe.close()
 
 
+def stop() -> None:
+    """Stop this process, here: a signal to all of it is taken by any thread, while this one runs on."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
 def stop_with(consumer: Consumer) -> None:
     """Stop this process while none of its threads has the consumer's file locked: else nobody could take over."""
     leases = consumer._leases
     assert isinstance(leases, FileLeases)
     with leases.cursors._mutex:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop()
+
+
+def stop_outside(pid: int, file: Path) -> None:
+    """Stop a process that this one has started, while it does not have a file locked; the same from outside."""
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        with file.open() as opened, contextlib.suppress(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        os.kill(pid, signal.SIGCONT)

@@ -18,7 +18,7 @@ import pytest
 from headwater.engine.engine import Engine
 from headwater.errors import NotFound, Unavailable
 from headwater.limits import Limits
-from tests.log.children import Child, Said
+from tests.log.children import Child, Said, stop
 from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 
@@ -358,7 +358,7 @@ class StoppingDisk(UnsyncedDisk):
     def fdatasync(self, fd: int) -> None:  # type: ignore[override]  # noqa: ARG002  (the interface)
         if self.stops:
             self.stops = False
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop()
 
 
 def stop_while_holding_the_lock(path: Path) -> Child:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from headwater.errors import NotFound, Unavailable
 from headwater.format.names import file_of
 from headwater.limits import Limits
 from headwater.storage import seal
-from tests.log.children import Child, Said
+from tests.log.children import Child, Said, stop
 from tests.log.unsynced import open_unsynced
 
 EVENTS = 6000
@@ -128,7 +127,7 @@ def stopped_while_sealing(path: Path) -> Child:
         stops = iter([True])
         with open_unsynced(path) as mine:
             place = mine._topics.live("t").logs[0].place
-            return seal.seal(place, 0, lambda: os.kill(os.getpid(), signal.SIGSTOP) if next(stops, False) else None)
+            return seal.seal(place, 0, lambda: stop() if next(stops, False) else None)
 
     sealer = Child(seal_and_stop)
     sealer.wait_until_stopped()

@@ -20,7 +20,7 @@ from headwater.client.consumer import RemoteConsumer
 from headwater.client.remote import Remote
 from headwater.engine.engine import Engine
 from headwater.errors import Fenced, HeadwaterError, Unavailable
-from tests.log.children import Child, Said
+from tests.log.children import Child, Said, stop, stop_outside
 from tests.server.process import Server
 from tests.waiting import wait_for
 
@@ -148,7 +148,7 @@ def test_a_member_that_was_stopped_for_longer_than_its_lease_is_refused(path: Pa
                 event = next(consumer)
                 fence = consumer.fences[0]
                 said.send(fence)
-                os.kill(os.getpid(), signal.SIGSTOP)
+                stop()
                 try:
                     consumer.ack(event)
                 except Fenced:
@@ -181,7 +181,7 @@ def test_a_server_that_was_stopped_for_longer_than_the_lease_refuses_acks(path: 
     try:
         with opened(server) as hw, hw.consumer("c", "t", lease_ms=LEASE_MS, failures_max=100) as consumer:
             event = next(consumer)
-            os.kill(server.pid, signal.SIGSTOP)
+            stop_outside(server.pid, path / "consumers" / "c" / "t")
             with log.consumer("c", "t", timeout=PATIENCE_S, failures_max=100) as other:
                 first = next(other)
                 os.kill(server.pid, signal.SIGCONT)
