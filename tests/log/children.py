@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -127,3 +128,4 @@ def stop_outside(pid: int, file: Path) -> None:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         os.kill(pid, signal.SIGCONT)
+        time.sleep(0.01)  # for it to let go of the file

@@ -108,6 +108,14 @@ def test_only_what_the_options_of_a_read_choose_is_aggregated(spark: SparkSessio
     assert total(end="2001-01-01T00:00:00Z") == [(0, None)]
 
 
+def test_huge_events_are_aggregated_as_well(spark: SparkSession, tmp_path: Path) -> None:
+    fill(tmp_path, [(b"k", "", {"n": 1, "note": "x" * 2_000_000}), (b"k", "", {"n": 2})])
+    found = headwater.spark.aggregate(spark, str(tmp_path), "orders", sum=["n", "data_bytes"], schema="n bigint")
+    ((count, total, size),) = found.collect()
+    assert (count, total) == (2, 3)
+    assert size > 2_000_000
+
+
 def test_many_pieces_are_many_tasks(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, [(b"k", "", {"n": n}) for n in range(50)], partitions=3)
     frames = []

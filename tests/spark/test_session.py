@@ -108,6 +108,16 @@ def test_a_home_is_made_once_by_whoever_is_first(tmp_path: Path, monkeypatch: py
     assert not list(found.rglob("*.zip"))
 
 
+def test_where_no_cache_can_be_written_there_is_one_for_the_process_which_goes_with_it(tmp_path: Path) -> None:
+    program = "from headwater.spark import cache\nfor kind in 'ab': print(cache.place(kind, 'text').parent)\n"
+    environment = os.environ | {"XDG_CACHE_HOME": "/dev/null", "TMPDIR": str(tmp_path)}
+    answer = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True)
+    one, other = answer.stdout.decode().split()
+    assert one == other
+    assert Path(one).parent == tmp_path
+    assert not list(tmp_path.iterdir())
+
+
 _DAEMON = """
 import runpy, sys
 sys.modules["__main__"].__spec__ = runpy.importlib.util.find_spec("pyspark.daemon")
@@ -119,16 +129,6 @@ for error in (BrokenPipeError("nobody listens"), ValueError("a real one")):
     except Exception:
         traceback.print_exc()
 """
-
-
-def test_where_no_cache_can_be_written_there_is_one_for_the_process_which_goes_with_it(tmp_path: Path) -> None:
-    program = "from headwater.spark import cache\nfor kind in 'ab': print(cache.place(kind, 'text').parent)\n"
-    environment = os.environ | {"XDG_CACHE_HOME": "/dev/null", "TMPDIR": str(tmp_path)}
-    answer = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True)
-    one, other = answer.stdout.decode().split()
-    assert one == other
-    assert Path(one).parent == tmp_path
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_that_is_not_needed_any_more_ends_in_silence() -> None:

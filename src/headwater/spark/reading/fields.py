@@ -105,7 +105,7 @@ class Fields:
         self._parsers = [_Parser(group) for group in _apart(fields)] if all(map(_is_parsable, fields)) else []
 
     def of(self, batches: Sequence[EventBatch]) -> list[pa.ChunkedArray[Any]]:
-        """The fields of all events of some batches, in order. A huge event, whose data is apart, has none."""
+        """The fields of all events of some batches, in order. One whose data is too large to be here has none."""
         chunks: list[list[pa.Array[Any]]] = [[] for _ in self._fields]
         for content, group in groupby(batches, key=lambda batch: batch.piece.batch.content):
             run = list(group)
