@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     Log: TypeAlias = Bucket | Local | Remote
 
-SCHEMES = ("http", "https", "headwater", "headwaters")  # of servers
+SCHEMES = ("http", "https")  # of servers
+TCP_SCHEMES = {"headwater": "http", "headwaters": "https"}  # of the other port of a server, and what to use instead
 STORES = ("s3", "objects")
 BUCKET_OPTIONS = frozenset(("linger_ms", "coordinator"))
 
@@ -63,7 +64,7 @@ def open(  # the verb users expect, as in gzip.open
     limits: Limits = DEFAULTS,
     **options: Any,
 ) -> Bucket | Local | Remote:
-    """Open a log: a directory, a bucket, or a server at http:// or headwater://, with the same verbs. TLS: add an s.
+    """Open a log: a directory, a bucket, or a server at http:// or https://, with the same verbs.
 
     A directory is made if it is not there (unless `mode="existing"`, which raises NotFound); a server is connected to
     when it is first asked. `durability` is what appends wait for unless they say otherwise: `fsync` (on disk) or `os`
@@ -84,14 +85,26 @@ def open(  # the verb users expect, as in gzip.open
     if separator and isinstance(address, str):
         if scheme in STORES:
             return _bucket(text, mode, durability, limits, given)
+        refuse_tcp(text)
         if scheme not in SCHEMES:
-            hint = "give the path of a directory, s3://bucket/prefix, http://host:7450, or headwater://host:7451"
+            hint = "give the path of a directory, s3://bucket/prefix, or http://host:7450"
             raise Unsupported(f"{scheme}:// addresses are not supported", hint=hint)
         _refuse(text, "a server", given.keys() & BUCKET_OPTIONS, "buckets", "s3://bucket/prefix")
         return _remote(text, durability, limits, **given)
     _refuse(text, "a directory", given.keys() & BUCKET_OPTIONS, "buckets", "s3://bucket/prefix")
-    _refuse(text, "a directory", given.keys(), "servers", "http://host:7450 or headwater://host:7451")
+    _refuse(text, "a directory", given.keys(), "servers", "http://host:7450")
     return Local(Path(text), create=mode == "create", durability=durability, limits=limits)
+
+
+def refuse_tcp(address: str) -> None:
+    """Raise Unsupported for the address of the protocol over TCP, which is for clients in other languages."""
+    scheme, separator, _ = address.partition("://")
+    if separator and scheme in TCP_SCHEMES:
+        raise Unsupported(
+            f"{scheme}:// is the protocol over TCP, for clients in other languages; Python reaches a server over HTTP",
+            hint=f"open it as {TCP_SCHEMES[scheme]}://host:7450",
+            code="tcp_address",
+        )
 
 
 def _refuse(address: str, place: str, given: Iterable[str], others: str, hint: str) -> None:

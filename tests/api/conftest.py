@@ -1,4 +1,4 @@
-"""A log to try the verbs on: once a directory, once a server of one over HTTP, and once over TCP."""
+"""A log to try the verbs on: once a directory, once a server of one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(params=["directory", "http", "tcp"])
+@pytest.fixture(params=["directory", "server"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "directory":
         return str(tmp_path / "data")
     server: Server = request.getfixturevalue("server")
-    return server.address(request.param)
+    return server.url
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""A proxy before a real server that cuts connections: at random points, or just before an answer is handed on.
-
-It hands on bytes, and so does for HTTP and for the protocol over TCP.
-"""
+"""A proxy before a real server that cuts connections: at random points, or just before an answer is handed on."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ import threading
 from collections.abc import Iterator
 from typing import Literal
 
-import bson
-
 from tests.server.serving import Server
 
 Mode = Literal["pass", "random", "drop answers"]
@@ -24,8 +19,7 @@ Mode = Literal["pass", "random", "drop answers"]
 class Proxy:
     """Forwards to a server, which may be replaced. `cuts` counts connections that were cut, `lost` lost answers."""
 
-    def __init__(self, server: Server, seed: int, protocol: str) -> None:
-        self._protocol = protocol
+    def __init__(self, server: Server, seed: int) -> None:
         # Bytes of answers that pass before a cut
         self.budgets: tuple[int, ...] = (0, 1, 17, 150, 300, 900, 3_000, 20_000, 200_000)
         self.turn_to(server)
@@ -39,13 +33,11 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        scheme = "headwater" if self._protocol == "tcp" else "http"
-        return f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def turn_to(self, server: Server) -> None:
         """Forward to this server from now on."""
-        host, _, port = server.address(self._protocol).partition("://")[2].rpartition(":")
-        self._target = host, int(port)
+        self._target = server.host, server.port
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -105,8 +97,6 @@ class Proxy:
 
     def _is_lost(self, part: bytes, piece: bytes) -> bool:
         """Whether something was done, and nobody hears of it."""
-        if self._protocol == "tcp":
-            return _done(piece) > _done(part)
         return piece.startswith(b"HTTP/1.1 200") and b"\r\n\r\n" not in part
 
     def _cut(self, client: socket.socket, part: bytes, piece: bytes) -> None:
@@ -119,19 +109,9 @@ class Proxy:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def _done(piece: bytes) -> int:
-    """How many answers in frames tell that something was done."""
-    found = 0
-    while len(piece) >= 4 and len(piece) >= 4 + (size := int.from_bytes(piece[:4], "big")):
-        told = bson.decode(piece[4 : 4 + size])["frame"]
-        found += told.get("status") == 200 or "offset" in told
-        piece = piece[4 + size :]
-    return found
-
-
 @contextlib.contextmanager
-def proxied(server: Server, mode: Mode, seed: int = 1, *, protocol: str = "http") -> Iterator[Proxy]:
-    proxy = Proxy(server, seed, protocol)
+def proxied(server: Server, mode: Mode, seed: int = 1) -> Iterator[Proxy]:
+    proxy = Proxy(server, seed)
     proxy.mode = mode
     try:
         yield proxy

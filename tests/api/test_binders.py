@@ -90,16 +90,10 @@ def local(server: Server) -> Iterator[Local]:
         yield opened
 
 
-@pytest.fixture(params=["directory", "http", "tcp"])
+@pytest.fixture(params=["directory", "server"])
 def shop(request: pytest.FixtureRequest, local: Local, server: Server) -> Iterator[Shop]:
-    with headwater.open(server.path if request.param == "directory" else server.address(request.param)) as hw:
+    with headwater.open(server.path if request.param == "directory" else server.url) as hw:
         yield Shop(local, hw)
-
-
-@pytest.fixture(params=["http", "tcp"])
-def protocol(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 def test_a_document_has_its_id_version_and_data(shop: Shop) -> None:
@@ -222,10 +216,10 @@ def test_what_is_wrong_is_raised_in_the_same_way(shop: Shop) -> None:
 # Only over a network
 
 
-def test_a_follower_goes_on_after_the_connection_broke(local: Local, server: Server, protocol: str) -> None:
+def test_a_follower_goes_on_after_the_connection_broke(local: Local, server: Server) -> None:
     shop = Shop(local, local)
     shop.put(1)
-    with proxied(server, "pass", protocol=protocol) as proxy, headwater.open(proxy.url) as hw:
+    with proxied(server, "pass") as proxy, headwater.open(proxy.url) as hw:
         changes = hw.binder(shop.stock).follow(after="latest", timeout=20)
         for number in range(2, 6):
             proxy.cut_all()
@@ -249,10 +243,10 @@ def test_a_follower_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> Non
         assert server.stop() == 0
 
 
-def test_a_find_that_breaks_off_is_told(local: Local, server: Server, protocol: str) -> None:
+def test_a_find_that_breaks_off_is_told(local: Local, server: Server) -> None:
     shop = Shop(local, local)
     shop.put(*range(20_000))
-    with proxied(server, "pass", protocol=protocol) as proxy, headwater.open(proxy.url) as hw:
+    with proxied(server, "pass") as proxy, headwater.open(proxy.url) as hw:
         found = hw.binder(shop.stock).find()
         next(found)
         proxy.cut_all()
@@ -261,10 +255,10 @@ def test_a_find_that_breaks_off_is_told(local: Local, server: Server, protocol: 
         assert failed.value.code == "answer_cut_short"
 
 
-def test_a_follower_is_stopped_from_another_thread(local: Local, server: Server, protocol: str) -> None:
+def test_a_follower_is_stopped_from_another_thread(local: Local, server: Server) -> None:
     shop = Shop(local, local)
     shop.put(1)
-    with headwater.open(server.address(protocol)) as hw:
+    with headwater.open(server.url) as hw:
         changes = hw.binder(shop.stock).follow(after="latest")
         ended = threading.Thread(target=lambda: list(changes))
         ended.start()
@@ -273,10 +267,10 @@ def test_a_follower_is_stopped_from_another_thread(local: Local, server: Server,
         assert not ended.is_alive()
 
 
-def test_a_find_that_is_left_gives_its_connection_back(local: Local, server: Server, protocol: str) -> None:
+def test_a_find_that_is_left_gives_its_connection_back(local: Local, server: Server) -> None:
     shop = Shop(local, local)
     shop.put(*range(20_000))
-    with headwater.open(server.address(protocol)) as hw:
+    with headwater.open(server.url) as hw:
         for _ in range(5):
             next(hw.binder(shop.stock).find())
         told = server.http.get("/metrics").text.splitlines()

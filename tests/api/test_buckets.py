@@ -53,7 +53,7 @@ def test_a_place_that_holds_other_things_is_refused(url: str, tmp_path: Path) ->
         ("{directory}", {"linger_ms": 5}),
         ("{directory}", {"coordinator": "dynamodb://table"}),
         ("http://127.0.0.1:1", {"linger_ms": 5}),
-        ("headwater://127.0.0.1:1", {"coordinator": "dynamodb://table"}),
+        ("http://127.0.0.1:1", {"coordinator": "dynamodb://table"}),
         ("objects://relative/path", {}),
         ("s3:///no-bucket", {}),
         ("s3://key:secret@bucket/prefix", {}),

@@ -22,7 +22,6 @@ from headwater.errors import Closed, Denied, HeadwaterError, Invalid, Unavailabl
 from tests.server.people import SECRET, add
 from tests.server.process import served
 from tests.server.serving import Server
-from tests.server.tcp.wire import frame
 from tests.server.test_tls import made
 
 __all__ = ["made"]  # certificates, by the commands of docs/SECURITY.md
@@ -33,16 +32,15 @@ def test_a_token_or_a_password_says_who_asks(tmp_path: Path) -> None:
     token = add(users, "shop", "append,read:orders.*", token=True)
     add(users, "ada", password=SECRET)
     with served(tmp_path / "data", "--auth", str(users)) as server:
-        for url, topic in ((server.url, "orders.eu"), (server.tcp_url, "orders.us")):
-            with headwater.open(url, token=token) as hw:
-                hw.append(topic, b"x")
-                assert [event.data for event in hw.read(topic)] == [b"x"]
-                assert denied(hw.append, "stock", b"x") == denied(hw.delete, topic) == "forbidden"
-            with headwater.open(url, user=("ada", SECRET)) as hw:
-                assert topic in hw.topics()
-            for wrong in ({}, {"token": "x" * 20}, {"user": ("ada", "wrong")}):
-                with headwater.open(url, **wrong) as hw:
-                    assert denied(hw.topics) == denied(hw.append, topic, b"x" * 300_000) == "unauthenticated"
+        with headwater.open(server.url, token=token) as hw:
+            hw.append("orders.eu", b"x")
+            assert [event.data for event in hw.read("orders.eu")] == [b"x"]
+            assert denied(hw.append, "stock", b"x") == denied(hw.delete, "orders.eu") == "forbidden"
+        with headwater.open(server.url, user=("ada", SECRET)) as hw:
+            assert hw.topics() == ["orders.eu"]
+        for wrong in ({}, {"token": "x" * 20}, {"user": ("ada", "wrong")}):
+            with headwater.open(server.url, **wrong) as hw:
+                assert denied(hw.topics) == denied(hw.append, "orders.eu", b"x" * 300_000) == "unauthenticated"
 
 
 def denied(ask: Callable[..., object], *arguments: Any) -> str:
@@ -57,18 +55,16 @@ def test_certificates_are_checked_on_both_sides(tmp_path: Path, made: Path) -> N
     options = ("--tls-cert", files[0], "--tls-key", files[1], "--tls-client-ca", files[2])
     client: Any = {"tls_cert": made / "client.pem", "tls_key": made / "client.key"}
     with served(tmp_path / "data", *options) as server:
-        for protocol in (server.url, server.tcp_url):
-            _check_certificates(protocol.replace("127.0.0.1", "localhost"), made / "ca.pem", client)
+        _check_certificates(server.url.replace("127.0.0.1", "localhost"), made / "ca.pem", client)
 
 
 def _check_certificates(url: str, ca: Path, client: dict[str, Any]) -> None:
     with headwater.open(url, tls_ca=ca, **client) as hw:
-        topic = f"t of {hw.address.scheme}"  # type: ignore[union-attr]  # it is a server
-        hw.append(topic, b"x" * 100_000)
-        assert next(hw.read(topic)).size == 100_000
-        hw.append(topic, io.BytesIO(b"x" * 5_000_000))
-        follower = hw.follow(topic, timeout=20)
-        hw.append(topic, b"y")
+        hw.append("t", b"x" * 100_000)
+        assert next(hw.read("t")).size == 100_000
+        hw.append("t", io.BytesIO(b"x" * 5_000_000))
+        follower = hw.follow("t", timeout=20)
+        hw.append("t", b"y")
         assert next(follower).data == b"y"
         ended = threading.Thread(target=lambda: list(follower))
         ended.start()
@@ -94,16 +90,14 @@ def _check_certificates(url: str, ca: Path, client: dict[str, Any]) -> None:
     ],
 )
 def test_wrong_credentials_are_refused_before_anything_is_sent(options: dict[str, Any]) -> None:
-    for scheme in ("https", "headwaters"):
-        with pytest.raises(Invalid):
-            headwater.open(f"{scheme}://localhost:1", **options)
+    with pytest.raises(Invalid):
+        headwater.open("https://localhost:1", **options)
 
 
-@pytest.mark.parametrize("scheme", ["http", "headwater"])
-def test_certificates_have_no_use_without_encryption(scheme: str) -> None:
+def test_certificates_have_no_use_without_encryption() -> None:
     with pytest.raises(Invalid, match="not encrypted") as failed:
-        headwater.open(f"{scheme}://localhost:1", tls_ca="ca.pem")
-    assert f"{scheme}s://" in failed.value.hint
+        headwater.open("http://localhost:1", tls_ca="ca.pem")
+    assert "https://" in failed.value.hint
 
 
 def test_options_of_servers_are_refused_for_directories(tmp_path: Path) -> None:
@@ -113,11 +107,7 @@ def test_options_of_servers_are_refused_for_directories(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address",
-    [
-        *("http://", "http://host:port", "http://host:99999", "http://h/?q=1", "https:///x"),
-        *("headwater://", "headwater://h:x", "headwaters://h?q=1", "headwater://h/path", "headwaters://h/#x"),
-    ],
+    "address", ["http://", "http://host:port", "http://host:99999", "http://h/?q=1", "https:///x", "https://h/#x"]
 )
 def test_addresses_that_are_none_are_refused(address: str) -> None:
     with pytest.raises(Invalid):
@@ -125,16 +115,8 @@ def test_addresses_that_are_none_are_refused(address: str) -> None:
 
 
 def test_a_port_need_not_be_said() -> None:
-    said = {
-        address: str(Address.parse(address))
-        for address in ("http://h", "https://h", "headwater://h", "headwaters://[::1]/")
-    }
-    assert said == {
-        "http://h": "http://h:7450",
-        "https://h": "https://h:443",
-        "headwater://h": "headwater://h:7451",
-        "headwaters://[::1]/": "headwaters://[::1]:7451",
-    }
+    said = [str(Address.parse(address)) for address in ("http://h", "https://h", "http://[::1]/")]
+    assert said == ["http://h:7450", "https://h:443", "http://[::1]:7450"]
 
 
 def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
@@ -152,12 +134,39 @@ def test_other_schemes_are_not_supported() -> None:
 def test_other_schemes_are_told_what_there_is() -> None:
     with pytest.raises(Unsupported) as failed:
         headwater.open("tcp://host:7451")
-    assert "headwater://" in failed.value.hint
+    assert "http://host:7450" in failed.value.hint
+    assert "headwater://" not in failed.value.hint
 
 
-@pytest.fixture(params=["http", "tcp"])
-def url(request: pytest.FixtureRequest, server: Server) -> str:
-    return server.address(request.param)
+@pytest.mark.parametrize(
+    ("address", "instead"),
+    [
+        ("headwater://host:7451", "http://host:7450"),
+        ("headwaters://host:7451", "https://host:7450"),
+        ("headwater://", "http://host:7450"),
+        ("headwater://ada:topsecret@host", "http://host:7450"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"token": "t"}, {"mode": "existing"}, {"tls_ca": "ca.pem"}, {"linger_ms": 5}])
+def test_an_address_of_the_protocol_over_tcp_names_that_of_http(
+    address: str, instead: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(Unsupported) as failed:
+        headwater.open(address, **options)
+    assert (failed.value.code, failed.value.hint) == ("tcp_address", f"open it as {instead}")
+    assert "topsecret" not in str(failed.value) + repr(failed.value)
+
+
+def test_a_replica_has_no_source_over_tcp(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported) as failed:
+        headwater.replicate("headwater://127.0.0.1:7451", tmp_path / "replica", once=True)
+    assert failed.value.code == "tcp_address"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return server.url
 
 
 def test_a_producers_id_cannot_smuggle_a_header(url: str) -> None:
@@ -205,7 +214,7 @@ def test_threads_share_one_object(url: str, topic: str) -> None:
 
 
 @contextmanager
-def double(answer: Callable[[int], bytes], scheme: str = "http") -> Iterator[str]:
+def double(answer: Callable[[int], bytes]) -> Iterator[str]:
     """The address of what answers each request, by its number, with these bytes, and closes."""
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -223,7 +232,7 @@ def double(answer: Callable[[int], bytes], scheme: str = "http") -> Iterator[str
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
@@ -297,91 +306,22 @@ def test_an_answer_may_be_announced() -> None:
         assert asked(url) == ["found"]
 
 
-OK = frame("RESPONSE", {"ok": True})
-
-
-def refusal(code: str, kind: str = "Unavailable", hint: str = "") -> bytes:
-    return frame("RESPONSE", {"ok": False, "errCode": code, "errMsg": "no", "errKind": kind, "errHint": hint})
-
-
-def response(body: bytes, status: int = 200, *, more: bool = False) -> bytes:
-    return frame("CALLRESPONSE", {"status": status, "headers": {}, "body": body, "more": more})
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind", "code"),
-    [
-        (b"SSH-2.0-OpenSSH\r\n", Unavailable, "unreachable"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Unavailable, "unreachable"),
-        (b"", Unavailable, "unreachable"),
-        (OK, Unavailable, "unreachable"),
-        (OK + response(b"[]")[:-1], Unavailable, "unreachable"),
-        (OK + frame("CALLBODY", {"data": b"[]", "more": False}), Unavailable, "unreachable"),
-        (OK + frame("RECEV"), Unavailable, "unreachable"),
-        (OK + b"\x00\x00\x00\x05" + b"\xff" * 5, Unavailable, "unreachable"),
-        (OK + response(b"", more=True) + frame("CALLBODY", {"aborted": True}), Unavailable, "unreachable"),
-        (OK + response(b"<html>", 404), HeadwaterError, "bad_answer"),
-        (refusal("unauthenticated", "Denied"), Denied, "unauthenticated"),
-        (refusal("unsupported_version", "Unsupported"), Unsupported, "unsupported_version"),
-        (refusal("stopping"), Unavailable, "unreachable"),
-        (refusal("overloaded"), Unavailable, "overloaded"),
-    ],
-)
-def test_frames_that_are_not_ours_are_told_as_errors(answer: bytes, kind: type[HeadwaterError], code: str) -> None:
-    with double(lambda _: answer, "headwater") as url, pytest.raises(kind) as failed:
-        asked(url, retry=0.3)
-    assert failed.value.code == code
-
-
-@pytest.mark.parametrize(
-    "busy",
-    [
-        refusal("overloaded"),
-        OK + refusal("stopping"),
-        OK + refusal("timeout"),
-        OK + response(b'{"kind": "Unavailable", "code": "overloaded", "message": "busy"}', 503),
-        OK + response(b"[", more=True),
-        b"",
-    ],
-)
-def test_a_server_of_frames_that_is_busy_is_asked_again(busy: bytes) -> None:
-    found = OK + response(b'["fo', more=True) + frame("CALLBODY", {"data": b'und"]', "more": False})
-    with double(lambda number: busy if number < 3 else found, "headwater") as url:
-        assert asked(url) == ["found"]
-
-
-def test_what_a_server_has_not_looked_at_is_asked_again_also_if_it_changes_something() -> None:
-    answers = [OK + refusal("timeout"), OK + response(b"[]")]
-    with double(lambda number: answers[number], "headwater") as url, headwater.open(url, timeout=2.0) as hw:
-        assert hw.retain("t", before=0) == []
-
-
-@pytest.mark.parametrize(
-    ("opening", "pieces"),
-    [
-        (
-            OK + response(b"", more=True),
-            [frame("CALLBODY", {"data": b"whole", "more": True}), frame("CALLBODY", {"data": b"", "more": False})],
-        ),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", [b"5\r\nwhole\r\n", b"0\r\n\r\n"]),
-    ],
-)
-def test_a_part_of_a_piece_is_not_the_end_of_waiting(opening: bytes, pieces: list[bytes]) -> None:
-    scheme = "http" if opening.startswith(b"HTTP") else "headwater"
+def test_a_part_of_a_piece_is_not_the_end_of_waiting() -> None:
+    opening = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
                 connection.recv(65_536)
-                for part in (opening, pieces[0][:3], pieces[0][3:] + pieces[1]):
+                for part in (opening, b"5\r\n", b"whole\r\n0\r\n\r\n"):
                     connection.sendall(part)
                     time.sleep(0.1)  # so that it comes apart
                 connection.recv(1)
 
         serving = threading.Thread(target=serve)
         serving.start()
-        transport = Transport(Address.parse(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"))
+        transport = Transport(Address.parse(f"http://127.0.0.1:{listener.getsockname()[1]}"))
         with transport.stream(("x",), accept="*/*") as stream:
             assert stream.more(20.0) == [b"whole"]
             assert stream.more(20.0) is None
@@ -389,37 +329,31 @@ def test_a_part_of_a_piece_is_not_the_end_of_waiting(opening: bytes, pieces: lis
         serving.join(20)
 
 
-@pytest.mark.parametrize("event", [b"\xff not UTF-8", b"{ not JSON"])
-@pytest.mark.parametrize("content", ["text", "json", "bson"])
-def test_what_is_not_what_it_is_said_to_be_is_refused_alike(
-    server: Server, topic: str, event: bytes, content: Any
-) -> None:
-    told = []
-    for protocol in ("http", "tcp"):
-        with headwater.open(server.address(protocol)) as hw:
-            hw.append(topic, b"first")
-            try:
-                told.append(hw.append(topic, event, content=content).durability)
-            except Invalid as error:
-                told.append((error.code, error.message, error.hint))  # type: ignore[arg-type]  # compared only
-            hw.append(topic, b"last")
-    assert told[0] == told[1]
+@pytest.mark.parametrize(
+    ("event", "content"), [(b"\xff not UTF-8", "text"), (b"\xff", "json"), (b"{ not JSON", "json")]
+)
+def test_what_is_not_what_it_is_said_to_be_is_refused(server: Server, topic: str, event: bytes, content: Any) -> None:
+    with headwater.open(server.url) as hw:
+        hw.append(topic, b"first")
+        with pytest.raises(Invalid, match=f"is not {content}") as failed:
+            hw.append(topic, event, content=content)
+        assert failed.value.code == "bad_body"
+        hw.append(topic, b"last")
+        assert [each.data for each in hw.read(topic)] == [b"first", b"last"]
 
 
 def test_a_server_that_does_not_answer_is_given_up_after_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
-        for scheme in ("http", "headwater"):
-            with headwater.open(f"{scheme}://{where}", timeout=0.2, retry=0.5) as hw, pytest.raises(Unavailable):
-                hw.topics()
+        with headwater.open(url, timeout=0.2, retry=0.5) as hw, pytest.raises(Unavailable):
+            hw.topics()
         assert time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize("scheme", ["http", "headwater"])
-def test_closing_ends_a_request_under_way(scheme: str) -> None:
+def test_closing_ends_a_request_under_way() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        hw = headwater.open(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}")
+        hw = headwater.open(f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert isinstance(hw, Remote)
         failures: list[BaseException] = []
 
@@ -439,14 +373,10 @@ def test_closing_ends_a_request_under_way(scheme: str) -> None:
         assert [type(error) for error in failures] == [Closed]
 
 
-def test_the_port_of_the_other_protocol_is_told_at_once(server: Server) -> None:
-    mistaken = {
-        server.tcp_url.replace("headwater://", "http://"): "begins with headwater://",
-        server.url.replace("http://", "headwater://"): "begins with http://",
-    }
-    for url, told in mistaken.items():
-        with headwater.open(url, retry=3600.0) as hw:  # what is not told at once is tried until this test is given up
-            for ask in (hw.topics, lambda hw=hw: hw.append("t", b"x")):
-                with pytest.raises(Unavailable, match=told) as failed:
-                    ask()
-                assert failed.value.code == "unreachable"
+def test_the_port_of_the_protocol_over_tcp_is_told_at_once(server: Server) -> None:
+    url = server.tcp_url.replace("headwater://", "http://")
+    with headwater.open(url, retry=3600.0) as hw:  # what is not told at once is tried until this test is given up
+        for ask in (hw.topics, lambda: hw.append("t", b"x")):
+            with pytest.raises(Unavailable, match=r"the port of the protocol over TCP.*7450") as failed:
+                ask()
+            assert failed.value.code == "unreachable"

@@ -48,21 +48,15 @@ def in_threads(work: Callable[[int], object]) -> None:
         raise failures[0]
 
 
-@pytest.fixture(params=["http", "tcp"])
-def protocol(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
 @pytest.fixture
-def broken(server: Server, protocol: str) -> Iterator[Proxy]:
-    with proxied(server, "random", protocol=protocol) as proxy:
+def broken(server: Server) -> Iterator[Proxy]:
+    with proxied(server, "random") as proxy:
         yield proxy
 
 
 @pytest.fixture
-def proxy(server: Server, protocol: str) -> Iterator[Proxy]:
-    with proxied(server, "pass", protocol=protocol) as made:
+def proxy(server: Server) -> Iterator[Proxy]:
+    with proxied(server, "pass") as made:
         yield made
 
 
@@ -224,10 +218,10 @@ def test_what_failed_lets_go_of_its_connection_without_the_collector(topic: str,
             gc.enable()
 
 
-def test_a_server_that_is_killed_loses_nothing_and_doubles_nothing(tmp_path: Path, protocol: str) -> None:
+def test_a_server_that_is_killed_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     with (
         serving(tmp_path / "data") as first,
-        proxied(first, "pass", protocol=protocol) as proxy,
+        proxied(first, "pass") as proxy,
         open_remote(proxy.url, retry=30.0) as hw,
     ):
         hw.topics()
@@ -254,10 +248,10 @@ def test_a_server_that_is_killed_loses_nothing_and_doubles_nothing(tmp_path: Pat
     assert found == Counter(b"%d-%d" % (n, i) for n in range(THREADS) for i in range(60))
 
 
-def test_followers_go_on_when_a_server_ends_and_another_begins(tmp_path: Path, protocol: str) -> None:
+def test_followers_go_on_when_a_server_ends_and_another_begins(tmp_path: Path) -> None:
     with (
         serving(tmp_path / "data") as first,
-        proxied(first, "pass", protocol=protocol) as proxy,
+        proxied(first, "pass") as proxy,
         open_remote(proxy.url, retry=30.0) as hw,
     ):
         hw.append("restarted", b"0")
@@ -277,11 +271,11 @@ def test_followers_go_on_when_a_server_ends_and_another_begins(tmp_path: Path, p
     assert found == [b"1", b"2"]
 
 
-def test_a_server_that_never_answered_is_told_of_at_once(tmp_path: Path, protocol: str) -> None:
+def test_a_server_that_never_answered_is_told_of_at_once(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as gone:
         pass
     began = time.monotonic()
-    with open_remote(gone.address(protocol), retry=30.0) as hw:
+    with open_remote(gone.url, retry=30.0) as hw:
         for ask in (hw.topics, lambda: hw.append("t", b"x"), lambda: hw.follow("t")):
             with pytest.raises(Unavailable) as failed:
                 ask()

@@ -137,8 +137,8 @@ def test_only_an_emit_may_have_large_documents() -> None:
         raw = document([(2, b"type", text(name)), (3, b"frame", document([(4, b"x", many)]))])
         assert code_of(raw, protocol.decode_large) == told
     body = document([(5, b"body", struct.pack("<iB", 2 * MIB, 0) + b"x" * 2 * MIB)])
-    type, found = protocol.decode_large(document([(2, b"type", text(b"CALL")), (3, b"frame", body)]))
-    assert (type, len(found["body"])) == ("CALL", 2 * MIB)
+    type, found = protocol.decode_large(document([(2, b"type", text(b"QUERY")), (3, b"frame", body)]))
+    assert (type, len(found["body"])) == ("QUERY", 2 * MIB)
 
 
 def test_a_frame_is_a_type_and_a_document_and_nothing_else() -> None:

@@ -74,14 +74,14 @@ def fill(path: Path | str) -> None:
             tx.append("packed", "two")
 
 
-@pytest.mark.parametrize("protocol", ["directory", "http", "tcp"])
-def test_every_event_is_the_same_wherever_the_source_is(protocol: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["directory", "server"])
+def test_every_event_is_the_same_wherever_the_source_is(source: str, tmp_path: Path) -> None:
     fill(tmp_path / "source")
-    if protocol == "directory":
+    if source == "directory":
         copy_once(tmp_path / "source", tmp_path / "replica")
     else:
         with serving(tmp_path / "source") as server:
-            copy_once(server.address(protocol), tmp_path / "replica")
+            copy_once(server.url, tmp_path / "replica")
     assert same(tmp_path / "source", tmp_path / "replica") == 565
 
 

@@ -112,14 +112,11 @@ def test_a_server_that_is_killed_and_started_again(kills: int, tmp_path: Path) -
     assert same(source, replica) > 100
 
 
-@pytest.mark.parametrize(
-    ("protocol", "cuts"),
-    [("http", 2), *(pytest.param(each, 12, marks=pytest.mark.torture) for each in ("http", "tcp"))],
-)
-def test_a_network_that_cuts_connections(protocol: str, cuts: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cuts", [2, pytest.param(12, marks=pytest.mark.torture)])
+def test_a_network_that_cuts_connections(cuts: int, tmp_path: Path) -> None:
     source, replica = tmp_path / "source", tmp_path / "replica"
     make(source)
-    with serving(source) as server, proxied(server, "random", seed=3, protocol=protocol) as proxy:
+    with serving(source) as server, proxied(server, "random", seed=3) as proxy:
         proxy.budgets = (900, 3_000, 20_000, 3_000_000)
         with following(proxy.url, replica):
             with writing(source, 1):

@@ -64,12 +64,12 @@ WRITES: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("protocol", ["directory", "http", "tcp"])
-def test_nothing_is_written_to_a_replica(protocol: str, replica: Path) -> None:
+@pytest.mark.parametrize("opened", ["directory", "server"])
+def test_nothing_is_written_to_a_replica(opened: str, replica: Path) -> None:
     before = events(replica, "t") + events(replica, "u")
     with (
         serving(replica) as server,
-        headwater.open(str(replica) if protocol == "directory" else server.address(protocol)) as hw,
+        headwater.open(str(replica) if opened == "directory" else server.url) as hw,
     ):
         for name, write in WRITES.items():
             with pytest.raises(headwater.Unavailable, match="is a replica of") as caught:

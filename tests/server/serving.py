@@ -48,10 +48,6 @@ class Server:
         self.port = int(port)
         self.http = httpx.Client(base_url=url, timeout=WAIT_S)
 
-    def address(self, protocol: str) -> str:
-        """Where it is reached by `http` or `tcp`."""
-        return self.tcp_url if protocol == "tcp" else self.url
-
     def connect(self) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=WAIT_S)
 

@@ -18,7 +18,6 @@ from headwater.format.settings import Topic
 from tests.server import people
 from tests.server.process import served
 from tests.server.serving import Server, serving
-from tests.server.tcp.wire import Wire, frame
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 LIMITS = {"header_s": 0.5, "body_bytes_max": 2000, "connections_max": 10}
@@ -169,54 +168,6 @@ def test_a_status_of_the_docs_is_answered(place: Place, status: int, kind: str, 
     assert set(error) == {"kind", "code", "message", "hint", "facts"}
     assert (error["kind"], error["code"]) == (kind, code)
     assert error["message"]
-
-
-class Calls(httpx.BaseTransport):
-    """Requests as CALL frames of the protocol over TCP."""
-
-    def __init__(self, address: str) -> None:
-        self._wire = Wire(address)
-        self._wire.connect()
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        asked = {"method": request.method, "target": request.url.raw_path.decode(), "headers": dict(request.headers)}
-        self._wire.send(frame("CALL", asked | {"body": request.read()}))
-        told = self._wire.receive()[1]
-        body = told["body"]
-        while told["more"]:
-            told = self._wire.receive()[1]
-            body += told["data"]
-        return httpx.Response(told.get("status", 200), headers=told.get("headers"), content=body)
-
-    def close(self) -> None:
-        self._wire.close()
-
-
-class OverTcp(NamedTuple):
-    """As much of a server as is reached by CALLs."""
-
-    http: httpx.Client
-
-
-CALLED = (400, 404, 405, 406, 409, 410, 413, 415, 500, 501)  # what is not of HTTP itself, or of who asks
-
-
-@pytest.mark.parametrize(
-    ("status", "kind", "code", "ask"),
-    [case for case in CASES if case[0] in CALLED and case[2] != "bad_request"],
-    ids=[f"{case[0]}-{case[2]}" for case in CASES if case[0] in CALLED and case[2] != "bad_request"],
-)
-def test_a_call_over_tcp_is_answered_alike(place: Place, status: int, kind: str, code: str, ask: Ask) -> None:
-    with httpx.Client(transport=Calls(place.open.tcp_url), base_url="http://evil.example") as client:
-        over_tcp: Any = OverTcp(client)
-        answers = [ask(place), ask(Place(over_tcp, place.guarded, place.reader))]
-    told = []
-    for answer in answers:
-        assert isinstance(answer, httpx.Response)
-        kept = {name: answer.headers.get(name) for name in ("content-type", "allow", "retry-after")}
-        told.append((answer.status_code, answer.json(), kept))
-    assert told[0] == told[1]
-    assert (told[1][0], told[1][1]["kind"], told[1][1]["code"]) == (status, kind, code)
 
 
 def test_there_is_a_case_for_every_status_of_the_docs() -> None:

@@ -38,13 +38,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(params=["http", "tcp"])
-def hw(request: pytest.FixtureRequest, server: Server) -> Iterator[Remote]:
-    with opened(server, request.param) as remote:
+@pytest.fixture
+def hw(server: Server) -> Iterator[Remote]:
+    with opened(server) as remote:
         yield remote
-
-
-only_http = pytest.mark.parametrize("hw", ["http"], indirect=True)  # for what takes long, and is the server's alone
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +56,8 @@ def topic() -> str:
     return f"topic-{next(_numbers)}"
 
 
-def opened(server: Server, protocol: str = "http", **options: Any) -> Remote:
-    remote = headwater.open(server.address(protocol), **options)
+def opened(server: Server, **options: Any) -> Remote:
+    remote = headwater.open(server.url, **options)
     assert isinstance(remote, Remote)
     return remote
 
@@ -194,7 +191,6 @@ def test_a_client_that_dies_with_an_event_has_failed_at_it(server: Server, hw: R
     assert dead.meta["dead_failures"] == "3"
 
 
-@only_http
 def test_an_idle_stream_shows_signs_of_life_and_a_silent_client_is_dropped(
     server: Server, hw: Remote, log: Engine, topic: str
 ) -> None:
@@ -241,7 +237,6 @@ def test_bytes_fill_the_window_too(server: Server, log: Engine, topic: str) -> N
     raw.leave()
 
 
-@only_http
 def test_a_partition_that_is_lost_makes_room(server: Server, hw: Remote, log: Engine, topic: str) -> None:
     fill(log, topic, 500)
     raw = Raw(server, topic, "lease_ms=600000")
@@ -561,7 +556,6 @@ def test_drain_ends_at_what_was_there_and_tries_again_what_failed(hw: Remote, lo
         assert list(consumer.drain()) == []
 
 
-@only_http
 def test_drain_waits_for_partitions_of_others(hw: Remote, log: Engine, topic: str) -> None:
     fill(log, topic, 1, partitions=2)
     with hw.consumer("c", topic) as one:
@@ -627,7 +621,6 @@ def test_what_came_twice_is_handed_out_once_when_it_is_acked(hw: Remote, log: En
     assert cursor(hw, topic) == 4
 
 
-@only_http
 def test_members_share_the_partitions_and_take_over_what_is_left(hw: Remote, log: Engine, topic: str) -> None:
     fill(log, topic, 3, partitions=4)
     with hw.consumer("c", topic, timeout=PATIENCE_S) as one, hw.consumer("c", topic, timeout=PATIENCE_S) as two:

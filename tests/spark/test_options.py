@@ -7,9 +7,12 @@ import pickle
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
-from headwater.errors import Invalid
+from headwater.errors import Invalid, Unsupported
+from headwater.spark.places import open_place
 from headwater.spark.reading.options import READ, STREAM, ReadOptions, parse
+from headwater.spark.writing import sink
 
 GIVEN = {"path": "data", "topic": "orders"}
 
@@ -29,6 +32,18 @@ def test_what_is_not_said_is_everything() -> None:
 
 def test_addresses_other_than_paths_stay_as_they_are() -> None:
     assert parsed(path="s3://bucket/a").address == "s3://bucket/a"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_address_of_the_protocol_over_tcp_names_that_of_http(streaming: bool) -> None:
+    address = "headwater://127.0.0.1:7451"
+    rows = StructType([StructField("data", StringType())])
+    with pytest.raises(Unsupported) as reading:
+        open_place(parsed(path=address).address)
+    with pytest.raises(Unsupported) as writing:
+        sink.settings(GIVEN | {"path": address}, rows, overwrite=False, streaming=streaming)
+    for failed in (reading.value, writing.value):
+        assert (failed.code, failed.hint) == ("tcp_address", "open it as http://host:7450")
 
 
 def test_names_do_not_distinguish_cases() -> None:

@@ -261,7 +261,7 @@ def test_a_server_as_a_sink(spark: SparkSession, tmp_path: Path) -> None:
         assert sorted(numbers(read(server.url))) == list(range(10_000))
         for _ in range(2):
             write(counted(spark, 10), server.url, "named", transaction="t", staging=str(tmp_path / "place"))
-        assert sorted(numbers(read(server.tcp_url, "named"))) == list(range(10))
+        assert sorted(numbers(read(server.url, "named"))) == list(range(10))
         query = stream(
             spark,
             tmp_path / "in",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import struct
-from base64 import b64encode
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -76,11 +75,6 @@ _EVENT_TOLD = {"total": _int(12), "of": [{"sku": "a", "n": _long(2)}]}
 def _received(sub: int, offset: int, type: str, event: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
     fields = {"subID": _int(sub), "seqNo": _long(offset), "timestamp": ANY, "partition": _int(0), "id": ANY}
     return "RECEV", {**fields, "eventType": type, **more, "event": event}
-
-
-def _called(body: str) -> list[tuple[str, dict[str, Any]]]:
-    told = {"$binary": {"base64": b64encode(body.encode()).decode(), "subType": "00"}}
-    return [("CALLRESPONSE", {"status": _int(200), "headers": ANY, "body": told, "more": False})]
 
 
 # The name, what it is for, the type, the body, and what a server says.
@@ -178,17 +172,6 @@ _ASKED: list[tuple[str, str, str, dict[str, Any], list[tuple[str, dict[str, Any]
         _failed("no_such_binder", "NotFound"),
     ),
     ("queryack", "One result was received.", "QUERYACK", {"queryID": 1}, []),
-    (
-        *("call", "A request of HTTP.", "CALL"),
-        {"method": "GET", "target": "/topics", "headers": {"accept": "application/json"}},
-        _called('["orders"]'),
-    ),
-    (
-        *("call-body", "One whose body goes on.", "CALL"),
-        {"method": "POST", "target": "/topic/orders/items", "headers": {}, "body": b"hel", "more": True},
-        [],
-    ),
-    ("callbody", "The rest of it.", "CALLBODY", {"data": b"lo", "more": False}, _called("5")),
 ]
 
 
@@ -247,7 +230,6 @@ def _server() -> dict[str, Vector]:
     late = Unavailable("no result was acknowledged for 60 s", hint="send QUERYACK for each result", code="timeout")
     change = {"subID": 3, "eventType": "put", "seqNo": Int64(0), "timestamp": Int64(1_707_816_661_500), "place": "p-1"}
     change |= {"id": "a", "version": Int64(2), "event": {"n": 1}}
-    head = {"status": 200, "headers": {"content-type": "application/json"}, "body": b"[]", "more": True}
     found = {
         "response": ("It was done.", response()),
         "response-connect": ("To CONNECT.", response(version="1.0", server="headwater/1.0", uuid=LOG)),
@@ -273,9 +255,6 @@ def _server() -> dict[str, Vector]:
             ),
         ),
         "queryend": ("It breaks off.", protocol.encode("QUERYEND", _QUERY | told(late))),
-        "callresponse": ("The answer to a CALL begins.", protocol.encode("CALLRESPONSE", head)),
-        "callbody-more": ("It goes on.", protocol.encode("CALLBODY", {"data": b"x", "more": True})),
-        "callbody-aborted": ("It broke off.", protocol.encode("CALLBODY", {"aborted": True})),
         **{f"response-{error.code}": ("It ends the connection.", failure(error)) for error in _ENDS},
     }
     return {name: (raw, {"what": what, "direction": "server", **_meant(raw)}) for name, (what, raw) in found.items()}

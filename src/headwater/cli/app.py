@@ -241,9 +241,9 @@ def group(function: Callable[..., Any]) -> Family:
 def cli() -> None:
     """An event log in a directory or a bucket: append events, read them, follow them.
 
-    DATA is the directory, or the address of a server, as in http://host:7450 or headwater://host:7451, or of a bucket,
-    as in s3://bucket/prefix. Who asks a server, HEADWATER_TOKEN tells, or a file named by --token-file; who asks a
-    bucket, the variables of AWS. 'headwater COMMAND --help' tells more, with examples.
+    DATA is the directory, or the address of a server, as in http://host:7450, or of a bucket, as in s3://bucket/prefix.
+    Who asks a server, HEADWATER_TOKEN tells, or a file named by --token-file; who asks a bucket, the variables of AWS.
+    'headwater COMMAND --help' tells more, with examples.
     """
 
 

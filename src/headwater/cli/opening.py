@@ -44,7 +44,7 @@ def server_options(function: F) -> F:
 
 def is_server(data: str) -> bool:
     """Whether it is the address of a server, and not the path of a directory."""
-    return data.startswith(("http://", "https://", "headwater://", "headwaters://"))
+    return data.startswith(("http://", "https://"))
 
 
 def is_bucket(data: str) -> bool:
@@ -54,7 +54,7 @@ def is_bucket(data: str) -> bool:
 
 def directory_of(data: str) -> Path:
     """The path of a directory, for what needs one; raises Unsupported for an address."""
-    if is_server(data) or is_bucket(data):
+    if "://" in data:
         raise Unsupported(f"{data!r} is not a directory", hint="give the path of one")
     return Path(data)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @command(
     examples=[
         "headwater replicate http://primary:7450 data",
-        "headwater replicate headwaters://primary:7451 data --topic orders --topic payments",
+        "headwater replicate https://primary:7450 data --topic orders --topic payments",
         "headwater replicate /mnt/primary/data data --once",
         "headwater replicate http://primary:7450 data --json | jq .lag",
     ]

@@ -1,4 +1,4 @@
-"""The verbs on a server: what `headwater.open` returns for http:// and headwater://.
+"""The verbs on a server: what `headwater.open` returns for http:// and https://.
 
-Knows docs/HTTP.md and docs/PROTOCOL.md, and nothing of the storage.
+Knows docs/HTTP.md, and nothing of the storage.
 """

@@ -11,9 +11,8 @@ import msgspec
 
 from headwater.errors import Invalid
 
-PORT, FRAMED_PORT = 7450, 7451
-PORTS = {"http": PORT, "https": 443, "headwater": FRAMED_PORT, "headwaters": FRAMED_PORT}  # by scheme
-HINT = "write http://host:7450 or headwater://host:7451"
+PORTS = {"http": 7450, "https": 443}  # by scheme
+HINT = "write http://host:7450"
 
 Path = str | PathLike[str]
 
@@ -44,20 +43,12 @@ class Address(msgspec.Struct, frozen=True):
         if default is None or not parts.hostname or parts.query or parts.fragment:
             raise Invalid(f"{text!r} is not the address of a server", hint=HINT)
         prefix = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
-        found = cls(parts.scheme, parts.hostname, default if port is None else port, prefix)
-        if found.framed and prefix:
-            raise Invalid(f"{text!r} has a path, and over TCP there is none", hint=f"write {parts.scheme}://host:7451")
-        return found
-
-    @property
-    def framed(self) -> bool:
-        """Whether frames are spoken there (docs/PROTOCOL.md), and not HTTP."""
-        return self.scheme.startswith("headwater")
+        return cls(parts.scheme, parts.hostname, default if port is None else port, prefix)
 
     @property
     def secure(self) -> bool:
         """Whether it is by TLS."""
-        return self.scheme.endswith("s")
+        return self.scheme == "https"
 
     @property
     def authority(self) -> str:
@@ -88,19 +79,12 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @property
     def header(self) -> str | None:
-        """The `Authorization` header of HTTP; None if nothing was given."""
+        """The `Authorization` header; None if nothing was given."""
         if self.token is not None:
             return f"Bearer {self.token}"
         if self.user is not None:
             return f"Basic {base64.b64encode(':'.join(self.user).encode()).decode()}"
         return None
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """The fields of CONNECT."""
-        if self.token is not None:
-            return {"token": self.token}
-        return {} if self.user is None else {"username": self.user[0], "password": self.user[1]}
 
 
 def tls_context(address: Address, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
@@ -110,9 +94,7 @@ def tls_context(address: Address, ca: Path | None, cert: Path | None, key: Path 
     """
     if not address.secure:
         if ca is not None or cert is not None or key is not None:
-            raise Invalid(
-                f"{address} is not encrypted, and certificates were given", hint=f"write {address.scheme}s://"
-            )
+            raise Invalid(f"{address} is not encrypted, and certificates were given", hint="write https://")
         return None
     try:
         context = ssl.create_default_context(cafile=ca)
@@ -123,6 +105,5 @@ def tls_context(address: Address, ca: Path | None, cert: Path | None, key: Path 
     except OSError as error:  # ssl.SSLError is one
         named = ", ".join(str(each) for each in (ca, cert, key) if each is not None)
         raise Invalid(f"TLS cannot use {named}: {error}", hint="give files in PEM format") from error
-    if not address.framed:
-        context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(["http/1.1"])
     return context

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from headwater.client import emitting, failures
 from headwater.client.producers import Producers
 from headwater.client.transport import Answer, Transport
 from headwater.errors import HeadwaterError, Invalid, NotFound
@@ -92,10 +91,6 @@ class Appends:
         self, topic: str, body: bytes | Upload, content: Content, meta: bytes | None, query: dict[str, Any], who: Who
     ) -> Ref:
         """Append one event."""
-        if self._transport.address.framed and isinstance(body, bytes):
-            emitted = self._emit(topic, body, content, meta, query, who)
-            if emitted is not None:
-                return emitted
         if meta is not None and len(meta) > META_HEADER_BYTES_MAX and isinstance(body, bytes):
             columns = {
                 kind: None if value is None else Column(1, value)
@@ -118,31 +113,6 @@ class Appends:
         ticks, node = ticks_and_node(UUID(told["headwater-id"]))
         reached: Any = told["headwater-durability"]
         return Ref(topic, int(told["headwater-partition"]), int(answer.body), ticks, node, reached)
-
-    def _emit(
-        self, topic: str, data: bytes, content: Content, meta: bytes | None, query: dict[str, Any], who: Who
-    ) -> Ref | None:
-        """Append one event by a frame of its own, which is the quickest way; None if it does not fit one.
-
-        The server makes a topic that is not there.
-        """
-
-        def ask(producer: Producer) -> Mapping[str, Any] | None:
-            header_of(producer.id)
-            frame = emitting.encode(topic, data, content, meta, query, producer)
-            facts = {"producer": (producer.id, producer.epoch, producer.seq)}
-            return None if frame is None else self._transport.emit(frame, facts=facts)
-
-        try:
-            told = self.produced(who, ask)
-        except Invalid as error:
-            if error.code not in emitting.UNFIT:
-                raise
-            return None
-        try:
-            return None if told is None else emitting.ref_of(topic, told, query["durability"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise failures.not_headwater(self._transport.address) from error
 
     def many(
         self,

@@ -1,4 +1,4 @@
-"""The verbs on a server. `Remote` is what `headwater.open` returns for http:// and headwater://.
+"""The verbs on a server. `Remote` is what `headwater.open` returns for http:// and https://.
 
 The same verbs as those of a directory, with the same meaning (docs/CLIENT.md has the few that a server does not have).
 It connects when it is first asked for something. Safe from any thread.

@@ -22,9 +22,7 @@ import msgspec
 
 from headwater.client import failures
 from headwater.client.address import Address, Credentials
-from headwater.client.connection import Broken, Connection, Mistaken, Refused
-from headwater.client.framed import FramedConnection
-from headwater.client.http import HttpConnection
+from headwater.client.connection import Broken, HttpConnection, Refused, WrongPort
 from headwater.errors import Closed, HeadwaterError
 
 JSON = "application/json"
@@ -54,15 +52,31 @@ Body = bytes | Callable[[], Iterable[bytes]]
 class Read(Protocol[T_co]):
     """Makes of a connection whose answer has begun what the caller wants; `again`: it may have been asked before."""
 
-    def __call__(self, connection: Connection, *, again: bool) -> T_co: ...
+    def __call__(self, connection: HttpConnection, *, again: bool) -> T_co: ...
 
 
 class _Sending(NamedTuple):
-    """A request: what sends it, whether it changes something, and whether it is in memory as a whole."""
+    """A request, as it is sent each time it is tried."""
 
-    send: Callable[[Connection], None]
-    changes: bool
-    whole: bool
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: Body
+
+    def send(self, connection: HttpConnection) -> None:
+        """Raises Broken."""
+        body = self.body if isinstance(self.body, bytes) else self.body()
+        connection.send(self.method, self.target, self.headers, body)
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change something."""
+        return self.method != "GET"
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is in memory as a whole."""
+        return isinstance(self.body, bytes)
 
 
 class _Busy(Exception):
@@ -112,7 +126,7 @@ class Answer:
 class Stream:
     """An answer that is read as it comes. Close it; only `cut` may be called from other threads."""
 
-    def __init__(self, transport: Transport, connection: Connection) -> None:
+    def __init__(self, transport: Transport, connection: HttpConnection) -> None:
         self._transport = transport
         self._connection = connection
         self.closed = False
@@ -186,19 +200,8 @@ class Transport:
         `repeat`: it may be sent again; an error that came then has the fact `again`. Raises Unavailable when the server
         cannot be reached, or, with the code `answer_lost` and the `facts`, when the request may have been done.
         """
-        return self._ask(self._sending(method, path, query, body, headers), self._whole, repeat=repeat, facts=facts)
-
-    def emit(self, frame: bytes, *, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Append one event by an EMIT frame, which has a producer; returns the fields of the answer.
-
-        For an address where frames are spoken. Raises as `call`.
-        """
-
-        def send(connection: Connection) -> None:
-            assert isinstance(connection, FramedConnection)
-            connection.emit(frame)
-
-        return self._ask(_Sending(send, changes=True, whole=True), self._told, repeat=True, facts=facts)
+        sending = _Sending(method, self._target(path, query), headers, body)
+        return self._ask(sending, self._whole, repeat=repeat, facts=facts)
 
     def json(self, method: str, path: Iterable[str], query: Query = NOTHING, *, value: Any = None, repeat: bool) -> Any:
         """The same, with JSON both ways."""
@@ -210,9 +213,8 @@ class Transport:
         """Ask for an answer that is read as it comes; with a JSON `body`, by a POST that changes nothing."""
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": JSON})
         headers["Accept"] = accept
-        return self._ask(
-            self._sending(method, path, query, body or b"", headers), self._begun, repeat=True, facts=NOTHING
-        )
+        sending = _Sending(method, self._target(path, query), headers, body or b"")
+        return self._ask(sending, self._begun, repeat=True, facts=NOTHING)
 
     def pause(self, tries: int, began_s: float) -> bool:
         """Sleep before the next try; False when it has been tried for long enough, or it was closed.
@@ -238,7 +240,7 @@ class Transport:
         if self.closed:
             raise Closed(f"{self.address} was closed")
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: HttpConnection) -> None:
         """Keep a connection whose answer was read for the next request; close any other."""
         with self._mutex:
             self._busy.discard(connection)
@@ -247,7 +249,7 @@ class Transport:
                 return
         connection.close()
 
-    def cut(self, stream: Stream, connection: Connection) -> None:
+    def cut(self, stream: Stream, connection: HttpConnection) -> None:
         """End what a stream waits for; nothing if it has let go of the connection, which may be another's now."""
         with self._mutex:
             if not stream.closed:
@@ -276,19 +278,9 @@ class Transport:
     def _begin(self) -> None:
         # Protects `_idle` and `_busy`. A stream that the collector finds anywhere lets go of its connection there.
         self._mutex = threading.RLock()
-        self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self._idle: list[HttpConnection] = []
+        self._busy: set[HttpConnection] = set()
         self._closing = threading.Event()
-
-    def _sending(
-        self, method: str, path: Iterable[str], query: Query, body: Body, headers: Mapping[str, str]
-    ) -> _Sending:
-        target = self._target(path, query)
-
-        def send(connection: Connection) -> None:
-            connection.send(method, target, headers, body if isinstance(body, bytes) else body())
-
-        return _Sending(send, changes=method != "GET", whole=isinstance(body, bytes))
 
     def _ask(self, sending: _Sending, read: Read[T], *, repeat: Repeat, facts: Mapping[str, Any]) -> T:
         doubt = _Doubt(sending.changes, facts)
@@ -296,11 +288,11 @@ class Transport:
             # No name must hold an error after its block: error and frame would hold each other, and all that they know,
             # until the collector comes.
             try:
-                return self._try(sending.send, partial(read, again=doubt.sent))
+                return self._try(sending, partial(read, again=doubt.sent))
             except Broken as error:
                 doubt.sent = doubt.sent or error.sent
                 # A server that never answered is not one that begins anew: the address may be wrong.
-                known = self._met or not isinstance(error, Refused | Mistaken)
+                known = self._met or not isinstance(error, Refused | WrongPort)
                 again = known and (_may(repeat) or (not error.sent and sending.whole))
                 if not again or not doubt.pause(self):
                     raise self._given_up(error, doubt) from error
@@ -319,11 +311,11 @@ class Transport:
             return reason
         return Closed(f"{self.address} was closed") if self.closed else failures.unreachable(self.address, str(reason))
 
-    def _try(self, send: Callable[[Connection], None], read: Callable[[Connection], T]) -> T:
+    def _try(self, sending: _Sending, read: Callable[[HttpConnection], T]) -> T:
         connection = self._connection()
         try:
             connection.timeout(self._timeout_s)
-            send(connection)
+            sending.send(connection)
             connection.receive()
             self._met = True
             if connection.status < 300:
@@ -339,21 +331,15 @@ class Transport:
         error = failures.error_of(answer.status, answer.body, self.address)
         return _Busy(error) if answer.status in AGAIN and error.code in BUSY else error
 
-    def _whole(self, connection: Connection, *, again: bool = False) -> Answer:
+    def _whole(self, connection: HttpConnection, *, again: bool = False) -> Answer:
         answer = Answer(connection.status, connection.headers, connection.body(), again)
         self.release(connection)
         return answer
 
-    def _told(self, connection: Connection, *, again: bool) -> Mapping[str, Any]:  # noqa: ARG002  # it has a producer
-        assert isinstance(connection, FramedConnection)
-        told = connection.told
-        self.release(connection)
-        return told
-
-    def _begun(self, connection: Connection, *, again: bool) -> Stream:  # noqa: ARG002  # a read changes nothing
+    def _begun(self, connection: HttpConnection, *, again: bool) -> Stream:  # noqa: ARG002  # a read changes nothing
         return Stream(self, connection)
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> HttpConnection:
         self.check_open()
         while True:
             with self._mutex:
@@ -366,8 +352,7 @@ class Transport:
                 return connection
             connection.close()
             self.release(connection)
-        kind = FramedConnection if self.address.framed else HttpConnection
-        connection = kind(self.address, self._tls, min(CONNECT_S, self._timeout_s), self._credentials)
+        connection = HttpConnection(self.address, self._tls, min(CONNECT_S, self._timeout_s), self._credentials)
         with self._mutex:
             self._busy.add(connection)
         return connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import bson
@@ -11,6 +12,7 @@ from bson.int64 import Int64
 
 import headwater
 from headwater.event import Event
+from tests.server.process import served
 from tests.server.serving import Server
 from tests.server.tcp.wire import Wire, frame, wire
 
@@ -182,6 +184,22 @@ def test_a_producers_event_is_there_once_however_often_it_is_sent(server: Server
     assert client.emit(topic, {"n": 1}, producer=producer) == first
     assert client.emit(topic, {"n": 2}, producer=producer | {"seq": 1})["offset"] == 1
     assert len(events(server, topic)) == 2
+
+
+def test_a_producers_event_is_there_once_when_its_answer_is_lost_with_the_server(tmp_path: Path) -> None:
+    sent = emit("t", event={"n": 1}, producer={"id": "till 7", "epoch": 0, "seq": 0})
+    with served(tmp_path / "data") as server:
+        with wire(server.tcp_url) as client:
+            client.send(sent)
+            first = client.receive()[1]
+        server.kill()
+    with served(tmp_path / "data") as again:
+        for _ in range(2):
+            with wire(again.tcp_url) as client:
+                client.send(sent)
+                assert client.receive()[1] == first
+    with headwater.open(tmp_path / "data") as hw:
+        assert [event.value for event in hw.read("t")] == [{"n": 1}]
 
 
 def test_partitions(server: Server, client: Wire, topic: str) -> None:

@@ -45,11 +45,6 @@ def codes(transport: Transport) -> list[str]:
     return [body.get("errCode", "ok") for _, body in transport.answers()]
 
 
-async def pull(connection: Connection, fields: dict[str, Any]) -> Answer:
-    """A request of several frames: it answers how many bytes those behind it have."""
-    return Answer(response(sizes=[len(await connection.next_frame()) for _ in range(fields["frames"])]))
-
-
 async def forever(_: Connection, __: dict[str, Any]) -> Answer:
     await asyncio.Event().wait()
     raise AssertionError
@@ -76,12 +71,7 @@ async def listen(connection: Connection, _: dict[str, Any]) -> Answer:
     return Answer(response())
 
 
-async def keep(connection: Connection, _: dict[str, Any]) -> Answer:
-    await connection.next_frame()
-    return await forever(connection, {})
-
-
-ALL: dict[str, Handler] = {**HANDLERS, "PULL": pull, "KEEP": keep, "FOREVER": forever, "LISTEN": listen}
+ALL: dict[str, Handler] = {**HANDLERS, "FOREVER": forever, "LISTEN": listen}
 
 
 @given(
@@ -113,19 +103,6 @@ def test_whatever_a_lost_connection_held_is_given_back_once(
         for _ in range(5):
             await asyncio.sleep(0)
         assert server.store.budget.held == 0
-
-    server.runner.run(drive())
-
-
-def test_a_frame_that_a_request_has_taken_is_given_back_when_its_client_is_lost(server: Driven) -> None:
-    async def drive() -> None:
-        with server.connection(ALL) as (connection, transport):
-            connection.data_received(CONNECT + frame("KEEP") + LARGE)
-            await until(lambda: not connection._queue)
-            assert server.store.budget.held > len(LARGE)
-            transport.closed = True
-            connection.connection_lost(None)
-            assert server.store.budget.held == 0
 
     server.runner.run(drive())
 
@@ -214,50 +191,6 @@ def test_nobody_is_read_before_it_is_known_who_it_is(server: Driven) -> None:
             assert transport.is_reading()
 
     server.runner.run(drive())
-
-
-def test_a_request_of_several_frames_gets_them_and_what_is_behind_waits(server: Driven) -> None:
-    async def drive() -> None:
-        big = frame("PING", {"x": b"y" * 5 * MIB})
-        asked = CONNECT + frame("PULL", {"frames": 3}) + PING
-        with server.connection(ALL) as (connection, transport):
-            server.store.budget.count(-4 * MIB)  # there is more room than the fixture's
-            connection.data_received(asked)
-            await until(lambda: codes(transport) == ["ok"])
-            assert transport.is_reading()
-            connection.data_received(big)  # more than may wait, but somebody wants it
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert transport.is_reading()
-            connection.data_received(LARGE + emit("a"))
-            await until(lambda: len(transport.answers()) == 3)
-            told, stored = transport.answers()[1:]
-            assert told[1]["sizes"] == [len(PING) - 4, len(big) - 4, len(LARGE) - 4]
-            assert "offset" in stored[1]
-            assert server.store.budget.held == -4 * MIB
-            server.store.budget.count(4 * MIB)
-
-    server.runner.run(drive())
-
-
-@pytest.mark.parametrize("end", ["eof", "stop", "refusal"])
-def test_a_request_that_waits_for_frames_ends_when_none_will_come(server: Driven, end: str) -> None:
-    async def drive() -> list[str]:
-        with server.connection(ALL) as (connection, transport):
-            connection.data_received(CONNECT + frame("PULL", {"frames": 2}) + PING)
-            await until(lambda: connection._pull is not None)
-            if end == "eof":
-                assert connection.eof_received()
-            elif end == "stop":
-                connection.stop()
-            else:
-                connection.data_received(b"\xff" * 4)
-            await until(lambda: transport.over)
-            assert not transport.was_aborted()
-            return codes(transport)
-
-    told = {"eof": [], "stop": ["stopping"] * 2, "refusal": ["frame_too_large"] * 2}[end]  # its answer, and the reason
-    assert server.runner.run(drive()) == ["ok", *told]
 
 
 def test_a_user_that_was_removed_is_told_and_nothing_of_theirs_is_stored(server: Driven) -> None:

@@ -105,6 +105,13 @@ def test_connect_says_who_answers(server: Server) -> None:
     assert str(UUID(told["uuid"])) == told["uuid"]
 
 
+@pytest.mark.parametrize("type", ["CALL", "CALLBODY"])
+def test_a_request_of_http_is_no_frame(client: Wire, type: str) -> None:
+    told = client.ask(type, method="GET", target="/topics")
+    assert (told["ok"], told["errCode"]) == (False, "unknown_frame")
+    assert client.closed()
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [

@@ -18,7 +18,7 @@ from tests.server.tcp.wire import Wire, frame, framed, wire
 
 CONNECT = frame("CONNECT", {"version": "1.0"})
 TYPES = st.sampled_from(
-    b"CONNECT PING EMIT STARTTX COMMITTX ABORTTX SUBSCRIBE UNSUBSCRIBE ACKEV QUERY QUERYACK CALL CALLBODY HELLO".split()
+    b"CONNECT PING EMIT STARTTX COMMITTX ABORTTX SUBSCRIBE UNSUBSCRIBE ACKEV QUERY QUERYACK CALL HELLO".split()
 )
 NAMES = st.sampled_from(
     b"version streamName StreamName eventType event sessID key meta partition subID seqNo queryID binder matcher "

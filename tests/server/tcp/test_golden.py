@@ -47,8 +47,8 @@ def test_there_is_one_of_every_frame() -> None:
     types = {meaning.get("type") for meaning in MEANINGS.values()}
     assert types >= {
         *("CONNECT", "PING", "EMIT", "STARTTX", "COMMITTX", "ABORTTX", "SUBSCRIBE", "UNSUBSCRIBE", "ACKEV"),
-        *("QUERY", "QUERYACK", "CALL", "CALLBODY", "RESPONSE", "SUBRESPONSE", "RECEV", "SUBEND"),
-        *("QUERYRESPONSE", "QUERYRESULT", "QUERYEND", "CALLRESPONSE"),
+        *("QUERY", "QUERYACK", "RESPONSE", "SUBRESPONSE", "RECEV", "SUBEND"),
+        *("QUERYRESPONSE", "QUERYRESULT", "QUERYEND"),
     }
 
 

@@ -1,7 +1,7 @@
 """One connection of the protocol over TCP: frames come in, take effect in their order, and are answered in it.
 
 EMITs that follow each other are appended together. Everything else that must wait for something (COMMITTX, SUBSCRIBE,
-QUERY, CALL) has the connection for itself: it begins when all before it are answered, and what comes behind waits.
+QUERY) has the connection for itself: it begins when all before it are answered, and what comes behind waits.
 What has no answer (ACKEV, QUERYACK) is heard at once. Belongs to the loop's thread.
 
 It ends in one of three ways. Cut off: `connection_lost`, which lets go of everything. By the client, which sends no
@@ -63,7 +63,6 @@ class Connection(asyncio.Protocol):
         self.parts: dict[Any, Part] = {}  # what is open, under the names that its frames know it by
         self.sessions: dict[int, sessions.Session] = {}  # transactions, by their sessID
         self.subscribed = 0  # how many subscriptions it has had: the last subID
-        self.waits = False  # for what may come late, or never: nobody waits for it who sends no more
         self._handlers = handlers
         self._metrics = connections.store.metrics
         self._transport: Any = None
@@ -71,8 +70,6 @@ class Connection(asyncio.Protocol):
         self._incoming = Incoming(self.limits.frame_bytes_max)
         self._queue: deque[bytes] = deque()  # frames that wait for their turn
         self._queued_bytes = 0
-        self._pull: asyncio.Future[None] | None = None  # of a request that waits for its next frame
-        self._pulled_bytes = 0  # of the frame that it got last
         self._turn: asyncio.Handle | None = None  # the rest of the queue is begun then
         self._reading = True
         self._over = False  # nothing is read any more
@@ -114,7 +111,7 @@ class Connection(asyncio.Protocol):
         self._close_parts()
         self.sessions.clear()
         self.resume_writing()
-        self._held = self._pulled_bytes = 0
+        self._held = 0
         self._count()
         self._lost = True
         self.deadline = NEVER
@@ -122,9 +119,8 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends no more. It may wait for answers, which TLS cannot give it then."""
         self._over = True
-        self._wake()
         self.go_on()
-        under_way = bool(self.out.slots or self._queue or self._task) and not self.waits
+        under_way = bool(self.out.slots or self._queue or self._task)
         return under_way and not self.client.secure
 
     def pause_writing(self) -> None:
@@ -190,34 +186,9 @@ class Connection(asyncio.Protocol):
         else:
             self._queue.append(raw)
             self._queued_bytes += len(raw)
-            self._wake()
 
     def _is_small_emit(self, raw: bytes) -> bool:
         return raw.startswith(emit.HEAD, 4) and self.connected and len(raw) <= LARGE_BYTES and not self.out.full
-
-    async def next_frame(self) -> bytes:
-        """The next frame that waits, for a request that consists of several; the last one is not needed any more.
-
-        Raises ConnectionResetError when the client has gone, and what ends the connection.
-        """
-        self._pulled_bytes = 0
-        while not self._queue:
-            if self._refusal is not None:
-                raise self._refusal
-            if self._over:
-                raise ConnectionResetError("the client has gone")
-            self._pull = self.loop.create_future()
-            self._flow()
-            await self._pull
-        raw = self._unqueue()
-        self._pulled_bytes = len(raw)
-        self._flow()
-        return raw
-
-    def _wake(self) -> None:
-        pull, self._pull = self._pull, None
-        if pull is not None and not pull.done():
-            pull.set_result(None)
 
     def _unqueue(self) -> bytes:
         raw = self._queue.popleft()
@@ -298,7 +269,6 @@ class Connection(asyncio.Protocol):
             found = self._failed(type, error)
         finally:
             self._task = None
-            self._pulled_bytes = 0
         if self._transport.is_closing():
             return
         slot.then = found.then
@@ -329,8 +299,6 @@ class Connection(asyncio.Protocol):
 
     def _failed(self, type: str, error: Exception) -> Answer:
         """The answer to a request that failed, which ends the connection if it must."""
-        if isinstance(error, ConnectionResetError):  # it did not come as a whole, and never will
-            return Answer(b"", None, error)
         if not isinstance(error, HeadwaterError):  # a bug of ours must not end the server, nor tell its insides
             _log.error("a frame failed: %s", type, exc_info=error)
             return Answer(failure(error), None, error)
@@ -382,16 +350,6 @@ class Connection(asyncio.Protocol):
         """Whether nothing is begun any more, because something before it ended the connection."""
         return self._deaf
 
-    @property
-    def over(self) -> bool:
-        """Whether no more frames are looked at: the client sends no more, or the connection is to end."""
-        return self._over
-
-    @property
-    def closing(self) -> bool:
-        """Whether nothing can be written any more."""
-        return self.out.closing
-
     # Flow and limits
 
     def hold(self, size: int) -> None:
@@ -408,7 +366,7 @@ class Connection(asyncio.Protocol):
         """Tell the budget of all connections what this one holds now."""
         if self._lost:
             return
-        held = self._held + self._incoming.size + self._queued_bytes + self.out.slots_bytes + self._pulled_bytes
+        held = self._held + self._incoming.size + self._queued_bytes + self.out.slots_bytes
         if held != self._counted:
             self.store.budget.count(held - self._counted)
             self._counted = held
@@ -424,12 +382,12 @@ class Connection(asyncio.Protocol):
         limits = self.limits
         most = limits.frames_waiting_bytes if not self.store.budget.scarce else LARGE_BYTES
         crowded = (
-            self._queued_bytes + self.out.slots_bytes + self._pulled_bytes > most
+            self._queued_bytes + self.out.slots_bytes > most
             or len(self._queue) > limits.frames_waiting_max
             or not (self.connected or (self._task is None and not self._queue))  # who it is comes first
         )
-        wanted = (not crowded or self._pull is not None) and not (self._over or self.out.full)
-        if wanted != self._reading and not self.closing:
+        wanted = not (crowded or self._over or self.out.full)
+        if wanted != self._reading and not self.out.closing:
             self._reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
@@ -452,7 +410,7 @@ class Connection(asyncio.Protocol):
             self.deadline = self.loop.time() + self.limits.write_s
         elif self._over:
             self.abort()
-        elif self.connected and self._reading and (self._incoming.size or self._pull is not None):
+        elif self.connected and self._reading and self._incoming.size:
             self._refuse(Unavailable("a frame stands still", hint="send it at once", code="timeout"))
         elif self._task is not None or self.out.slots or self._queue or self.parts:
             self.deadline = self.loop.time() + self.limits.idle_s
@@ -492,14 +450,12 @@ class Connection(asyncio.Protocol):
         self._emits.clear()
         if self._turn is not None:
             self._turn.cancel()
-        self._wake()
 
     def _refuse(self, error: HeadwaterError) -> None:
         """End it because of what has just come: what came before is answered first."""
         self._over = True
         self._refusal = self._refusal or error
         self._incoming.clear()
-        self._wake()
         self.go_on()
 
     def _end(self) -> None:
@@ -514,7 +470,7 @@ class Connection(asyncio.Protocol):
 
     def linger(self) -> None:
         """Let the client read the answer before the connection is reset under what it still sends."""
-        if self.closing:
+        if self.out.closing:
             return
         self._over = self.out.ended = True
         self._close_parts()

@@ -28,7 +28,6 @@ class Outgoing:
     def __init__(self, connection: Connection) -> None:
         self.slots: deque[Slot] = deque()
         self.slots_bytes = 0  # of the frames that they answer
-        self.sent = 0
         self.full = False
         self.ended = False  # all is said: what is written now is for nobody
         self.transport: Any = None
@@ -67,16 +66,15 @@ class Outgoing:
 
         So many bytes of them were `written` by another thread.
         """
-        self._count_bytes(written)
+        self._metrics.bytes_sent += written
         self._note(slot, type, error, count, (len(data) + written) // count)
         self._deliver(slot, data)
 
     def answer(self, slot: Slot, answer: Answer, type: str) -> None:
         """The same with the answer of a request that had the connection for itself."""
         errors = answer.errors or (answer.error,)
-        if not answer.counted:
-            for error, group in groupby(errors):
-                self._note(slot, type, error, len(list(group)), len(answer.data) // len(errors))
+        for error, group in groupby(errors):
+            self._note(slot, type, error, len(list(group)), len(answer.data) // len(errors))
         self._deliver(slot, answer.data)
 
     def _note(self, slot: Slot, type: str, error: BaseException | None, count: int, size: int) -> None:
@@ -119,7 +117,7 @@ class Outgoing:
             return False
         self.slots.clear()
         self.slots_bytes = 0
-        self._count_bytes(size)
+        self._metrics.bytes_sent += size
         self._emitted(200, perf_counter() - slot.begun, count)
         return True
 
@@ -135,7 +133,7 @@ class Outgoing:
     def write(self, data: bytes) -> bool:
         """Send frames; False when there is no more room: then wait for `Part.resume`, or `room`. Never raises."""
         if data and not self.closing:
-            self._count_bytes(len(data))
+            self._metrics.bytes_sent += len(data)
             self.transport.write(data)
         return not self.full
 
@@ -158,7 +156,3 @@ class Outgoing:
         self.ended = True
         self._way = None
         self.slots_bytes = 0
-
-    def _count_bytes(self, size: int) -> None:
-        self.sent += size
-        self._metrics.bytes_sent += size

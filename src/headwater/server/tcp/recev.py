@@ -327,7 +327,7 @@ def too_large(partition: int, offset: int, size: int, frame_max: int) -> TooLarg
     """An event does not fit into a frame."""
     return TooLarge(
         f"the event {offset} of partition {partition} has {size} bytes, and a frame may have {frame_max}",
-        hint="read it over HTTP or by CALL, and begin after it",
+        hint="read it over HTTP, and begin after it",
         code="too_large",
         limit="frame_bytes_max",
         maximum=frame_max,

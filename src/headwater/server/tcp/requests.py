@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.server.tcp import calling, querying, sessions, subscribing
+from headwater.server.tcp import querying, sessions, subscribing
 from headwater.server.tcp.connection import Handler
 
 HANDLERS: dict[str, Handler] = {
@@ -10,6 +10,4 @@ HANDLERS: dict[str, Handler] = {
     "QUERY": querying.query,
     "SUBSCRIBE": subscribing.subscribe,
     "UNSUBSCRIBE": subscribing.unsubscribe,
-    "CALL": calling.call,
-    "CALLBODY": calling.stray,
 }

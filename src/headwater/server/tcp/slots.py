@@ -10,14 +10,13 @@ from typing import NamedTuple
 class Answer(NamedTuple):
     """The answer to a request that had the connection for itself; `then` is called when it is written.
 
-    For those who count: `error` is what it tells of; `counted`: they did already. Where it answers several frames,
-    `errors` has what it tells of each, None for what went well.
+    For those who count: `error` is what it tells of. Where it answers several frames, `errors` has what it tells of
+    each, None for what went well.
     """
 
     data: bytes
     then: Callable[[], None] | None = None
     error: BaseException | None = None
-    counted: bool = False
     errors: Sequence[BaseException | None] = ()
 
 

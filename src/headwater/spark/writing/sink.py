@@ -80,6 +80,7 @@ def settings(options: Mapping[str, str], schema: StructType, *, overwrite: bool,
         raise Invalid("the topic is missing", hint='option("topic", …), or a column "topic"')
     if transaction is not None and streaming:
         raise Invalid("a stream needs no transaction", hint="its checkpoint names it")
+    api.refuse_tcp(given["path"])  # before a task stages anything
     address = absolute(given["path"])
     repeatable = streaming or transaction is not None
     place = _staging(given, address, repeatable=repeatable)
