@@ -6,6 +6,7 @@ import pytest
 
 import headwater
 from headwater.engine.checking import CheckReport
+from headwater.format.batch import encode_one
 from headwater.storage.check import Finding
 from headwater.storage.repair import Action
 from tests.cli.conftest import Run
@@ -98,3 +99,19 @@ def test_check_and_repair_of_a_real_log(run: Run, data: Path) -> None:
     run("repair", data, code=1)
     run("repair", data, "--apply")
     run("check", data)
+
+
+def test_repair_does_not_bring_back_what_the_data_of_an_event_forges(run: Run, data: Path) -> None:
+    """The forged offsets are later than those that follow, and more than a batch can count."""
+    forged = encode_one(2**62, 2**58, "bytes", b"forged", b"", None, None)
+    with headwater.open(data) as hw:
+        for content in (b"a", forged, b"c", b"d"):
+            hw.append("t", content)
+    (log,) = (data / "topics" / "t" / "0").glob("*.log")
+    damaged = bytearray(log.read_bytes())
+    damaged[damaged.index(forged) - 30] ^= 0xFF  # in the header of the batch whose data it is
+    log.write_bytes(damaged)
+    run("check", data, code=1)
+    run("repair", data, "--apply")
+    run("check", data)
+    assert [event["offset"] for event in run("read", data, "t", "--json").objects] == [0, 2, 3]

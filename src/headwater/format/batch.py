@@ -31,6 +31,8 @@ _ENTRY = Struct("<BBHII")
 _BLOB_REFERENCE = Struct("<QII")
 HEADER_BYTES = _HEADER.size
 ENTRY_BYTES = _ENTRY.size
+BATCH_BYTES_MIN = HEADER_BYTES + 4  # without columns: the header, and the size again
+COUNT_MAX = 2**32 - 1  # events of one batch, as far as its header can tell
 # The header and table of a batch of one with 1 to 5 columns, so that one call packs it.
 _AFTER_CRC = tuple(Struct("<IIqqBBBB" + "BBHII" * n) for n in range(6))
 _ONE = _AFTER_CRC[1]
@@ -390,6 +392,23 @@ def corrupt(reason: str, path: str, position: int, size: int, offsets: tuple[int
     )
 
 
+def torn(buffer: memoryview, position: int, offset: int) -> bool:
+    """Whether a batch that begins with this offset at `position` has a sound header, and ends behind the buffer."""
+    head = position + HEADER_BYTES
+    if head > len(buffer):
+        return False
+    size, _, base_offset, _ = peek(buffer, position)
+    if position + size <= len(buffer) or base_offset != offset or head + ENTRY_BYTES * buffer[head - 1] > len(buffer):
+        return False
+    try:
+        decode(buffer, position, position + size)
+    except Corrupt:
+        return False
+    except Unsupported:
+        pass  # of a later version, and sound
+    return True
+
+
 def size_before(buffer: memoryview, position: int) -> int:
     """The size of the batch that ends at `position`, unchecked."""
     size: int = _U32.unpack_from(buffer, position - 4)[0]
@@ -400,6 +419,17 @@ def peek(buffer: memoryview, position: int) -> tuple[int, int, int, int]:
     """Size, count, base offset and base ticks of the batch at `position`, unchecked: for building maps of batches."""
     _, _, size, count, base_offset, base_ticks, _, _, _, _ = _HEADER.unpack_from(buffer, position)
     return size, count, base_offset, base_ticks
+
+
+def header_sound(buffer: memoryview, position: int) -> bool:
+    """Whether the checksum of a header is right, without a look at what it says: for walking over many batches."""
+    _, crc, size, _, _, _, _, _, _, n = _HEADER.unpack_from(buffer, position)
+    first = position + HEADER_BYTES + ENTRY_BYTES * n
+    if not n:
+        first = position + size
+    elif buffer[position + HEADER_BYTES] == TICKS:
+        first += -(first - position) & 7
+    return bool(crc32c(buffer[position + 8 : first]) == crc)
 
 
 def _unknown_encoding(entry: tuple[int, int, int, int, int, int]) -> Unsupported:

@@ -21,6 +21,7 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
 from headwater.storage.archive import note
 from headwater.storage.blobs import StoredBlob
+from headwater.storage.boundaries import Boundaries
 from headwater.storage.place import Place
 from headwater.storage.producers import read_snapshot
 from headwater.storage.retention import orphans
@@ -145,14 +146,16 @@ def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts
     """Verify all batches up to position `stop`, going on behind damage. `end_offset`: where they should end."""
     found = Walk([], [], segment.base, segment.header.previous_ticks)
     window = segment.window(0, max(stop, HEADER_BYTES))
+    boundaries = Boundaries(segment, window, stop, end_offset)
     position = HEADER_BYTES
     while position < stop:
         try:
             batch = _verified(window, position, found, place)
         except HeadwaterError as error:
-            behind, next_offset = _next_sound(window, position, stop, found.end_offset)
-            if next_offset is None:
-                next_offset = max(end_offset if end_offset is not None else found.end_offset, found.end_offset)
+            behind, next_offset = boundaries.behind(position, found.end_offset) or (
+                stop,
+                max(end_offset if end_offset is not None else found.end_offset, found.end_offset),
+            )
             found.holes.append(Hole(position, behind, (found.end_offset, next_offset), _reason(error)))
             found.last_ticks += next_offset - found.end_offset  # as the lost batch of a repair will count them
             found.end_offset = next_offset
@@ -185,16 +188,6 @@ def _verified(window: Window, position: int, found: Walk, place: Place) -> Batch
         for _ in StoredBlob(place, path, batch.blob_reference()).chunks():
             pass
     return batch
-
-
-def _next_sound(window: Window, position: int, stop: int, offset: int) -> tuple[int, int | None]:
-    """The position of the next sound batch behind damage, and its offset; `stop` and None if there is none."""
-    with contextlib.suppress(HeadwaterError):
-        damaged = window.batch(position)  # its header is sound: the next batch begins right behind it
-        if damaged.base_offset == offset:
-            return damaged.end_position, damaged.end_offset
-    batch = window.behind(position, offset)
-    return (stop, None) if batch is None else (batch.position, batch.base_offset)
 
 
 def _visible(slot: Slot | None, segment: SegmentFile) -> int | None:

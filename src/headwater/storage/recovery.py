@@ -10,7 +10,7 @@ import logging
 
 import msgspec
 
-from headwater.errors import Corrupt
+from headwater.errors import Corrupt, HeadwaterError
 from headwater.event import time_of
 from headwater.format.batch import corrupt
 from headwater.format.names import offset_of
@@ -18,6 +18,7 @@ from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
 from headwater.info import Report
 from headwater.storage import journal
+from headwater.storage.boundaries import Boundaries
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 from headwater.storage.tail import Tail
@@ -75,13 +76,26 @@ def scan(place: Place, known: Slot | None) -> Found:
                 position, offset, last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
                 producers = position if batch.producer is not None else producers
         except Corrupt:
-            if known is None and window.behind(position, offset) is not None:
+            if known is None and _goes_on(segment, position, offset):
                 raise  # cutting here would lose what was written
         if not segment.data_end(position) > position:
             size = position  # what follows was reserved
     finally:
         segment.close()
     return Found(base, offset, position, last_ticks, producers, size)
+
+
+def _goes_on(segment: SegmentFile, position: int, offset: int) -> bool:
+    """Whether a sound batch follows on a damaged one, so that this is not what a crash tore."""
+    stop = segment.data_end(position)
+    window = segment.window(position, stop)
+    boundaries = Boundaries(segment, window, stop, None)
+    while (found := boundaries.behind(position, offset)) is not None and found.position < stop:
+        position, offset = found
+        with contextlib.suppress(HeadwaterError):
+            next(window.batches(position, offset)).validate()
+            return True
+    return False
 
 
 def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:

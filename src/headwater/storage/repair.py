@@ -7,13 +7,14 @@ stands for their offsets. What is rebuildable (tail, index) is simply made again
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from headwater.errors import Corrupt, NotFound
 from headwater.format import producers
-from headwater.format.batch import encode_lost
+from headwater.format.batch import COUNT_MAX, encode_lost
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.storage.check import Counts, Finding, Hole, Walk, check, check_tail, readable_end, walk
@@ -150,12 +151,9 @@ def _rewrite(place: Place, mend: Mend) -> list[str]:
                 last_ticks = _last_ticks(window, start, end)
             else:
                 kept.append(_keep(place, mend.base, window, start, end))
-                count = hole.offsets[1] - hole.offsets[0]
-                if count:
-                    parts.append(encode_lost(hole.offsets[0], last_ticks + 1, count))
-                    last_ticks += count
-                for offset in range(*hole.offsets):
-                    _set_blob_aside(place, mend.base, offset)
+                parts += _lost(*hole.offsets, last_ticks + 1)
+                last_ticks += hole.offsets[1] - hole.offsets[0]
+                _set_blobs_aside(place, mend.base, hole)
         place.disk.replace(place.segment(mend.base), b"".join(parts))
     finally:
         segment.close()
@@ -177,9 +175,17 @@ def _keep(place: Place, base: int, window: Window, start: int, end: int) -> str:
     return str(place.keep(base, start, bytes(window.buffer[start:end])))
 
 
-def _set_blob_aside(place: Place, base: int, offset: int) -> None:
+def _lost(offset: int, end: int, ticks: int) -> Iterator[bytes]:
+    """The batches that stand for lost offsets: one, unless there are more than a batch can count."""
+    for lo in range(offset, end, COUNT_MAX):
+        yield encode_lost(lo, ticks + lo - offset, min(end - lo, COUNT_MAX))
+
+
+def _set_blobs_aside(place: Place, base: int, hole: Hole) -> None:
+    """Rename the blobs of lost events, so that nothing removes them as orphans."""
     for name in place.disk.names(place.blobs(base)):
-        if offset_of(name, "blob") == offset:
+        offset = offset_of(name, "blob")
+        if offset is not None and hole.offsets[0] <= offset < hole.offsets[1]:
             place.disk.rename(place.blobs(base) / name, place.blobs(base) / f"{name}.cut")
 
 

@@ -6,7 +6,6 @@ A segment file is never changed below what is visible, and a sealed one is repla
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import threading
 from array import array
@@ -15,9 +14,9 @@ from weakref import WeakSet
 
 import numpy as np
 
-from headwater.errors import Corrupt, HeadwaterError, NotFound
+from headwater.errors import Corrupt, NotFound
 from headwater.format import segment as format
-from headwater.format.batch import MAGIC, Batch, corrupt, decode, peek, size_before
+from headwater.format.batch import Batch, corrupt, decode, header_sound, peek, size_before, torn
 from headwater.format.column import I64
 from headwater.format.index import Index
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
@@ -61,19 +60,9 @@ class Window:
             position += batch.size
             offset += batch.count
 
-    def behind(self, position: int, offset: int) -> Batch | None:
-        """The next sound batch behind a damaged one, with this offset or a later one; None if there is none."""
-        raw = bytes(self.buffer[position - self.start :])
-        at = raw.find(MAGIC, 8)
-        while at >= 0:
-            if at % 8 == 0:
-                with contextlib.suppress(HeadwaterError):
-                    batch = self.batch(position + at)
-                    batch.validate()
-                    if batch.base_offset >= offset:
-                        return batch
-            at = raw.find(MAGIC, at + 1)
-        return None
+    def torn(self, position: int, offset: int) -> bool:
+        """Whether a batch with this offset begins at a position, and more of it was to come than the window has."""
+        return torn(self.buffer, position - self.start, offset)
 
 
 class Map:
@@ -247,6 +236,8 @@ class SegmentFile:
                 size, count, base_offset, base_ticks = peek(buffer, position - start)
                 if size < 36 or (expected is not None and base_offset != expected):
                     raise corrupt("no batch begins here", self.path, position, end - position)
+                if not header_sound(buffer, position - start):  # its size may lead into the data of an event
+                    raise corrupt("the checksum of a batch's header is wrong", self.path, position, end - position)
                 offsets.append(base_offset)
                 ticks.append(base_ticks)
                 positions.append(position)
