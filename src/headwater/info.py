@@ -35,6 +35,12 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     archived: int | None = None  # what is before this offset is in the archive; None if nothing is known to be
     local: int | None = None  # the oldest offset on the local disk, where that is not `start`: the rest is archived
     finished: int | None = None  # what is before this offset is in finished segments; None if a server does not tell
+    lost: list[tuple[int, int]] = []  # ranges of offsets whose events were damaged, and cut out by `repair`
+
+    @property
+    def events(self) -> int:
+        """How many events can be read: offsets without those that are lost."""
+        return self.end - self.start - sum(hi - lo for lo, hi in self.lost)
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
@@ -47,7 +53,13 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
     @property
     def events(self) -> int:
-        return sum(partition.end - partition.start for partition in self.partitions)
+        """How many events can be read: lost ones do not count."""
+        return sum(partition.events for partition in self.partitions)
+
+    @property
+    def lost(self) -> int:
+        """How many events were damaged, and cut out by `repair`."""
+        return sum(hi - lo for partition in self.partitions for lo, hi in partition.lost)
 
     @property
     def bytes(self) -> int:
@@ -113,13 +125,22 @@ class Archived(msgspec.Struct, frozen=True):
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """A partition that was restored: the offsets from `first` to before `end`, and the bytes that were fetched."""
+    """A partition that was restored: the offsets from `first` to before `end`, and the bytes that were fetched.
+
+    `lost` counts the offsets among them whose events a `repair` had cut out before they were archived.
+    """
 
     topic: str
     partition: int
     first: int
     end: int
     bytes: int
+    lost: int = 0
+
+    @property
+    def events(self) -> int:
+        """How many events can be read."""
+        return self.end - self.first - self.lost
 
 
 class BinderInfo(msgspec.Struct, frozen=True):
@@ -160,7 +181,7 @@ class ViewInfo(msgspec.Struct, frozen=True):
 
     `state` is `running`, `idle` (nobody runs it), `stopped` (by `error`), `rebuilding`, or, for a binder whose file
     cannot be read, `unreadable`: then it has the binder's name. `skipped` events had no key; `missed` ones were deleted
-    by retention before they were read; `aside` counts those quarantined or set aside.
+    by retention before they were read, or are lost; `aside` counts those quarantined or set aside.
     """
 
     kind: Literal["projection", "function"]
@@ -192,7 +213,7 @@ class ReplicaLog(msgspec.Struct, frozen=True):
     """One partition of a replica: where it and its source end, and how far behind it is.
 
     `lag_s` is how old the newest event is that it has, while there are others; 0 when it has all. `trouble` says why it
-    is not copied any further.
+    is not copied any further. `lost` counts the offsets of the copy whose events a `repair` cut out of its source.
     """
 
     topic: str
@@ -203,6 +224,7 @@ class ReplicaLog(msgspec.Struct, frozen=True):
     lag_bytes: int
     lag_s: float
     trouble: str = ""
+    lost: int = 0
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True):
@@ -221,3 +243,8 @@ class ReplicaInfo(msgspec.Struct, frozen=True):
     def lag(self) -> int:
         """Events that the source has, as far as it told, and the replica has not."""
         return sum(log.lag for log in self.logs)
+
+    @property
+    def lost(self) -> int:
+        """Events that a repair cut out of the source, and that the replica does not have either."""
+        return sum(log.lost for log in self.logs)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.engine.parquet_checking import check_parquet
 from headwater.engine.restoring import restore
 from headwater.errors import Corrupt, Invalid, NotFound
 from headwater.event import UNIX_EPOCH_TICKS
@@ -88,11 +89,16 @@ def test_a_whole_log_comes_back_with_all_that_it_was(source: Source, target: Pat
 
 
 def test_lost_events_stay_lost_and_are_told_by_no_one_as_damage(source: Source, target: Path) -> None:
-    restore(source.address, target)
+    done = restore(source.address, target)
+    assert [each.lost for each in done if each.topic == "t"] == [0, source.lost]
+    report = check_parquet(source.address)
+    assert (report.lost, report.damaged) == (source.lost, False)
+    assert any("were lost before" in finding.problem for finding in report.findings)
     offsets = [event[1] for event in source.events["t"] if event[0] == 1]
     missing = [offset for offset in range(source.ends[1]) if offset not in offsets]
     assert len(missing) == source.lost
     with open_engine(target) as hw:
+        assert hw.describe("t").lost == source.lost
         assert [event.offset for event in hw.read("t", partition=1)] == offsets
         assert next(hw.read("t", partition=1, start=missing[0])).offset == missing[-1] + 1
 

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_json: bool) -> None:
     """Read every byte and verify every checksum.
 
-    Changes nothing. The exit code is 1 when something is damaged, with the exact range of bytes of each piece. What is
+    Changes nothing. The exit code is 1 when something is damaged, with the exact range of bytes of each piece. Events
+    that a repair has cut out are noted with their offsets, and not counted; they are no damage any more. What is
     in an archive is fetched to be verified, so only --archive does that; or give the address of the archive itself,
     which may be one of Parquet files.
     """
@@ -100,6 +101,8 @@ def _show_sum(report: CheckReport, data: str, topic: str | None) -> None:
     damaged = sum(finding.damage for finding in report.findings)
     nouns = ("topic", "partition", "event") if is_parquet(data) else ("topic", "partition", "segment", "batch", "event")
     parts = [show.count(getattr(report, f"{noun}s" if noun != "batch" else "batches"), noun) for noun in nouns]
+    if report.lost:
+        parts[-1] += f" ({show.number(report.lost)} more are lost)"
     if is_parquet(data):
         parts.append(show.count(report.segments, "file"))
     read = f"{', '.join(parts)}, {show.size(report.bytes)}"
@@ -110,7 +113,8 @@ def _show_sum(report: CheckReport, data: str, topic: str | None) -> None:
         else:
             click.echo(f"  'headwater repair {' '.join(filter(None, (data, topic)))}' shows what can be done")
     else:
-        show.done(f"all good{' in the archive' if data == 'archive' else ''}: {read}")
+        how = "nothing is damaged now" if report.lost else "all good"
+        show.done(f"{how}{' in the archive' if data == 'archive' else ''}: {read}")
 
 
 def _told(report: CheckReport, damaged: int) -> dict[str, Any]:

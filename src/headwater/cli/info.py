@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headwater.info import PartitionInfo, TopicInfo
 
 COLUMNS = ("topic", "partition", "start", "end", "durable", "segments", "sealed", "bytes", "state")
+RANGES_MAX = 10  # of lost offsets that are listed for one partition
 NUMBERS = (*COLUMNS[1:-1], "archived", "local")
 
 
@@ -30,7 +31,8 @@ def info(data: str, topic: str | None, as_json: bool) -> None:
 
     start is the oldest offset, end the one of the next event, durable how far the disk has it for sure. Of a log with
     an archive, what is before archived is there, and local is the oldest offset that is still on this disk. What
-    recoveries after a crash had to give up is listed too, and where they keep it.
+    recoveries after a crash had to give up is listed too, and where they keep it; and the offsets of events that a
+    repair has cut out, which are lost.
     """
     with open_log(data, mode="existing") as hw:
         described = [hw.describe(name) for name in ([topic] if topic is not None else hw.topics())]
@@ -45,6 +47,7 @@ def info(data: str, topic: str | None, as_json: bool) -> None:
         columns = (*COLUMNS[:-1], "archived", "local", COLUMNS[-1]) if archived else COLUMNS
         show.table(columns, rows, right=NUMBERS)
     _show_recoveries(described)
+    _show_lost(described)
 
 
 def _about_log(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:
@@ -55,6 +58,7 @@ def _about_log(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:
         *_about_replica(hw),
         ("topics", show.number(len(described))),
         ("events", show.number(sum(topic.events for topic in described))),
+        *_lost(described),
         ("bytes", show.size(sum(topic.bytes for topic in described))),
     ]
 
@@ -91,6 +95,7 @@ def _about_topic(topic: TopicInfo) -> list[tuple[str, str]]:
         ("topic", topic.name),
         ("uuid", topic.uuid),
         ("events", show.number(topic.events)),
+        *_lost([topic]),
         ("bytes", show.size(topic.bytes)),
         ("last event", f"{show.local(last)}  ({show.ago(last)})" if last else "none"),
     ]
@@ -151,6 +156,22 @@ def _show_recoveries(described: list[TopicInfo]) -> None:
                 click.echo(f"{mark} {topic.name}/{partition.partition}, {when}: {'; '.join(parts)}")
 
 
+def _lost(described: list[TopicInfo]) -> list[tuple[str, str]]:
+    lost = sum(topic.lost for topic in described)
+    return [("lost events", show.number(lost))] if lost else []
+
+
+def _show_lost(described: list[TopicInfo]) -> None:
+    for topic in described:
+        for partition in topic.partitions:
+            if partition.lost:
+                ranges = [f"{lo}..{hi - 1}" for lo, hi in partition.lost]
+                rest = f" and {len(ranges) - RANGES_MAX} more ranges" if len(ranges) > RANGES_MAX else ""
+                which = f"offsets {', '.join(ranges[:RANGES_MAX])}{rest}"
+                mark = click.style("lost", fg="red")
+                click.echo(f"{mark} {topic.name}/{partition.partition}: {which} were damaged, and repair cut them")
+
+
 def _told(hw: Log, described: list[TopicInfo]) -> dict[str, Any]:
     import msgspec
 
@@ -158,6 +179,7 @@ def _told(hw: Log, described: list[TopicInfo]) -> dict[str, Any]:
         **dict([where(hw), *_archive(hw)]),
         "uuid": hw.uuid,
         "events": sum(topic.events for topic in described),
+        "lost": sum(topic.lost for topic in described),
         "bytes": sum(topic.bytes for topic in described),
         "topics": [msgspec.to_builtins(topic) for topic in described],
     }

@@ -48,7 +48,7 @@ def told(info: ReplicaInfo) -> dict[str, Any]:
     """For programs."""
     import msgspec
 
-    return {**msgspec.to_builtins(info), "lag": info.lag}
+    return {**msgspec.to_builtins(info), "lag": info.lag, "lost": info.lost}
 
 
 def drawn(info: ReplicaInfo) -> Any:
@@ -64,7 +64,8 @@ def _about(info: ReplicaInfo) -> list[tuple[str, str]]:
         facts.append(("promoted", _time(info.promoted)))
     if info.error:
         facts.append(("error", info.error))
-    return [*facts, ("lag", show.count(info.lag, "event"))]
+    facts.append(("lag", show.count(info.lag, "event")))
+    return [*facts, ("lost at the source", show.count(info.lost, "event"))] if info.lost else facts
 
 
 def _time(text: str) -> str:

@@ -62,7 +62,10 @@ def replicate(
         info = copying.run(once=once)
     if not as_json:
         behind = f", {show.count(info.lag, 'event')} behind" if info.lag else ""
-        show.done(f"{data} has {show.count(sum(log.end for log in info.logs), 'offset')} of {info.source}{behind}")
+        lost = f"; {show.count(info.lost, 'event')} of them lost at the source" if info.lost else ""
+        show.done(
+            f"{data} has {show.count(sum(log.end for log in info.logs), 'offset')} of {info.source}{behind}{lost}"
+        )
 
 
 @contextlib.contextmanager

@@ -68,13 +68,14 @@ def restore(
             (each.topic, "bold"),
             str(each.partition),
             f"{each.first}..{each.end - 1}" if each.end > each.first else "none",
-            show.number(each.end - each.first),
+            show.number(each.events),
             show.size(each.bytes),
         ]
         for each in done
     ]
     if rows:
         show.table(COLUMNS, rows, right=COLUMNS[1:])
-    events = sum(each.end - each.first for each in done)
+    events, lost = sum(each.events for each in done), sum(each.lost for each in done)
+    missing = f"; {show.count(lost, 'event')} more were lost before they were archived" if lost else ""
     again = f"headwater archive {'--on spark ' if is_parquet(url) else ''}{data} {url}"
-    show.done(f"restored {show.count(events, 'event')} to {data}; archive it again: {again}")
+    show.done(f"restored {show.count(events, 'event')} to {data}{missing}; archive it again: {again}")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def topics(ctx: click.Context, data: str, as_json: bool) -> None:
     """List the topics, with their partitions, events and bytes.
 
-    A topic that cannot be read is listed with the reason, and the exit code is 1.
+    Events that a repair has cut out are counted as lost. A topic that cannot be read is listed with the reason, and the
+    exit code is 1.
     """
     import headwater
 
@@ -41,22 +42,25 @@ def topics(ctx: click.Context, data: str, as_json: bool) -> None:
         for name, reason in failed:
             click.echo(show.json_line({"topic": name, "error": reason.code, "message": reason.message}))
     elif described or failed:
-        rows = [_row(topic) for topic in described]
-        rows += [[name, "", "", "", "", (str(reason), "red")] for name, reason in failed]
-        columns = ("topic", "partitions", "events", "bytes", "offsets", "last event")
-        show.table(columns, rows, right=("partitions", "events", "bytes", "offsets"))
+        lost = any(topic.lost for topic in described)
+        columns = ("topic", "partitions", "events", *(["lost"] if lost else []), "bytes", "offsets", "last event")
+        rows = [_row(topic, lost) for topic in described]
+        rows += [[name, *[""] * (len(columns) - 2), (str(reason), "red")] for name, reason in failed]
+        show.table(columns, rows, right=columns[1:-1])
     else:
         show.note(f"no topics yet — headwater append {data} TOPIC VALUE")
     if failed:
         ctx.exit(FAILED)
 
 
-def _row(topic: TopicInfo) -> list[show.Cell]:
+def _row(topic: TopicInfo, lost: bool) -> list[show.Cell]:
     last = last_time(topic)
+    told: list[show.Cell] = [(show.number(topic.lost), "red" if topic.lost else "")]
     return [
         (topic.name, "bold"),
         str(len(topic.partitions)),
         show.number(topic.events),
+        *(told if lost else []),
         show.size(topic.bytes),
         (offsets(min(p.start for p in topic.partitions), max(p.end for p in topic.partitions)), "cyan"),
         f"{show.local(last)}  ({show.ago(last)})" if last else "",
@@ -69,6 +73,7 @@ def _told(topic: TopicInfo) -> dict[str, Any]:
         "topic": topic.name,
         "partitions": len(topic.partitions),
         "events": topic.events,
+        "lost": topic.lost,
         "bytes": topic.bytes,
         "start": min(partition.start for partition in topic.partitions),
         "end": max(partition.end for partition in topic.partitions),

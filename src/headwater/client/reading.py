@@ -24,6 +24,7 @@ from headwater.event import At, Blob, Event, ticks_of
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch
 from headwater.format.frames import MEDIA_TYPE, Decoder
+from headwater.format.losses import warn
 from headwater.format.names import log_uuid, node_of
 
 PLACES = ("from", "from_time", "from_id", "end_before", "end_before_time", "end_before_id")
@@ -70,6 +71,7 @@ class Batches(Iterator[EventBatch]):
         self._tries = 0
         self._failed_s = 0.0
         self._cut = False
+        self._lost: list[tuple[int, int, int]] = []  # that are not passed yet: partition, first offset and end
         self._open()
 
     @property
@@ -86,7 +88,7 @@ class Batches(Iterator[EventBatch]):
         while not self._found:
             if not self.more(None):
                 raise StopIteration
-        return self._found.popleft()
+        return self._handed(self._found.popleft())
 
     def more(self, wait_s: float | None) -> bool:
         """Take what comes within so many seconds, in any case before the next batch; False when that is all."""
@@ -100,6 +102,7 @@ class Batches(Iterator[EventBatch]):
             self._decoder.finish()
             if self._query.get("wait_for_more"):
                 raise Broken("the server has ended it", sent=True)  # because it stops, or the topic is gone
+            self._warn(self._lost)
         except Broken as error:
             self._stream.close()
             if not self._cut:
@@ -109,7 +112,7 @@ class Batches(Iterator[EventBatch]):
 
     def found(self) -> EventBatch | None:
         """The next batch, if it is there."""
-        return self._found.popleft() if self._found else None
+        return self._handed(self._found.popleft()) if self._found else None
 
     def cut(self) -> None:
         """End what it waits for, from any thread, for good."""
@@ -141,6 +144,7 @@ class Batches(Iterator[EventBatch]):
             uuid = UUID(headers["headwater-topic"])
             self._next = _offsets(headers["headwater-from"])
             self._ends = _offsets(headers.get("headwater-to", ""))
+            lost = _lost_ranges(headers.get("headwater-lost", ""))
         except (KeyError, ValueError) as error:
             raise failures.not_headwater(self._transport.address) from error
         if self.uuid is not None and uuid != self.uuid:
@@ -150,6 +154,7 @@ class Batches(Iterator[EventBatch]):
                 topic=self._topic,
             )
         self.uuid = uuid
+        self._lost = sorted({*self._lost, *lost})  # some lie before what has come, and was not handed out yet
         numbers = range(len(self._next)) if self._partition is None else (self._partition,)
         self._logs = {n: RemoteLog(self._transport, self._topic, uuid, n, self._in_memory) for n in numbers}
 
@@ -164,6 +169,25 @@ class Batches(Iterator[EventBatch]):
                 self._next[at] = int(batch.offsets()[-1]) + 1
             self._found.append(batch)
             self._tries = 0
+
+    def _handed(self, batch: EventBatch) -> EventBatch:
+        """Warn of lost events that lie before a batch, on the way to it."""
+        if self._lost:
+            number, offsets = batch.partition, batch.offsets()
+            first, last = int(offsets[0]), int(offsets[-1])
+            self._warn(
+                [
+                    each
+                    for each in self._lost
+                    if each[0] == number and (each[1] > last if self._reverse else each[2] <= first)
+                ]
+            )
+        return batch
+
+    def _warn(self, lost: list[tuple[int, int, int]]) -> None:
+        for number, lo, hi in lost:
+            warn(f"topic {self._topic!r}, partition {number}", [(lo, hi)])
+        self._lost = [each for each in self._lost if each not in lost]
 
     def _begin_again(self, error: Broken) -> None:
         """Ask for the rest. Raises Unavailable when that has been tried for too long without anything coming."""
@@ -287,6 +311,16 @@ def _place(name: str, at: At | Sequence[int]) -> dict[str, Any]:
         ticks_of(at)
         return {f"{name}_time": at.isoformat()}
     return {f"{name}_id": at} if isinstance(at, UUID) else {name: at}
+
+
+def _lost_ranges(text: str) -> list[tuple[int, int, int]]:
+    """Partition, first offset and end of each range of lost events, as `0:100-199,…` says them."""
+    found = []
+    for each in text.split(",") if text else ():
+        partition, _, offsets = each.partition(":")
+        lo, _, last = offsets.partition("-")
+        found.append((int(partition), int(lo), int(last) + 1))
+    return found
 
 
 def _offsets(text: str) -> list[int]:

@@ -64,8 +64,7 @@ def check_archive(
         for place, manifest in logs:
             place.path.mkdir(parents=True)
             report.findings += log_check.check(archive.store, place, manifest, counts, advance)
-    report.segments, report.batches = counts.segments, counts.batches
-    report.events, report.bytes = counts.events, counts.bytes
+    report.add(counts)
     return report
 
 

@@ -20,6 +20,5 @@ def check_bucket(catalogue: BucketCatalogue, name: str | None, progress: Progres
     for place in places:
         report.findings += check(place, counts, advance)
     report.topics, report.partitions = len(topics), len(places)
-    report.segments, report.batches = counts.segments, counts.batches
-    report.events, report.bytes = counts.events, counts.bytes
+    report.add(counts)
     return report

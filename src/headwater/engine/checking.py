@@ -31,6 +31,12 @@ class CheckReport(msgspec.Struct):
     batches: int = 0
     events: int = 0
     bytes: int = 0
+    lost: int = 0  # events that a repair has cut out: they do not count among the others
+
+    def add(self, counts: Counts) -> None:
+        """Take over how much was looked at."""
+        self.segments, self.batches, self.events = counts.segments, counts.batches, counts.events
+        self.bytes, self.lost = counts.bytes, counts.lost
 
     @property
     def damaged(self) -> bool:
@@ -51,8 +57,7 @@ def check(catalogue: Catalogue, journal: Journal, name: str | None, progress: Pr
     if name is None:
         report.findings += _left_behind(journal)
     report.topics, report.partitions = len(topics), len(places)
-    report.segments, report.batches = counts.segments, counts.batches
-    report.events, report.bytes = counts.events, counts.bytes
+    report.add(counts)
     return report
 
 

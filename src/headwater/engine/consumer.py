@@ -63,7 +63,7 @@ class Consumer(Iterator[Event]):
     ) -> None:
         self.name = name
         self.topic = logs[0].place.topic
-        self.skipped = 0  # offsets that retention took before they were handed out
+        self.skipped = 0  # offsets that retention took before they were handed out, or whose events are lost
         self.on_aside: Callable[[Event, object], None] | None = None  # is told what was set aside, and why
         self._logs = logs
         self._leases = leases
@@ -577,13 +577,13 @@ class Consumer(Iterator[Event]):
                 hint="ack what was handled, or raise unacked_max",
                 code="too_many_unacked",
             )
-        events, gone = holding.read(self._selection)
+        events, gone, lost = holding.read(self._selection)
+        self.skipped += gone + lost
         with self._mutex:
             holding.hand_out(events)
             if not events and holding.cursor > holding.stored:  # passed over what is not wanted
                 self._member.stir()
         if gone:
-            self.skipped += gone
             where = f"topic {self.topic!r}, partition {holding.partition}"
             _log.warning("consumer %r: %d events of %s are gone, it goes on after them", self.name, gone, where)
         return events or (self._read(holding) if gone else [])

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from headwater.engine.follow import wait_for_more
 from headwater.engine.log import Log
-from headwater.engine.reading import pick
+from headwater.engine.reading import lost_between, pick
 from headwater.engine.selection import Selection
 from headwater.errors import HeadwaterError
 from headwater.event import id_of, ticks_and_node
@@ -79,6 +79,10 @@ class TopicCursor:
     def ends(self) -> Offsets:
         """Where each partition ends now."""
         return tuple([log.seen() for log in self._logs])
+
+    def lost(self) -> list[tuple[int, int, int]]:
+        """The lost events between here and the end: partition, first offset and end of each range."""
+        return lost_between(self._logs, self._offsets, self.ends())
 
     def at(self, offsets: Sequence[int]) -> TopicCursor:
         """Another cursor with the same selection, at another place. May be called from any thread."""

@@ -90,15 +90,16 @@ class Holding:
         waiting = [events[0].offset for events in (self.again, self.rest) if events]
         return min(self.end, *waiting) if waiting else self.end
 
-    def read(self, selection: Selection) -> tuple[list[Event], int]:
-        """The next wanted events, about a chunk, and how many offsets were skipped because retention took them.
+    def read(self, selection: Selection) -> tuple[list[Event], int, int]:
+        """The next wanted events, about a chunk; how many offsets retention took before; how many of others are lost.
 
         For the thread that iterates; it then calls `hand_out`.
         """
         events: list[Event] = []
         size = 0
+        reader, before = self.reader, self.reader.lost
         try:
-            for picked in sweep(self.log, self.reader, selection):
+            for picked in sweep(self.log, reader, selection):
                 some = picked.events()
                 events += some
                 size += some[0].size if len(some) == 1 else picked.piece.batch.size
@@ -107,10 +108,9 @@ class Holding:
         except NotFound as error:
             if error.code != "offset_gone":
                 raise
-            gone = error.oldest - self.reader.offset
             self.reader = self.log.cursor(error.oldest)
-            return events, gone
-        return events, 0
+            return events, error.oldest - reader.offset, reader.lost - before
+        return events, 0, reader.lost - before
 
     def hand_out(self, events: list[Event]) -> None:
         """Count what was read as handed out."""

@@ -8,6 +8,7 @@ import os
 from headwater.engine.log import Log
 from headwater.errors import HeadwaterError
 from headwater.event import time_of
+from headwater.format.losses import Ranges
 from headwater.info import PartitionInfo
 from headwater.storage import recovery
 from headwater.storage.log import LocalLog
@@ -21,6 +22,7 @@ def partition_info(log: LocalLog) -> PartitionInfo:
     state = log.state()  # after them: retention may delete meanwhile, and an end only grows
     names = place.disk.names(place.path)
     noted = log.archived.note() if log.archived is not None else None
+    lost = known_lost(log)
     return PartitionInfo(
         place.partition,
         start,
@@ -29,14 +31,22 @@ def partition_info(log: LocalLog) -> PartitionInfo:
         sum(name.endswith(".log") for name in names),
         sum(name.endswith(".index") for name in names),
         _bytes_below(place.path),
-        _first_time(log, start, state.visible_offset),
+        _first_time(log, lost[0][1] if lost and lost[0][0] == start else start, state.visible_offset),
         time_of(state.last_ticks).isoformat() if state.last_ticks else None,
         STATES[state.state],
         recovery.reports(place),
         noted.end if noted is not None else None,
         local if local > start else None,
         state.segment,
+        lost,
     )
+
+
+def known_lost(log: LocalLog) -> Ranges:
+    """The lost offsets of a log; none where damage, which is for `check` to tell, hides them."""
+    with contextlib.suppress(HeadwaterError):
+        return log.lost(log.start(), log.end())
+    return []
 
 
 def _first_time(log: LocalLog, start: int, end: int) -> str | None:

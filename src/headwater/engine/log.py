@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
+from headwater.format.losses import Ranges
 from headwater.format.producers import Producer
 from headwater.limits import Limits
 from headwater.storage.disk import Word
@@ -46,6 +47,10 @@ class Cursor(Protocol):
     @property
     def offset(self) -> int:
         """The next one."""
+
+    @property
+    def lost(self) -> int:
+        """How many offsets it has passed whose events are lost: damaged, and cut out by `repair`."""
 
     def batches(self, stop: int, types: TypeTest | None = None, key: bytes | None = None) -> Iterator[Batch]:
         """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible."""
@@ -133,7 +138,10 @@ class Log(Protocol):
         types: TypeTest | None = None,
         key: bytes | None = None,
     ) -> Iterator[Batch]:
-        """Batches that hold the offsets from `start` to `stop`, whole; some that cannot hold what is wanted are not."""
+        """Batches that hold the offsets from `start` to `stop`, whole; some that cannot hold what is wanted are not.
+
+        A warning of the logger `headwater` tells of lost events that they pass over.
+        """
 
     def version(self, key: bytes) -> int | None:
         """The offset of the key's last event; None if there is none."""
@@ -146,6 +154,9 @@ class Log(Protocol):
 
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""
+
+    def lost(self, start: int, stop: int) -> Ranges:
+        """The offsets from `start` to before `stop` whose events are lost; raises Corrupt on damage."""
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
         """Where the offsets from `start` to before `stop`, which are visible, can be cut; none if there are none.

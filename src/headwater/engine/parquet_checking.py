@@ -38,8 +38,7 @@ def check_parquet(
                     report.findings += check(archive, each, manifests, counts, advance)
     finally:
         archive.close()
-    report.segments, report.batches = counts.segments, counts.batches
-    report.events, report.bytes = counts.events, counts.bytes
+    report.add(counts)
     return report
 
 

@@ -18,6 +18,7 @@ from headwater.engine.catalogue import TOPIC_FILE, Catalogue
 from headwater.engine.restoring import bound_of, building_at, finishing
 from headwater.errors import HeadwaterError
 from headwater.format import settings
+from headwater.format.losses import total
 from headwater.format.names import directory_of
 from headwater.format.settings import Topic
 from headwater.info import Restored
@@ -25,6 +26,7 @@ from headwater.limits import DATA_BYTES_CEILING, Limits
 from headwater.storage.archive.archive import reaching
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.log import LocalLog
+from headwater.storage.losses import stored_losses
 from headwater.storage.parquet.archive import ParquetStore, open_parquet
 from headwater.storage.parquet.restore import LogRestore
 
@@ -96,7 +98,13 @@ def _restore(
                 future.cancel()
             raise
     return [
-        Restored(topic.name, log.manifest.partition, *bounds, sum(part.bytes for part in log.parts))
+        Restored(
+            topic.name,
+            log.manifest.partition,
+            *bounds,
+            sum(part.bytes for part in log.parts),
+            total(stored_losses(catalogue.place(topic, log.manifest.partition))),
+        )
         for topic, log, bounds in ends
     ]
 

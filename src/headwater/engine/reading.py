@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import chain
@@ -13,7 +14,7 @@ from uuid import UUID
 
 from headwater.engine.log import Log
 from headwater.engine.selection import Selection
-from headwater.errors import Invalid, NotFound
+from headwater.errors import HeadwaterError, Invalid, NotFound
 from headwater.event import At, Event, ticks_and_node, ticks_of
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch, data_in_memory
@@ -90,11 +91,15 @@ def read_events(logs: Sequence[Log], start: At, end: At, selection: Selection, *
 
 
 class Span(NamedTuple):
-    """A read of a topic that has not begun: of which topic, and from where to where it goes in each of its logs."""
+    """A read of a topic that has not begun: of which topic, and from where to where it goes in each of its logs.
+
+    `lost` are the events on its way that are lost: partition, first offset and end of each range.
+    """
 
     uuid: str
     starts: list[int]
     ends: list[int]
+    lost: list[tuple[int, int, int]]
     batches: Iterator[EventBatch]
 
 
@@ -117,7 +122,19 @@ def span(
         )
     else:
         batches = chain.from_iterable(each)
-    return Span(uuid, starts, ends, batches)
+    return Span(uuid, starts, ends, lost_between(logs, starts, ends), batches)
+
+
+def lost_between(logs: Sequence[Log], starts: Sequence[int], ends: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The lost events of some logs: partition, first offset and end of each range. Those behind damage may be left out.
+
+    Of what is damaged or gone, whoever reads it is told.
+    """
+    found = []
+    for log, start, end in zip(logs, starts, ends, strict=True):
+        with suppress(HeadwaterError):
+            found += [(log.partition, *each) for each in log.lost(start, end)]
+    return found
 
 
 def pick(log: Log, batch: Batch, lo: int, hi: int, selection: Selection) -> EventBatch | None:

@@ -21,6 +21,7 @@ from headwater.errors import Invalid, NotFound, Unavailable
 from headwater.event import ticks_of
 from headwater.format import settings
 from headwater.format.archive import Manifest
+from headwater.format.losses import total
 from headwater.format.names import directory_of, log_uuid
 from headwater.format.settings import Store as StoreSettings
 from headwater.format.settings import Topic
@@ -31,6 +32,7 @@ from headwater.storage.archive.restore import Bound, LogRestore, fetch
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.lockfile import locked
+from headwater.storage.losses import stored_losses
 from headwater.storage.parquet.archive import is_parquet
 
 
@@ -103,7 +105,9 @@ def _restore(
     done = []
     for log in logs:
         size = sum(each.file.bytes for owner, each in fetches if owner is log)
-        done.append(Restored(log.place.topic, log.place.partition, *log.finish(), size))
+        bounds = log.finish()
+        lost = total(stored_losses(log.place))
+        done.append(Restored(log.place.topic, log.place.partition, *bounds, size, lost))
     return done
 
 

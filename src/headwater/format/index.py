@@ -19,6 +19,7 @@ from crc32c import crc32c
 from headwater.errors import Corrupt
 from headwater.format.column import DICTIONARY_MAX, I64, Column
 from headwater.format.keyhash import U64
+from headwater.format.losses import Ranges, merged
 
 MAGIC = b"HWINDEX1"
 OFFSETS, TICKS, POSITIONS, TYPES, KEYS, KEY_ENTRIES = 1, 2, 3, 4, 5, 6  # kinds of sections; must stay
@@ -75,6 +76,16 @@ class Index(msgspec.Struct, frozen=True):
     types: dict[bytes, npt.NDArray[np.int32]] | None
     keys: U64 | None = None
     pages: KeyPages | None = None
+
+    def lost(self) -> Ranges | None:
+        """The offsets of lost events: of the batches without any type. None if types are not kept."""
+        if self.types is None:
+            return None
+        lost = np.ones(len(self.offsets), np.bool_)
+        for numbers in self.types.values():
+            lost[numbers] = False
+        ends = np.append(self.offsets[1:], self.end_offset)
+        return merged(zip(self.offsets[lost].tolist(), ends[lost].tolist(), strict=True))
 
     def encode(self) -> bytes:
         sections: list[tuple[int, bytes]] = [

@@ -14,8 +14,9 @@ import msgspec
 
 from headwater.errors import Corrupt, HeadwaterError, NotFound
 from headwater.format import tail as tail_format
-from headwater.format.batch import BLOB, Batch
+from headwater.format.batch import BLOB, LOST, Batch
 from headwater.format.index import Index
+from headwater.format.losses import Ranges, merged
 from headwater.format.names import file_of, offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
@@ -48,6 +49,7 @@ class Counts(msgspec.Struct):
     batches: int = 0
     events: int = 0
     bytes: int = 0
+    lost: int = 0  # offsets of events that a repair has cut out: they do not count as events
 
 
 class Hole(msgspec.Struct, frozen=True):
@@ -66,6 +68,7 @@ class Walk(msgspec.Struct):
     holes: list[Hole]
     end_offset: int
     last_ticks: int
+    lost: Ranges = []
 
 
 def check(place: Place, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
@@ -114,11 +117,19 @@ def _check_segment(
         yield _finding(place, path, 40, 8, "ticks do not grow from one segment to the next")
     for hole in walked.holes:
         yield _finding(place, path, hole.start, hole.end - hole.start, hole.problem)
+    yield from lost_findings(place, path, walked)
     if not sealed and segment.data_end(stop) > stop:
         torn = segment.data_end(stop) - stop
         yield _finding(place, path, stop, torn, "a torn tail, cut at the next append", False)
     yield from check_index(place, segment, sealed=sealed, sound=not walked.holes)
     yield from _orphans(place, segment.base, segment, stop)
+
+
+def lost_findings(place: Place, path: Path | str, walked: Walk) -> Iterator[Finding]:
+    """What a repair has given up in a segment: worth knowing, and no damage any more."""
+    for lo, hi in merged(walked.lost):
+        problem = f"offsets {lo} to {hi - 1} are lost: they were damaged, and repair cut them"
+        yield _finding(place, path, 0, 0, problem, damage=False)
 
 
 def check_tail(place: Place) -> tuple[Slot | None, list[Finding]]:
@@ -167,8 +178,12 @@ def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts
             found.sound.append((position, batch.end_position))
         position, found.end_offset, found.last_ticks = batch.end_position, batch.end_offset, batch.last_ticks
         counts.batches += 1
-        counts.events += batch.count
         counts.bytes += batch.size
+        if batch.flags & LOST:
+            counts.lost += batch.count
+            found.lost.append((batch.base_offset, batch.end_offset))
+        else:
+            counts.events += batch.count
     if end_offset is not None and found.end_offset < end_offset:
         problem = f"offsets {found.end_offset} to {end_offset - 1} are missing at its end"
         found.holes.append(Hole(stop, stop, (found.end_offset, end_offset), problem))
@@ -284,5 +299,5 @@ def _reason(error: HeadwaterError) -> str:
     return str(error.facts.get("reason") or error.message)
 
 
-def _finding(place: Place, path: Path, position: int, size: int, problem: str, damage: bool = True) -> Finding:
+def _finding(place: Place, path: Path | str, position: int, size: int, problem: str, damage: bool = True) -> Finding:
     return Finding(place.topic, place.partition, str(path), position, size, problem, damage)

@@ -44,10 +44,11 @@ def read_index(place: Place, base: int) -> Index:
 class KeyIndex:
     """What is needed of a sealed segment's index to find a key in it. Its entries stay on disk."""
 
-    __slots__ = ("_disk", "_pages", "_path", "_positions", "file_id")
+    __slots__ = ("_disk", "_pages", "_path", "_positions", "file_id", "lost")
 
     def __init__(self, place: Place, base: int, index: Index, pages: KeyPages) -> None:
         self.file_id = index.file_id
+        self.lost = index.lost()
         self._disk = place.disk
         self._path = place.index(base)
         self._pages = pages
@@ -94,6 +95,10 @@ class KeyIndexes:
         if generation != self._generation:
             self._found, self._unusable, self._generation = {}, {}, generation
         return self._found.get(base) or self._open(base, file_id)
+
+    def known(self, base: int, generation: int) -> KeyIndex | None:
+        """The key index of a segment if it was used before: nothing is read."""
+        return self._found.get(base) if generation == self._generation else None
 
     def forget(self, base: int) -> None:
         """The index is not what it was: look at the file anew."""

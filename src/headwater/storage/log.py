@@ -14,6 +14,7 @@ from pathlib import Path
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
+from headwater.format.losses import Ranges
 from headwater.format.names import file_of
 from headwater.format.producers import Known, Producer
 from headwater.format.segment import SegmentHeader
@@ -223,6 +224,10 @@ class LocalLog:
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""
         return self._reader.offset_at(ticks)
+
+    def lost(self, start: int, stop: int) -> Ranges:
+        """The offsets from `start` to before `stop` whose events are lost: damaged, and cut out by `repair`."""
+        return self._reader.losses.between(start, stop)
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
         """Where the offsets from `start` to before `stop` can be cut: at batches, or whole segments in the archive."""

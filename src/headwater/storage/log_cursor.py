@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 from headwater.format.batch import LOST, Batch, corrupt
+from headwater.format.losses import Ranges, total, warn, within
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
 from headwater.storage.segment import SegmentFile
@@ -24,6 +25,7 @@ class Cursor:
 
     def __init__(self, reader: Reader, offset: int) -> None:
         self.offset = offset
+        self.lost = 0  # offsets that it passed, whose events are lost
         self._reader = reader
         self._segment: SegmentFile | None = None
         self._generation = -1
@@ -35,7 +37,7 @@ class Cursor:
         """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
 
         Those that cannot hold a wanted type or the key are left out; others may hold neither. `lost`: those that stand
-        for lost events come, too.
+        for lost events come, too; else they are counted, and a warning tells of them.
         """
         slot = self._reader.slot()
         stop = min(stop, slot.visible_offset)
@@ -53,9 +55,12 @@ class Cursor:
                 self._segment = None
                 continue
             for batch in segment.window(self._position, end).batches(self._position, self._batch_offset):
+                first = self.offset
                 self._pass(batch)
                 if lost or not batch.flags & LOST:
                     yield batch
+                else:
+                    self._miss([(batch.base_offset, batch.end_offset)], first, stop)
                 if self.offset >= stop:
                     return
 
@@ -72,6 +77,7 @@ class Cursor:
             return False
         self._segment = None
         segment, places = found
+        missing = reader.losses.of(base, slot)
         if segment is not None:
             end = reader.end_position(segment, slot)
             if self.offset > base:
@@ -81,11 +87,19 @@ class Cursor:
                 batch = segment.batch_at(position, end)
                 if batch.base_offset >= stop:
                     break
+                self._miss(missing, self.offset, batch.base_offset)
                 self.offset = batch.end_offset
                 if not batch.flags & LOST:
                     yield batch
-        self.offset = max(self.offset, min(stop, reader.end_offset(base, slot)))
+        first, self.offset = self.offset, max(self.offset, min(stop, reader.end_offset(base, slot)))
+        self._miss(missing, first, self.offset)
         return True
+
+    def _miss(self, lost: Ranges, start: int, stop: int) -> None:
+        """Count what is lost of the offsets that are passed."""
+        missed = within(lost, start, stop)
+        self.lost += total(missed)
+        warn(self._reader.losses.place, missed)
 
     def _entered(self, slot: Slot) -> SegmentFile:
         return self._find(slot) if self._segment is None else self._segment

@@ -17,6 +17,7 @@ from headwater.errors import Corrupt, NotFound
 from headwater.format.batch import KEY, LOST, Batch, corrupt
 from headwater.format.index import Index
 from headwater.format.keyhash import key_hash
+from headwater.format.losses import warn, within
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, Slot
 from headwater.storage import recovery
@@ -25,6 +26,7 @@ from headwater.storage.extents import Extents, joined
 from headwater.storage.failures import deleted, offset_gone
 from headwater.storage.keys import KeyIndexes, Positions
 from headwater.storage.log_cursor import Cursor, TypeTest
+from headwater.storage.losses import Losses
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile, open_segments
 from headwater.storage.tail import Tail
@@ -71,7 +73,8 @@ class Reader:
         self._doubt: Corrupt | None = None  # why it cannot be told what is in the archive
         self._segments: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()
         self._opening = threading.Lock()  # protects `_segments`
-        self._key_indexes = KeyIndexes(place, on_damage)
+        self.key_indexes = KeyIndexes(place, on_damage)
+        self.losses = Losses(self, place)
 
     def slot(self) -> Slot:
         """What is visible now."""
@@ -93,11 +96,7 @@ class Reader:
         bases = self._known_bases(slot)
         if self._doubt is not None:
             return self._oldest()
-        if bases and (
-            bases[0] == slot.segment
-            or (bases[0] < self._local and self._archived is not None and self._archived.has(bases[0]))
-            or self._is_here(bases[0])
-        ):
+        if bases and (bases[0] == slot.segment or self.only_archived(bases[0]) is not None or self._is_here(bases[0])):
             return bases[0]
         return self._oldest()  # retention, of any process, has deleted what was the oldest
 
@@ -134,7 +133,7 @@ class Reader:
         Those that cannot hold a wanted type or the key are left out; others may hold neither.
         """
         if backwards:
-            return self._backwards(start, stop, types, key, self.slot())
+            return self._backwards(start, stop, types, key, self.slot(), tell=True)
         return Cursor(self, start).batches(stop, types, key)
 
     def version(self, key: bytes, slot: Slot) -> int | None:
@@ -202,9 +201,10 @@ class Reader:
 
     def _extents(self, base: int, start: int, stop: int, whole: int, slot: Slot) -> Extents:
         """Those of one segment."""
-        if base < self._local and self._archived is not None and self._archived.has(base):
+        archived = self.only_archived(base)
+        if archived is not None:
             events = self.end_offset(base, slot) - base
-            return Extents.of([start], [self._archived.identity(base)[1] * (stop - start) // events])
+            return Extents.of([start], [archived.identity(base)[1] * (stop - start) // events])
         segment = self.segment(base, slot)
         end = self.end_position(segment, slot)
         first = HEADER_BYTES if start == base else self.locate(segment, slot, start)[0]
@@ -221,6 +221,11 @@ class Reader:
         """The oldest offset that is on the local disk; what is before it is in the archive, or gone."""
         self.start()
         return self._local
+
+    def only_archived(self, base: int) -> Archived | None:
+        """The archive, if a segment is there and not here, as far as is known without a look; else None."""
+        archived = self._archived
+        return archived if archived is not None and base < self._local and archived.has(base) else None
 
     def in_archive(self) -> bool:
         """Whether the oldest events are only in the archive, as far as is known without a look."""
@@ -300,7 +305,7 @@ class Reader:
         wanted = wanted_batches(index, types)
         if index is None or wanted is None:
             if segment.index_damaged:
-                self._key_indexes.damaged(base)
+                self.key_indexes.damaged(base)
             return found
         typed: list[int] = index.positions[wanted].tolist()
         return Places(segment, typed if found is None else sorted(set(typed).intersection(found.positions)))
@@ -323,7 +328,7 @@ class Reader:
         """Where a key may be in a sealed segment; None if it has no sound index."""
         archived, found = self._archived, None
         if archived is None or base >= self._local:
-            found = self._look_up(self._key_indexes, base, slot, hash, lambda: self.segment(base, slot).identity())
+            found = self._look_up(self.key_indexes, base, slot, hash, lambda: self.segment(base, slot).identity())
         if found is None and archived is not None and archived.has(base) and not self._is_here(base):
             archived.fetch_index(base)  # which is all that is needed, if the key is not there
             found = self._look_up(archived.key_indexes, base, slot, hash, lambda: archived.identity(base))
@@ -449,28 +454,33 @@ class Reader:
                 del self._segments[base]
 
     def _backwards(
-        self, start: int, stop: int, types: TypeTest | None, key: bytes | None, slot: Slot
+        self, start: int, stop: int, types: TypeTest | None, key: bytes | None, slot: Slot, *, tell: bool = False
     ) -> Iterator[Batch]:
+        """The batches that hold the offsets before `stop`, back to `start`. `tell`: warn of lost ones on the way."""
         stop = min(stop, slot.visible_offset)
         bases = self._known_bases(slot)
         for base in bases[::-1]:
             if stop <= start:
                 return
             if base < stop:
-                for batch in self._segment_backwards(base, slot, stop, types, key):
+                found = self.places(base, slot, types, key) if types is not None or key is not None else None
+                lost = self.losses.of(base, slot) if found is not None and tell else []
+                for batch in self._segment_backwards(base, slot, stop, found):
+                    if found is None and tell and batch.flags & LOST:
+                        lost = [(batch.base_offset, batch.end_offset)]
+                    warn(self._place, within(lost, max(start, batch.base_offset), stop)[::-1])
                     if batch.end_offset <= start:
                         return
                     if not batch.flags & LOST:
                         yield batch
+                    stop = min(stop, batch.base_offset)
+                warn(self._place, within(lost, max(start, base), stop)[::-1])
                 stop = base
         if start < stop:  # all that is there was read, and more was asked for
             raise self.gone(start)
 
-    def _segment_backwards(
-        self, base: int, slot: Slot, stop: int, types: TypeTest | None, key: bytes | None
-    ) -> Iterator[Batch]:
-        """The batches of one segment from the one that holds `stop - 1` back; by the index where there is one."""
-        found = self.places(base, slot, types, key) if types is not None or key is not None else None
+    def _segment_backwards(self, base: int, slot: Slot, stop: int, found: Places | None) -> Iterator[Batch]:
+        """The batches of one segment from the one that holds `stop - 1` back: those found, or all."""
         segment = self.segment(base, slot) if found is None else found.segment
         if segment is None:
             return

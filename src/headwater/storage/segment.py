@@ -7,6 +7,7 @@ A segment file is never changed below what is visible, and a sealed one is repla
 from __future__ import annotations
 
 import mmap
+import re
 import threading
 from array import array
 from collections.abc import Iterator
@@ -16,9 +17,10 @@ import numpy as np
 
 from headwater.errors import Corrupt, NotFound
 from headwater.format import segment as format
-from headwater.format.batch import Batch, corrupt, decode, header_sound, peek, size_before, torn
+from headwater.format.batch import LOST, Batch, corrupt, decode, header_sound, peek, size_before, torn
 from headwater.format.column import I64
 from headwater.format.index import Index
+from headwater.format.losses import Ranges, merged
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.storage.keys import POSITION_MAX, KeyRuns, Positions, read_index
 from headwater.storage.place import Place
@@ -26,6 +28,8 @@ from headwater.storage.place import Place
 BACKWARDS_BYTES = 64 * 1024  # how much to read at once on the way back
 BATCH_BYTES = 4 * 1024  # how much to read for one batch of unknown size: most hold a few events
 MAP_BYTES_MIN = 256 * 1024  # below this, one read is cheaper than a map and its page faults
+
+_LOST = re.compile(rb"HWB1.{4}\x28\0\0\0", re.DOTALL)  # how a batch begins that has no columns
 
 open_segments: WeakSet[SegmentFile] = WeakSet()  # of this process, so that descriptors can be spared
 
@@ -100,7 +104,9 @@ class SegmentFile:
         self._mapped: mmap.mmap | None = None
         self._walked = (array("q"), array("q"), array("q"))
         self._walked_to = HEADER_BYTES
-        self._walking = threading.Lock()  # protects `_walked` and `_walked_to`
+        self._walked_lost: Ranges = []
+        self._lost_to = HEADER_BYTES  # up to here it is known whether there are lost events
+        self._walking = threading.Lock()  # protects these four
         self._index: Index | None = None
         self._index_tried = False
         self._keys = KeyRuns(HEADER_BYTES, base)
@@ -207,6 +213,22 @@ class SegmentFile:
             self._walk(end)
             return Map(*(np.array(numbers, np.int64) for numbers in self._walked))
 
+    def lost(self, end: int) -> Ranges:
+        """The offsets of lost events up to position `end`: from the index, else from the headers of the batches.
+
+        Raises Corrupt if a header on the way is damaged.
+        """
+        index = self.index()
+        if index is not None and (found := index.lost()) is not None:
+            return found
+        with self._walking:
+            if self._lost_to < end:
+                window = self.window(self._lost_to, end)
+                if _LOST.search(window.buffer, self._lost_to - window.start):  # else there is no need to walk
+                    self._walk(end)
+                self._lost_to = end
+            return merged(self._walked_lost)
+
     def backwards(self, end: int, offset: int) -> Iterator[Batch]:
         """The batches that end at position `end` and before, the last first; `offset` is where the last one ends."""
         window = self.window(end, end)
@@ -238,6 +260,8 @@ class SegmentFile:
                     raise corrupt("no batch begins here", self.path, position, end - position)
                 if not header_sound(buffer, position - start):  # its size may lead into the data of an event
                     raise corrupt("the checksum of a batch's header is wrong", self.path, position, end - position)
+                if buffer[position - start + 33] & LOST:
+                    self._walked_lost.append((base_offset, base_offset + count))
                 offsets.append(base_offset)
                 ticks.append(base_ticks)
                 positions.append(position)

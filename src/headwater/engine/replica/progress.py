@@ -7,9 +7,11 @@ from pathlib import Path
 import msgspec
 
 from headwater.engine.catalogue import REPLICA_STATUS
+from headwater.engine.info import known_lost
 from headwater.engine.replica.marker import Marker
 from headwater.errors import NotFound
 from headwater.event import time_of
+from headwater.format.losses import total
 from headwater.format.replication import Share, Wanted
 from headwater.info import ReplicaInfo, ReplicaLog
 from headwater.storage.disk import Clock, Disk
@@ -61,7 +63,16 @@ class Copy:
         lag = max(0, self.source_end - end)
         lag_bytes, lag_s = (self.bytes_left, self.lag_s) if lag else (0, 0.0)
         place = self.log.topic, self.log.partition
-        return ReplicaLog(*place, end, max(self.source_end, end), lag, lag_bytes, round(lag_s, 3), self.trouble)
+        return ReplicaLog(
+            *place,
+            end,
+            max(self.source_end, end),
+            lag,
+            lag_bytes,
+            round(lag_s, 3),
+            self.trouble,
+            total(known_lost(self.log)),
+        )
 
 
 def write(path: Path, disk: Disk, info: ReplicaInfo) -> None:

@@ -15,6 +15,8 @@ from headwater.server.wire.pieces import PIECE_BYTES
 
 Places = At | Sequence[int]
 
+LOST_MAX = 100  # ranges of lost offsets that a header names: clients bound the bytes of headers
+
 
 async def read(store: Store, topic: str, start: Places, end: Places, options: dict[str, Any]) -> Response:
     """What is there now; `options` are those of `Engine.span`. The headers tell where it begins and ends."""
@@ -32,12 +34,14 @@ async def read(store: Store, topic: str, start: Places, end: Places, options: di
             async for piece in store.pump(pieces):
                 yield piece
 
-    return Response(200, (*_headers(span.uuid, span.starts), ("headwater-to", _told(span.ends))), body())
+    headers = (*_headers(span.uuid, span.starts, span.lost), ("headwater-to", _told(span.ends)))
+    return Response(200, headers, body())
 
 
 async def follow(store: Store, topic: str, start: Places, filters: dict[str, Any]) -> Response:
     """What is there, and what comes. The headers tell where it begins."""
     cursor = await store.blocking(store.engine.cursor, topic, start=start, **filters)
+    lost = await store.blocking(cursor.lost)
     found = await store.feeds.follow(topic, start=cursor.offsets, wait=True, bytes_max=PIECE_BYTES, **filters)
 
     async def body() -> AsyncIterator[bytes]:
@@ -45,7 +49,7 @@ async def follow(store: Store, topic: str, start: Places, filters: dict[str, Any
             async for piece in store.pump(batches.encode_all(some)):
                 yield piece
 
-    return Response(200, _headers(cursor.uuid, cursor.offsets), body(), waits=True)
+    return Response(200, _headers(cursor.uuid, cursor.offsets, lost), body(), waits=True)
 
 
 async def prepare(store: Store, request: Request, options: dict[str, Any]) -> list[Waiting]:
@@ -59,8 +63,14 @@ async def prepare(store: Store, request: Request, options: dict[str, Any]) -> li
     return await store.blocking(decode)
 
 
-def _headers(uuid: str, offsets: Sequence[int]) -> Headers:
-    return (("content-type", MEDIA_TYPE), ("headwater-topic", uuid), ("headwater-from", _told(offsets)))
+def _headers(uuid: str, offsets: Sequence[int], lost: Sequence[tuple[int, int, int]]) -> Headers:
+    told = ",".join([f"{partition}:{lo}-{hi - 1}" for partition, lo, hi in lost[:LOST_MAX]])
+    return (
+        ("content-type", MEDIA_TYPE),
+        ("headwater-topic", uuid),
+        ("headwater-from", _told(offsets)),
+        *((("headwater-lost", told),) if told else ()),
+    )
 
 
 def _told(offsets: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.storage.archive.archive import reaching
 from headwater.storage.archive.restore import Fetch, fetch
 from headwater.storage.bucket.store import Store
-from headwater.storage.check import Counts, Finding, check_index, walk
+from headwater.storage.check import Counts, Finding, check_index, lost_findings, walk
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 
@@ -78,6 +78,7 @@ def _check_content(
         walked = walk(segment, segment.size(), archived.end, counts, place)
         for hole in walked.holes:
             yield _finding(place, where, hole.start, hole.end - hole.start, hole.problem)
+        yield from lost_findings(place, where, walked)
         told = archived.file_id, archived.previous_ticks, archived.end
         if (segment.header.file_id, segment.header.previous_ticks, walked.end_offset) != told:
             yield _finding(place, where, 0, HEADER_BYTES, "the segment is not the one that the manifest tells of")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headwater.errors import Unsupported
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
+from headwater.format.losses import Ranges
 from headwater.format.object import known
 from headwater.format.producers import Known, Producer
 from headwater.storage.bucket.appender import Appender, Unit
@@ -167,6 +168,10 @@ class ObjectLog:
     def offset_at(self, ticks: int) -> int:
         """The first offset whose event has these ticks or later ones; the end if there is none."""
         return self._reader.offset_at(ticks)
+
+    def lost(self, _start: int, _stop: int) -> Ranges:
+        """The offsets whose events are lost: none, as a bucket is never repaired."""
+        return []
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
         """Where the offsets from `start` to before `stop` can be cut: at objects, or ranges of segments."""

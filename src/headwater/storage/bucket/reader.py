@@ -318,6 +318,7 @@ class ObjectCursor:
 
     def __init__(self, reader: Reader, offset: int) -> None:
         self.offset = offset
+        self.lost = 0  # a bucket is never repaired
         self._reader = reader
 
     def batches(self, stop: int, _types: TypeTest | None = None, _key: bytes | None = None) -> Iterator[Batch]:

@@ -54,6 +54,12 @@ def _check_part(
         counts.bytes += file.bytes
     counts.segments += 1
     counts.events += part.rows
+    lost = part.end - part.start - part.rows
+    counts.lost += lost
+    if lost:
+        problem = f"{lost} of the offsets {part.start} to {part.end - 1} were lost before they were archived"
+        where = f"{store.url}/{format.file_key(log.topic, part.file)}"
+        yield Finding(log.topic, log.partition, where, 0, 0, problem, damage=False)
 
 
 def _check_rows(path: Path, log: Manifest, part: Part, where: str, counts: Counts) -> None:
