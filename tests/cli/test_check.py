@@ -115,3 +115,25 @@ def test_repair_does_not_bring_back_what_the_data_of_an_event_forges(run: Run, d
     run("repair", data, "--apply")
     run("check", data)
     assert [event["offset"] for event in run("read", data, "t", "--json").objects] == [0, 2, 3]
+
+
+def test_check_and_reads_miss_an_active_segment_and_repair_begins_it_anew(run: Run, data: Path) -> None:
+    run("append", data, "t", "a", "--key", "k", "--quiet")
+    run("seal", data, "t")
+    run("append", data, "t", "b", "c", "--key", "k", "--quiet")
+    (data / "topics/t/0/00000000000000000001.log").unlink()
+    ran = run("check", data, code=1)
+    assert ran.lines[0] == "✗ damage  t/0: the segment is missing, with offsets 1 to 2"
+    for options in ((), ("--key", "k"), ("--reverse",)):
+        assert "00000000000000000001.log is missing" in run("read", data, "t", *options, code=1).err
+    run("repair", data, "--apply")
+    run("check", data)
+    assert [event["offset"] for event in run("read", data, "t", "--json").objects] == [0]
+
+
+def test_check_misses_the_settings_of_a_topic_whose_data_is_there(run: Run, data: Path) -> None:
+    run("append", data, "t", "a", "--quiet")
+    (data / "topics/t/topic.json").unlink()
+    ran = run("check", data, code=1)
+    assert "topic.json is missing" in ran.lines[0]
+    assert "topic.json is missing" in run("append", data, "t", "b", code=1).err

@@ -512,7 +512,10 @@ def test_a_segment_that_is_being_sealed_is_not_deleted_under_it(hw: Engine, monk
     assert [each.end for each in retention.delete(log.place, all_due(log, 1), wait=False)] == [600]
     with pytest.raises(FileNotFoundError):
         seal.seal(log.place, 0)
-    assert [name for name in names(hw) if not name.startswith(("lock", "tail"))] == [file_of(600, "log")]
+    assert [name for name in names(hw) if not name.startswith(("lock", "tail"))] == [
+        file_of(600, "log"),
+        file_of(600, "oldest"),
+    ]
 
 
 def test_sealers_and_deleters_at_once_leave_no_gap(open_engine: Open) -> None:
@@ -602,6 +605,7 @@ def test_what_a_crash_left_of_a_deleted_segment_is_no_damage_and_swept_at_the_ne
     hw.seal("t")
     place = only_log(hw).place
     cut = place.keep(3, 64, b"cut")
+    place.mark(place.segments()[3])
     for base in (0, 3, 6):
         os.unlink(place.segment(base))
     report = hw.check("t")

@@ -160,4 +160,4 @@ def test_a_segment_that_a_stopped_process_seals_is_waited_for(path: Path) -> Non
         sealer.resume()
         assert sealer.result() is True
         assert [each.end for each in hw.retain("t")] == [600]
-    assert sorted(os.listdir(path / "topics/t/0")) == [file_of(600, "log"), "lock", "tail"]
+    assert sorted(os.listdir(path / "topics/t/0")) == [file_of(600, "log"), file_of(600, "oldest"), "lock", "tail"]

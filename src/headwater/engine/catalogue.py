@@ -26,6 +26,7 @@ from headwater.storage import log
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.lockfile import locked
 from headwater.storage.place import Place
+from headwater.storage.retention import Rules
 
 E = TypeVar("E", bound=HeadwaterError)
 
@@ -59,6 +60,8 @@ class Catalogue:
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(self.path)
             self.refuse_strangers()
+            if any(not name.startswith(".") for name in self._disk.names(self._topics)):
+                raise _missing(self.path / SETTINGS_FILE, f"{self.path} holds topics")
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(self._topics)
             # Before the settings make it a log: else a power loss could leave a log without its directory of topics, or
@@ -88,7 +91,7 @@ class Catalogue:
     def open(self) -> Store:
         """Check that the directory is a log that this version understands."""
         try:
-            return settings.decode(self._disk.read_file(self.path / SETTINGS_FILE), Store)
+            store = settings.decode(self._disk.read_file(self.path / SETTINGS_FILE), Store)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFound(
                 f"{self.path} is not a log", hint=f"make one: headwater init {self.path}", code="not_a_log"
@@ -97,12 +100,15 @@ class Catalogue:
             raise Unavailable(f"{self.path} may not be read by this user", code="forbidden") from error
         except HeadwaterError as error:
             raise _at(error, self.path / SETTINGS_FILE) from None
+        if self._disk.inode(self._topics) is None:  # it was made before the settings
+            raise _missing(self._topics, f"{self.path} is a log")
+        return store
 
     def create(self, name: str, partitions: int, chosen: TopicSettings) -> bool:
         """Make a topic; False if it is there, with the same number of partitions. Durable when it returns."""
         check_topic(name, partitions, chosen, self._limits)
         directory = names.directory_of(name)
-        if self._disk.inode(self._topics / directory / TOPIC_FILE) is not None:
+        if self._is_topic(self._topics / directory):
             same(self.find(name), partitions)
             try:
                 self._disk.sync_directory(self._topics)  # whoever made it may have died, or not have come, to this
@@ -124,15 +130,16 @@ class Catalogue:
         try:
             with self._locked():
                 self._sweep()
-                if self._disk.inode(self._topics / directory / TOPIC_FILE) is not None:
+                if self._is_topic(self._topics / directory):
                     return same(self.find(name), topic.partitions)  # another process was first
                 self._disk.mkdir(hidden)
                 for partition, (base, previous_ticks) in enumerate(starts):
                     log.create(self._place(topic, partition, hidden), base, previous_ticks)
                 self._disk.replace(hidden / TOPIC_FILE, settings.encode(topic))
+                # Whoever made this a log may have died before it was durable, and topics in what is no log are damage.
+                self._disk.sync_directory(self.path)
                 self._disk.rename(hidden, self._topics / directory)
                 self._disk.sync_directory(self._topics)
-                self._disk.sync_directory(self.path)  # whoever made this a log may have died before it was durable
         except OSError as error:
             raise _not_writable(f"topic {name!r} cannot be made", error) from error
         return True
@@ -164,6 +171,8 @@ class Catalogue:
         try:
             topic = settings.decode(self._disk.read_file(path), Topic)
         except (FileNotFoundError, NotADirectoryError) as error:
+            if self._is_topic(path.parent):
+                raise _missing(path, f"the logs of topic {name!r} are there") from error
             raise not_found(name, self.path) from error
         except HeadwaterError as error:
             raise _at(error, path) from None
@@ -189,9 +198,13 @@ class Catalogue:
                 continue
             try:
                 topics.append(settings.decode(self._disk.read_file(path), Topic))
-            except (FileNotFoundError, NotADirectoryError):
-                if name is not None:
+            except FileNotFoundError:
+                if self._is_topic(path.parent):
+                    broken.append(_missing(path, "the logs of the topic are there"))
+                elif name is not None:
                     self.find(name)  # raises
+            except NotADirectoryError:
+                pass  # a file that somebody put there
             except Corrupt as error:
                 broken.append(_at(error, path))
             except HeadwaterError as error:
@@ -230,7 +243,13 @@ class Catalogue:
             self._clock,
             limits_of(topic, self._limits),
             topic.settings.compression == "zstd",
+            Rules(topic.settings).bounded or self._disk.inode(self.path / REPLICA_FILE) is not None,
         )
+
+    def _is_topic(self, directory: Path) -> bool:
+        """Whether a directory is one of a topic, though its settings may be missing."""
+        there = self._disk.inode(directory / TOPIC_FILE) is not None
+        return there or any(name.isdecimal() for name, is_directory in self._disk.entries(directory) if is_directory)
 
     def _settle(self, store: Store) -> bool:
         """Put the settings in place unless another process was first."""
@@ -257,6 +276,12 @@ def _not_writable(what: str, error: OSError) -> Unavailable:
         hint="is the directory writable, and is there space?",
         code="disk_full" if error.errno == errno.ENOSPC else "read_only",
     )
+
+
+def _missing(path: Path, but: str) -> Corrupt:
+    """Return the error for a file that is not there, though what depends on it is."""
+    hint = "restore it from a backup"
+    return Corrupt(f"{path} is missing, but {but}", hint=hint, path=str(path), position=0, size=0)
 
 
 def _at(error: E, path: Path) -> E:

@@ -20,6 +20,7 @@ from headwater.format.losses import Ranges, merged
 from headwater.format.names import file_of, offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
+from headwater.storage import holes
 from headwater.storage.archive import note
 from headwater.storage.blobs import StoredBlob
 from headwater.storage.boundaries import Boundaries
@@ -75,9 +76,11 @@ def check(place: Place, counts: Counts, progress: Callable[[int], None]) -> Iter
     """Everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were read."""
     slot, findings = check_tail(place)
     yield from findings
-    bases = place.segments()
+    bases, gaps = holes.survey(place)
     if not bases:
-        yield _finding(place, place.path, 0, 0, "there are no segments")
+        yield _finding(place, place.path, 0, 0, "the segments are missing")
+    for gap in gaps:
+        yield _finding(place, Path(gap.path), 0, 0, _reason(gap))
     previous_ticks: int | None = None
     for number, base in enumerate(bases):
         end = bases[number + 1] if number + 1 < len(bases) else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from headwater.errors import HeadwaterError, Unavailable
+from headwater.errors import Corrupt, HeadwaterError, Unavailable
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
 from headwater.format.losses import Ranges
@@ -47,6 +47,8 @@ def create(place: Place, base: int = 0, previous_ticks: int = 0) -> None:
     file_id = int.from_bytes(place.clock.random_bytes(4), "little")
     header = SegmentHeader(file_id, place.uuid, base, previous_ticks, place.clock.ticks())
     place.disk.close(place.disk.create(place.lock))
+    if base:
+        place.mark(base)
     place.disk.close(recovery.write_segment(place, header))
 
 
@@ -323,7 +325,10 @@ def _identity(place: Place) -> int | None:
     disk = place.disk
     if disk.inode(place.lock) is None:
         if disk.inode(place.path) is None:
-            raise deleted(place)
+            if disk.inode(place.path.parent) is None:
+                raise deleted(place)
+            hint = "restore it from a backup"
+            raise Corrupt(f"{place} is missing: there is no {place.path}", hint=hint, path=str(place.path))
         with contextlib.suppress(OSError):  # somebody tidied it away: it is empty, and any new one serves
             disk.close(disk.create(place.lock))
     return disk.inode(place.lock)

@@ -51,6 +51,7 @@ class Cursor:
             end = self._reader.end_position(segment, slot)
             if self._position >= end:
                 if segment.base >= self._reader.base_of(self.offset, slot):
+                    self._reader.check_joined(segment.base, slot, self.offset + 1)
                     raise corrupt(f"the segment ends at offset {self.offset}, too early", segment.path, end, 0)
                 self._segment = None
                 continue
@@ -91,6 +92,7 @@ class Cursor:
                 self.offset = batch.end_offset
                 if not batch.flags & LOST:
                     yield batch
+        reader.check_joined(base, slot, stop)
         first, self.offset = self.offset, max(self.offset, min(stop, reader.end_offset(base, slot)))
         self._miss(missing, first, self.offset)
         return True

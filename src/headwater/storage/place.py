@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ class Place(msgspec.Struct, frozen=True):
     clock: Clock
     limits: Limits  # with the topic's own settings laid over
     zstd: bool = False
+    trimmed: bool = False  # its topic has a retention, which may have deleted its oldest segments
 
     @property
     def node(self) -> int:
@@ -81,6 +83,16 @@ class Place(msgspec.Struct, frozen=True):
         while self.disk.inode(path.with_name(f"{path.name}.cut-{number}")) is not None:
             number += 1
         return path.with_name(f"{path.name}.cut-{number}")
+
+    def mark(self, base: int) -> None:
+        """Say that the log may begin at this offset, before its older segments go. The caller syncs the directory."""
+        with contextlib.suppress(FileExistsError):
+            self.disk.close(self.disk.create(self.path / file_of(base, "oldest")))
+
+    def marked(self) -> int | None:
+        """The highest offset that the log may begin at; None if nobody has shortened it."""
+        marks = (offset_of(name, "oldest") for name in self.disk.names(self.path))
+        return max((base for base in marks if base is not None), default=None)
 
     def segments(self) -> list[int]:
         """The first offsets of all segments, ascending.

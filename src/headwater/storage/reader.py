@@ -9,13 +9,11 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
 from headwater.errors import Corrupt, NotFound
-from headwater.format.batch import KEY, LOST, Batch, corrupt
-from headwater.format.index import Index
+from headwater.format.batch import LOST, Batch
 from headwater.format.keyhash import key_hash
 from headwater.format.losses import warn, within
 from headwater.format.segment import HEADER_BYTES
@@ -24,26 +22,18 @@ from headwater.storage import recovery
 from headwater.storage.archive.archived import Archived
 from headwater.storage.extents import Extents, joined
 from headwater.storage.failures import deleted, offset_gone
-from headwater.storage.keys import KeyIndexes, Positions
+from headwater.storage.holes import beginning, missing
+from headwater.storage.keys import KeyIndexes
 from headwater.storage.log_cursor import Cursor, TypeTest
 from headwater.storage.losses import Losses
 from headwater.storage.place import Place
+from headwater.storage.places import NOWHERE, Places, last_of, wanted_batches
 from headwater.storage.segment import SegmentFile, open_segments
 from headwater.storage.tail import Tail
 
 OPEN_SEGMENTS_MAX = 32  # of a log, kept open between reads: a key's history may touch as many again and again
 OPEN_SEGMENTS_FEW = 8  # when the process has many open: it may read many logs, and descriptors are scarce
 OPEN_SEGMENTS_ALL = 256
-
-
-class Places(NamedTuple):
-    """Some batches of an open segment by their positions, ascending. Where there are none, it need not be open."""
-
-    segment: SegmentFile | None
-    positions: list[int] | Positions
-
-
-NOWHERE = Places(None, [])
 
 
 class Reader:
@@ -70,7 +60,8 @@ class Reader:
         self._bases: list[int] = []
         self._local = 0  # the first of them that is on the local disk, as far as is known
         self._archived = archived
-        self._doubt: Corrupt | None = None  # why it cannot be told what is in the archive
+        self._doubt: Corrupt | None = None  # why it cannot be told where the log begins
+        self._joined: dict[int, int] = {}  # of each segment that was found to lead up to the next, where that begins
         self._segments: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()
         self._opening = threading.Lock()  # protects `_segments`
         self.key_indexes = KeyIndexes(place, on_damage)
@@ -182,7 +173,9 @@ class Reader:
         batch = window.batch(int(batches.positions[number]))
         if batch.last_ticks < ticks and batch.end_position < end:
             window.batch(batch.end_position)  # the map is unverified: if this one has the ticks, its header is damaged
-        return batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
+        found = batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
+        self.check_joined(segment.base, slot, found + 1)
+        return found
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
         """Where the offsets from `start` to before `stop` can be cut: at batches, by what the indexes say.
@@ -206,6 +199,7 @@ class Reader:
             events = self.end_offset(base, slot) - base
             return Extents.of([start], [archived.identity(base)[1] * (stop - start) // events])
         segment = self.segment(base, slot)
+        self.check_joined(base, slot, stop)
         end = self.end_position(segment, slot)
         first = HEADER_BYTES if start == base else self.locate(segment, slot, start)[0]
         last = end if stop == self.end_offset(base, slot) else self.locate(segment, slot, stop)[0]
@@ -265,7 +259,10 @@ class Reader:
         return int(batches.positions[number]), int(batches.offsets[number])
 
     def segment(self, base: int, slot: Slot) -> SegmentFile:
-        """An open segment; raises NotFound, with the oldest offset, if it was deleted and is not in the archive."""
+        """An open segment; raises NotFound, with the oldest offset, if it was deleted and is not in the archive.
+
+        Raises Corrupt if it is missing though nobody deleted it.
+        """
         try:
             return self._open(base, slot)
         except NotFound as error:
@@ -274,7 +271,9 @@ class Reader:
                     self._bases = []  # retention has dropped it since they were listed
                 return self._archived.open(base)
             gone = self.gone(base)
-            raise (gone if base < gone.oldest else error) from None
+            if base < gone.oldest:
+                raise gone from None
+            raise missing(self._place, base, self.end_offset(base, slot)) from error
 
     def _open(self, base: int, slot: Slot) -> SegmentFile:
         there = base == slot.segment or self._is_here(base)
@@ -315,6 +314,21 @@ class Reader:
         bases = self._known_bases(slot)
         at = bisect_right(bases, base)
         return bases[at] if at < len(bases) else slot.visible_offset
+
+    def check_joined(self, base: int, slot: Slot, stop: int) -> None:
+        """Raise Corrupt if events before `stop` are missing between a segment and the next; looked at once."""
+        end = self.end_offset(base, slot)
+        if base == slot.segment or base < self._local or self._joined.get(base) == end:
+            return  # what is in the archive alone was found to be without a gap
+        if self._archived is not None and self._archived.has(base) and not self._is_here(base):
+            return  # it was dropped just now
+        ended = self.segment(base, slot).end_offset()
+        if ended >= end:
+            self._joined[base] = end
+        elif self._is_here(ended):
+            self._bases = []  # the file system did not list it
+        elif ended < stop:
+            raise missing(self._place, ended, end)
 
     def _places_of_key(self, base: int, slot: Slot, hash: int) -> Places | None:
         found = self._indexed(base, slot, hash) if base != slot.segment else None
@@ -422,12 +436,17 @@ class Reader:
             bases = [base for base in self._place.segments() if base <= slot.segment]
             local = bases[0] if bases else slot.segment
             self._doubt = None
-            if local and bases and self._archived is not None:
+            if bases and bases[-1] != slot.segment:
+                bases.append(slot.segment)  # it is missing, which whoever reads it is told; or retention deleted it
+            if local and bases:
                 try:
-                    bases = self._archived.before(local) + bases
+                    before = self._archived.before(local) if self._archived is not None else []
+                    self._doubt = None if before else beginning(self._place, local)
+                    bases = before + bases
                 except Corrupt as error:
                     self._doubt = error  # what is here can be read all the same
             self._local, self._bases = local, bases
+            self._joined = {base: end for base, end in self._joined.items() if base >= local}
             self._let_go(local)
         return bases
 
@@ -445,7 +464,7 @@ class Reader:
             if bases:
                 return bases[0]
             if self.slot() == slot:  # nobody rolled meanwhile: the active one must have been there
-                raise corrupt("the active segment is missing", str(self._place.segment(slot.segment)), 0, HEADER_BYTES)
+                raise missing(self._place, slot.segment, slot.visible_offset)
 
     def _let_go(self, oldest: int) -> None:
         """Close what was deleted, so that its space is given back; whoever reads it keeps it."""
@@ -458,26 +477,25 @@ class Reader:
     ) -> Iterator[Batch]:
         """The batches that hold the offsets before `stop`, back to `start`. `tell`: warn of lost ones on the way."""
         stop = min(stop, slot.visible_offset)
-        bases = self._known_bases(slot)
-        for base in bases[::-1]:
-            if stop <= start:
-                return
-            if base < stop:
-                found = self.places(base, slot, types, key) if types is not None or key is not None else None
-                lost = self.losses.of(base, slot) if found is not None and tell else []
-                for batch in self._segment_backwards(base, slot, stop, found):
-                    if found is None and tell and batch.flags & LOST:
-                        lost = [(batch.base_offset, batch.end_offset)]
-                    warn(self._place, within(lost, max(start, batch.base_offset), stop)[::-1])
-                    if batch.end_offset <= start:
-                        return
-                    if not batch.flags & LOST:
-                        yield batch
-                    stop = min(stop, batch.base_offset)
-                warn(self._place, within(lost, max(start, base), stop)[::-1])
-                stop = base
-        if start < stop:  # all that is there was read, and more was asked for
-            raise self.gone(start)
+        while start < stop:
+            bases = self._known_bases(slot)
+            if not bases or stop <= bases[0]:  # all that is there was read, and more was asked for
+                raise self.gone(start)
+            self.check_joined(self.base_of(stop - 1, slot), slot, stop)
+            base = self.base_of(stop - 1, slot)
+            found = self.places(base, slot, types, key) if types is not None or key is not None else None
+            lost = self.losses.of(base, slot) if found is not None and tell else []
+            for batch in self._segment_backwards(base, slot, stop, found):
+                if found is None and tell and batch.flags & LOST:
+                    lost = [(batch.base_offset, batch.end_offset)]
+                warn(self._place, within(lost, max(start, batch.base_offset), stop)[::-1])
+                if batch.end_offset <= start:
+                    return
+                if not batch.flags & LOST:
+                    yield batch
+                stop = min(stop, batch.base_offset)
+            warn(self._place, within(lost, max(start, base), stop)[::-1])
+            stop = base
 
     def _segment_backwards(self, base: int, slot: Slot, stop: int, found: Places | None) -> Iterator[Batch]:
         """The batches of one segment from the one that holds `stop - 1` back: those found, or all."""
@@ -499,23 +517,3 @@ class Reader:
             places = places[: bisect_right(places, self.locate(segment, slot, stop - 1)[0])]
         for position in reversed(places):
             yield segment.batch_at(position, end)
-
-
-def last_of(batch: Batch, key: bytes) -> int | None:
-    """The number of the last event of a batch that has this key; None if none has."""
-    if batch.count == 1:
-        return 0 if batch.only(KEY) == key else None
-    column = batch.column(KEY)
-    rows = np.flatnonzero(column.equals(key)) if column is not None else np.zeros(0, np.int64)
-    return int(rows[-1]) if len(rows) else None
-
-
-def wanted_batches(index: Index | None, types: TypeTest | None) -> np.ndarray | None:
-    """Which batches of a sealed segment hold a wanted type; None if that is not known."""
-    if index is None or index.types is None or types is None:
-        return None
-    wanted = np.zeros(len(index.offsets), np.bool_)
-    for type, numbers in index.types.items():
-        if types(type):
-            wanted[numbers] = True
-    return wanted

@@ -17,7 +17,7 @@ from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
 from headwater.info import Report
-from headwater.storage import journal
+from headwater.storage import holes, journal
 from headwater.storage.boundaries import Boundaries
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
@@ -50,7 +50,7 @@ def scan(place: Place, known: Slot | None) -> Found:
         raise Corrupt(f"{place} has no segments", hint=hint, path=str(place.path))
     base = bases[-1]
     if known is not None and known.segment > base:
-        raise corrupt("the active segment is missing", str(place.segment(known.segment)), 0, HEADER_BYTES)
+        raise holes.missing(place, known.segment, known.visible_offset)
     # An older segment was synced as a whole before the next was made, and may have been packed since: what the tail of
     # a roll that was cut short, or one that the disk kept from earlier, says of it is of no use.
     offset, position, last_ticks, producers = base, HEADER_BYTES, 0, 0
@@ -80,6 +80,9 @@ def scan(place: Place, known: Slot | None) -> Found:
                 raise  # cutting here would lose what was written
         if not segment.data_end(position) > position:
             size = position  # what follows was reserved
+        gap = holes.ending(place, segment, offset)
+        if gap is not None:
+            raise gap
     finally:
         segment.close()
     return Found(base, offset, position, last_ticks, producers, size)

@@ -17,6 +17,7 @@ from headwater.format import producers
 from headwater.format.batch import COUNT_MAX, encode_lost
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
+from headwater.storage import holes
 from headwater.storage.check import Counts, Finding, Hole, Walk, check, check_tail, readable_end, walk
 from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile, Window
@@ -50,6 +51,7 @@ def plan(place: Place) -> list[Action]:
         for mend in mends(place)
         for what, kept in _describe(place, mend)
     ]
+    actions += fill_holes(place, apply=False)
     for finding in check(place, Counts(), lambda _: None):
         if _rebuildable(finding):
             actions.append(_action(place, Path(finding.path), "make it again from the segments"))
@@ -61,7 +63,7 @@ def plan(place: Place) -> list[Action]:
 def mends(place: Place) -> list[Mend]:
     """The segments that hold damage."""
     slot, _ = check_tail(place)
-    bases = place.segments()
+    bases, _ = holes.survey(place)
     found: list[Mend] = []
     last_ticks = 0
     for number, base in enumerate(bases):
@@ -70,7 +72,7 @@ def mends(place: Place) -> list[Mend]:
         try:
             segment = SegmentFile(place, base)
         except NotFound:
-            continue  # retention deleted it meanwhile: only `plan`, which holds no lock, comes here
+            continue  # it is missing; or retention deleted it meanwhile, which only `plan`, without a lock, meets
         except Corrupt:
             damaged = True
             segment = SegmentFile(place, base, header=_new_header(place, base, last_ticks))
@@ -97,6 +99,7 @@ def apply(place: Place) -> list[Action]:
             msgspec.structs.replace(_action(place, place.segment(mend.base), what, where), done=True)
             for what, where in zip((what for what, _ in _describe(place, mend)), kept, strict=True)
         ]
+    done += fill_holes(place, apply=True)
     for finding in check(place, Counts(), lambda _: None):
         if _rebuildable(finding):
             if finding.path != str(place.tail):  # the tail is mapped by others, and healed in place
@@ -105,6 +108,42 @@ def apply(place: Place) -> list[Action]:
         elif _is_snapshot(finding):
             done.append(_forget_producers(place, Path(finding.path), apply=True))
     return done
+
+
+def fill_holes(place: Place, *, apply: bool) -> list[Action]:
+    """Accept that segments are missing: what is before the oldest is gone, and a lost active one is begun anew."""
+    bases, gaps = holes.survey(place)
+    if not bases:
+        return [_action(place, place.path, "nothing can be done here: restore the segments from a backup")]
+    actions: list[Action] = []
+    for gap in gaps:
+        start, end = gap.offsets
+        lost = f"offsets {start} to {end - 1} are lost" if end > start else "what it held is lost"
+        if end == bases[0]:
+            what = f"begin the log at offset {end}; {lost}"
+            if apply:
+                place.mark(end)
+                place.disk.sync_directory(place.path)
+        else:
+            what = f"begin the segment anew; {lost}"
+            if apply:
+                _begin_anew(place, [base for base in bases if base < start][-1], start, end)
+        actions.append(_action(place, Path(gap.path), what, done=apply))
+    return actions
+
+
+def _begin_anew(place: Place, before: int, start: int, end: int) -> None:
+    """Make the active segment, with a batch that stands for its lost events, behind the segment `before`."""
+    segment = SegmentFile(place, before)
+    try:
+        last_ticks = walk(segment, segment.size(), start, Counts(), place).last_ticks
+    finally:
+        segment.close()
+    file_id = int.from_bytes(place.clock.random_bytes(4), "little")
+    there = place.disk.inode(place.producers(start)) is not None
+    header = SegmentHeader(file_id, place.uuid, start, last_ticks, place.clock.ticks(), producers=there)
+    lost = encode_lost(start, last_ticks + 1, end - start) if end > start else b""
+    place.disk.replace(place.segment(start), header.encode() + lost)
 
 
 def _rebuildable(finding: Finding) -> bool:

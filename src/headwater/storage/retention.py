@@ -183,6 +183,7 @@ def delete(place: Place, segments: list[Segment], *, wait: bool) -> list[Deleted
     done: list[Deleted] = []
     try:
         if segments:
+            _mark(place, segments)
             # Another process may have deleted older ones just now: if a power loss brought one of them back, and not
             # the one that is deleted here, there would be a gap.
             place.disk.sync_directory(place.path)
@@ -198,6 +199,22 @@ def delete(place: Place, segments: list[Segment], *, wait: bool) -> list[Deleted
             raise deleted(place) from error
         raise unavailable(place, "a segment cannot be deleted", error) from error
     return done
+
+
+def _mark(place: Place, segments: list[Segment]) -> None:
+    """Say where the log may begin once these are deleted; nothing if all of them are gone. The caller syncs that."""
+    for segment in segments:
+        try:
+            fd = place.disk.open_read(place.segment(segment.base))
+        except FileNotFoundError:
+            continue  # another process has deleted it
+        try:
+            with _locked(place):
+                _check_own(place, fd)
+                place.mark(max(segment.end for segment in segments))
+            return
+        finally:
+            place.disk.close(fd)
 
 
 def orphans(place: Place, oldest: int) -> dict[int, list[str]]:

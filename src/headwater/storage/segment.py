@@ -126,6 +126,27 @@ class SegmentFile:
     def size(self) -> int:
         return self._disk.size(self._fd)
 
+    def end_offset(self) -> int:
+        """The offset behind the last event of a finished segment, by its last batch, or else by its index."""
+        try:
+            return self._end_offset(self.size())
+        except Corrupt:
+            index = self.index()
+            if index is None:
+                raise
+            return index.end_offset
+
+    def _end_offset(self, end: int) -> int:
+        if end <= HEADER_BYTES:
+            return self.base
+        window = self.window(max(HEADER_BYTES, end - BATCH_BYTES), end)
+        position = end - size_before(window.buffer, end - window.start)
+        if not HEADER_BYTES <= position < end:
+            raise corrupt("no batch ends here", self.path, HEADER_BYTES, end - HEADER_BYTES)
+        if position < window.start:
+            window = self.window(position, end)
+        return window.batch(position).end_offset
+
     def identity(self) -> tuple[int, int]:
         """The id and the size of the file, by which an index names it."""
         return self.header.file_id, self.size()

@@ -23,6 +23,7 @@ from headwater.storage import copying, journal, recovery, repair
 from headwater.storage.admission import Admission, VersionOf
 from headwater.storage.disk import wait_for_lock
 from headwater.storage.failures import deleted, frozen, locked, repeated, unavailable
+from headwater.storage.holes import missing
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
 from headwater.storage.rows import Rows, encode, mergeable
@@ -401,7 +402,8 @@ class Writer:
         try:
             journal.redo(self._place, None)
             done = repair.apply(self._place)
-            self._slot = self._recover(tail, believe=False)
+            if self._place.segments():
+                self._slot = self._recover(tail, believe=False)
         finally:
             self._unlock()
         tail.wake()
@@ -529,6 +531,10 @@ class Writer:
     def _open_segment(self, base: int) -> None:
         try:
             self._use(self._disk.open_write(self._place.segment(base)))
+        except FileNotFoundError as error:
+            self._slot = None
+            slot = self._tail.newest() if self._tail is not None else None
+            raise missing(self._place, base, slot.visible_offset if slot is not None else base) from error
         except OSError as error:
             self._slot = None  # there is no file to go on with: the next append opens it
             raise unavailable(self._place, "the active segment cannot be opened", error) from error

@@ -112,8 +112,11 @@ class LogRestore:
         with contextlib.suppress(FileExistsError):
             disk.close(disk.create(place.lock))
         disk.remove_tree(place.path / CUT)
+        start = self._whole[0].base if self._whole else header.base_offset
+        if start:
+            place.mark(start)
         disk.sync_directory(place.path)
-        return (self._whole[0].base if self._whole else header.base_offset), end
+        return start, end
 
     def _fetch(self, file: ArchivedFile, path: Path) -> Fetch:
         return Fetch(self._manifest, file, path)
