@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from headwater.errors import HeadwaterError
+
 
 class Report(msgspec.Struct, frozen=True):
     """What a recovery had to give up. Kept in `recovered.jsonl` beside the log, newest last."""
@@ -80,7 +82,10 @@ class Split(msgspec.Struct, frozen=True):
 
 
 class ConsumerInfo(msgspec.Struct, frozen=True):
-    """One partition of one consumer. `owner` is None where nobody reads; `lease_ms` is what is left of its lease."""
+    """One partition of one consumer. `owner` is None where nobody reads; `lease_ms` is what is left of its lease.
+
+    With an `error`, what is stored of it is damaged: in a partition, or, if that is -1, in all of them.
+    """
 
     name: str
     topic: str
@@ -92,6 +97,12 @@ class ConsumerInfo(msgspec.Struct, frozen=True):
     fence: int
     lease_ms: int
     failures: int
+    error: str | None = None
+
+    @classmethod
+    def damaged(cls, name: str, topic: str, partition: int, error: HeadwaterError) -> ConsumerInfo:
+        """A consumer of which nothing can be told but the reason."""
+        return cls(name, topic, partition, 0, 0, 0, None, 0, 0, 0, str(error))
 
 
 class Drained(msgspec.Struct, frozen=True):

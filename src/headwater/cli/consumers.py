@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from headwater.cli import show
-from headwater.cli.app import command
+from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.opening import open_log
 
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 @data_argument
 @optional_topic_argument
 @json_option("One JSON object a line.")
-def consumers(data: str, topic: str | None, as_json: bool) -> None:
+@click.pass_context
+def consumers(ctx: click.Context, data: str, topic: str | None, as_json: bool) -> None:
     """List the consumers of a topic, or of all: where they are in each partition, and who reads there.
 
     The lag counts what is there and not acked. A member that died keeps a partition until its lease is over.
+    A consumer, or a topic, that cannot be read is listed with the reason, and the exit code is 1.
     """
     with open_log(data, mode="existing") as hw:
         found = hw.consumers(topic)
@@ -33,9 +35,18 @@ def consumers(data: str, topic: str | None, as_json: bool) -> None:
     elif found:
         columns = ("consumer", "topic", "partition", "cursor", "end", "lag", "owner", "lease", "failures")
         right = ("partition", "cursor", "end", "lag", "lease", "failures")
-        show.table(columns, [_row(info) for info in found], right=right)
+        sound = [info for info in found if info.error is None]
+        if sound:
+            show.table(columns, [_row(info) for info in sound], right=right)
+        for info in found:
+            if info.error is not None:
+                name = f"consumer {info.name} of topic {info.topic}" if info.name else f"topic {info.topic}"
+                mark = click.style("✗", fg="red", bold=True)
+                click.echo(f"{mark} {show.printable(name)}: {show.printable(info.error)}")
     else:
         show.note(f"no consumers yet — headwater consume {data} TOPIC NAME")
+    if any(info.error is not None for info in found):
+        ctx.exit(FAILED)
 
 
 def _row(info: ConsumerInfo) -> list[show.Cell]:

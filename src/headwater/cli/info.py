@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headwater.cli import show
-from headwater.cli.app import command
+from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.opening import open_log
-from headwater.cli.topics import last_time
+from headwater.cli.topics import describe_all, last_time, reasons
 
 if TYPE_CHECKING:
     from headwater.api import Log
@@ -26,19 +26,20 @@ NUMBERS = (*COLUMNS[1:-1], "archived", "local")
 @data_argument
 @optional_topic_argument
 @json_option("One JSON object.")
-def info(data: str, topic: str | None, as_json: bool) -> None:
+@click.pass_context
+def info(ctx: click.Context, data: str, topic: str | None, as_json: bool) -> None:
     """Tell what a log holds, partition by partition.
 
     start is the oldest offset, end the one of the next event, durable how far the disk has it for sure. Of a log with
     an archive, what is before archived is there, and local is the oldest offset that is still on this disk. What
     recoveries after a crash had to give up is listed too, and where they keep it; and the offsets of events that a
-    repair has cut out, which are lost.
+    repair has cut out, which are lost. A topic that cannot be read is listed with the reason, and the exit code is 1.
     """
     with open_log(data, mode="existing") as hw:
-        described = [hw.describe(name) for name in ([topic] if topic is not None else hw.topics())]
+        described, failed = describe_all(hw) if topic is None else ([hw.describe(topic)], [])
         if as_json:
-            click.echo(show.json_line(_told(hw, described)))
-            return
+            click.echo(show.json_line(_told(hw, described) | {"failed": reasons(failed)}))
+            ctx.exit(FAILED if failed else 0)
         show.facts(_about_topic(described[0]) if topic is not None else _about_log(hw, described))
     archived = any(partition.archived is not None for each in described for partition in each.partitions)
     rows = [_row(each, partition, archived) for each in described for partition in each.partitions]
@@ -48,6 +49,10 @@ def info(data: str, topic: str | None, as_json: bool) -> None:
         show.table(columns, rows, right=NUMBERS)
     _show_recoveries(described)
     _show_lost(described)
+    for name, reason in failed:
+        click.echo(f"{click.style('✗', fg='red', bold=True)} {show.printable(name)}: {show.printable(str(reason))}")
+    if failed:
+        ctx.exit(FAILED)
 
 
 def _about_log(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:

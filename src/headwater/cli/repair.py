@@ -36,25 +36,33 @@ def repair(ctx: click.Context, data: str, topic: str | None, apply: bool, as_jso
             _show(action)
     left = sum(not action.done for action in actions)
     if not as_json:
-        _show_sum(len(actions), left, apply, " ".join(filter(None, (data, topic))))
+        _show_sum(actions, apply, " ".join(filter(None, (data, topic))))
     if left:
         ctx.exit(FAILED)
 
 
 def _show(action: Action) -> None:
-    mark = click.style("✓ done", fg="green") if action.done else click.style("· to do", fg="yellow")
+    if action.manual:
+        mark = click.style("✗ by hand", fg="red", bold=True)
+    else:
+        mark = click.style("✓ done", fg="green") if action.done else click.style("· to do", fg="yellow")
     click.echo(f"{mark}  {show.log_name(action.topic, action.partition)}: {show.printable(action.what)}")
     click.echo(f"         {click.style(show.printable(action.path), dim=True)}")
     if action.kept:
         click.echo(f"         {'kept' if action.done else 'will be kept'} in {show.printable(action.kept)}")
 
 
-def _show_sum(steps: int, left: int, apply: bool, where: str) -> None:
-    if not steps:
+def _show_sum(actions: list[Action], apply: bool, where: str) -> None:
+    manual = sum(action.manual for action in actions)
+    todo = sum(not action.done for action in actions) - manual
+    done = len(actions) - manual - todo
+    if not actions:
         show.done("nothing to repair")
-    elif not left:
-        show.done(f"{show.count(steps, 'step')} done — 'headwater check {where}' verifies it")
-    elif apply:
-        click.echo(f"{click.style('✗', fg='red', bold=True)} {left} of {show.count(steps, 'step')} could not be done")
-    else:
+    if done:
+        show.done(f"{show.count(done, 'step')} done — 'headwater check {where}' verifies it")
+    if todo and apply:
+        click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(todo, 'step')} could not be done")
+    elif todo:
         click.echo(f"Nothing was changed. 'headwater repair {where} --apply' does it.")
+    if manual:
+        click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(manual, 'step')} cannot be done by repair")

@@ -11,9 +11,13 @@ from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option
 from headwater.cli.opening import open_log
+from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
+    from headwater.api import Log
     from headwater.info import TopicInfo
+
+    Failed = list[tuple[str, HeadwaterError]]
 
 
 @command(examples=["headwater topics data", "headwater topics data --json"])
@@ -26,21 +30,13 @@ def topics(ctx: click.Context, data: str, as_json: bool) -> None:
     Events that a repair has cut out are counted as lost. A topic that cannot be read is listed with the reason, and the
     exit code is 1.
     """
-    import headwater
-
-    described: list[TopicInfo] = []
-    failed: list[tuple[str, headwater.HeadwaterError]] = []
     with open_log(data, mode="existing") as hw:
-        for name in hw.topics():
-            try:
-                described.append(hw.describe(name))
-            except headwater.HeadwaterError as error:
-                failed.append((name, error))
+        described, failed = describe_all(hw)
     if as_json:
         for topic in described:
             click.echo(show.json_line(_told(topic)))
-        for name, reason in failed:
-            click.echo(show.json_line({"topic": name, "error": reason.code, "message": reason.message}))
+        for failure in reasons(failed):
+            click.echo(show.json_line(failure))
     elif described or failed:
         lost = any(topic.lost for topic in described)
         columns = ("topic", "partitions", "events", *(["lost"] if lost else []), "bytes", "offsets", "last event")
@@ -51,6 +47,23 @@ def topics(ctx: click.Context, data: str, as_json: bool) -> None:
         show.note(f"no topics yet — headwater append {data} TOPIC VALUE")
     if failed:
         ctx.exit(FAILED)
+
+
+def describe_all(hw: Log) -> tuple[list[TopicInfo], Failed]:
+    """Describe all topics of a log; and why some cannot be described."""
+    described: list[TopicInfo] = []
+    failed: Failed = []
+    for name in hw.topics():
+        try:
+            described.append(hw.describe(name))
+        except HeadwaterError as error:
+            failed.append((name, error))
+    return described, failed
+
+
+def reasons(failed: Failed) -> list[dict[str, str]]:
+    """Why topics cannot be described, as JSON tells it."""
+    return [{"topic": name, "error": error.code, "message": error.message} for name, error in failed]
 
 
 def _row(topic: TopicInfo, lost: bool) -> list[show.Cell]:

@@ -25,7 +25,7 @@ from headwater.engine.coordinated_consumers import CoordinatedConsumers
 from headwater.engine.info import time_at
 from headwater.engine.serving import wants_sync
 from headwater.engine.verbs import Verbs
-from headwater.errors import Closed, Denied, HeadwaterError, Invalid, NotFound, Unavailable, Unsupported
+from headwater.errors import Closed, Corrupt, Denied, HeadwaterError, Invalid, NotFound, Unavailable, Unsupported
 from headwater.event import Content, Durability, Event, Ref, time_of
 from headwater.format import given
 from headwater.format.given import Data, Meta
@@ -268,13 +268,21 @@ class Bucket(Verbs[ObjectLog]):
         whose writers have `compact_objects=0`. May run at any time, and several times at once.
         """
         done = Maintained()
+        failed: HeadwaterError | None = None
         for name in self.topics() if topic is None else [topic]:
-            with contextlib.suppress(*((NotFound,) if topic is None else ())):  # deleted meanwhile
+            try:
                 opened = self._topics.live(name)
                 one = self._keeper.maintain(self._catalogue.find(name), opened.logs)
                 done.segments += one.segments
                 done.trimmed += one.trimmed
                 done.collected += one.collected
+            except NotFound:
+                if topic is not None:  # else it was deleted meanwhile
+                    raise
+            except (Corrupt, Unsupported) as error:
+                failed = error  # the others go on
+        if failed is not None:
+            raise failed
         done.collected += self._keeper.sweep(topic)
         return done
 

@@ -88,9 +88,10 @@ class BucketCatalogue:
         return self._find(name)[0]
 
     def list(self) -> list[str]:
-        """The names of all topics, sorted."""
-        found = (self._records.read(f"{TOPICS}{folder}/topic") for folder in self._store.folders(TOPICS))
-        return sorted(each.record.topic.name for each in found if each is not None and each.record.topic is not None)
+        """The names of all topics, sorted. Of those whose records are damaged too: whoever opens one is told."""
+        topics, broken = self._survey()
+        damaged = (names.topic_of(folder) for folder, _ in broken)
+        return sorted({*(topic.name for topic in topics), *(name for name in damaged if name is not None)})
 
     @property
     def url(self) -> str:
@@ -101,17 +102,22 @@ class BucketCatalogue:
         """One topic or all, in the order of their names, and what is wrong with the records of others."""
         if name is not None:
             return [self.find(name)], []
+        topics, broken = self._survey()
+        return sorted(topics, key=lambda topic: topic.name), [error for _, error in broken]
+
+    def _survey(self) -> tuple[builtins.list[Topic], builtins.list[tuple[str, HeadwaterError]]]:
+        """All topics, and the folders whose records cannot be read."""
         topics: builtins.list[Topic] = []
-        broken: builtins.list[HeadwaterError] = []
+        broken: builtins.list[tuple[str, HeadwaterError]] = []
         for folder in self._store.folders(TOPICS):
             try:
                 found = self._records.read(f"{TOPICS}{folder}/topic")
             except (Corrupt, Unsupported) as error:
-                broken.append(error)
+                broken.append((folder, error))
                 continue
             if found is not None and found.record.topic is not None:
                 topics.append(found.record.topic)
-        return sorted(topics, key=lambda topic: topic.name), broken
+        return topics, broken
 
     def change(self, name: str, changes: Retention) -> Topic:
         """Change the retention of a topic, durably; returns what it is then. Raises NotFound, and Invalid."""

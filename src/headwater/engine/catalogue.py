@@ -181,17 +181,16 @@ class Catalogue:
         return topic
 
     def list(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """The names of all topics, sorted. Of those whose settings are damaged too: whoever opens one is told."""
         topics, broken = self.survey()
-        if broken:
-            raise broken[0]
-        return [topic.name for topic in topics]
+        damaged = (names.topic_of(Path(error.path).parent.name) for error in broken)
+        return sorted({*(topic.name for topic in topics), *(name for name in damaged if name is not None)})
 
-    def survey(self, name: str | None = None) -> tuple[builtins.list[Topic], builtins.list[Corrupt]]:
+    def survey(self, name: str | None = None) -> tuple[builtins.list[Topic], builtins.list[HeadwaterError]]:
         """All topics, or the named one, sorted; and what is wrong with the settings of others. Raises NotFound."""
         directories = [names.directory_of(name)] if name is not None else sorted(self._disk.names(self._topics))
         topics: builtins.list[Topic] = []
-        broken: builtins.list[Corrupt] = []
+        broken: builtins.list[HeadwaterError] = []
         for directory in directories:
             path = self._topics / directory / TOPIC_FILE
             if directory.startswith("."):
@@ -205,10 +204,8 @@ class Catalogue:
                     self.find(name)  # raises
             except NotADirectoryError:
                 pass  # a file that somebody put there
-            except Corrupt as error:
-                broken.append(_at(error, path))
             except HeadwaterError as error:
-                raise _at(error, path) from None
+                broken.append(_at(error, path))
         return sorted(topics, key=lambda topic: topic.name), broken
 
     def place(self, topic: Topic, partition: int) -> Place:

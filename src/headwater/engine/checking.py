@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 from headwater.engine.catalogue import Catalogue
-from headwater.errors import Corrupt
+from headwater.errors import Corrupt, HeadwaterError, Unsupported
+from headwater.format.names import topic_of
 from headwater.format.settings import Topic
 from headwater.storage import check as log_check
-from headwater.storage import repair as log_repair
 from headwater.storage import sealer
 from headwater.storage.check import Counts, Finding
 from headwater.storage.journal import Journal
@@ -81,20 +81,19 @@ def _left_behind(journal: Journal) -> Iterator[Finding]:
         yield Finding("journal", -1, str(path), 0, 0, problem, damage=False)
 
 
-def plan(catalogue: Catalogue, name: str | None) -> list[Action]:
-    """What repair would do."""
-    actions, names = hopeless(catalogue, name)
-    for place in _places(catalogue, [catalogue.find(each) for each in names]):
-        actions += log_repair.plan(place)
-    return actions
-
-
-def hopeless(catalogue: Catalogue, name: str | None) -> tuple[list[Action], list[str]]:
-    """What no repair can mend, and the names of the topics that can be looked at."""
+def repair(catalogue: Catalogue, name: str | None, mend: Callable[[Place], list[Action]]) -> list[Action]:
+    """What is done to one topic, or all, by `mend`; and what no repair can do, which stays to be done by a person."""
     topics, broken = catalogue.survey(name)
-    what = "nothing can be done here: restore this file from a backup"
-    actions = [Action(finding.topic, -1, finding.path, what) for finding in map(_of_settings, broken)]
-    return actions, [topic.name for topic in topics]
+    what = "restore this file from a backup"
+    actions = [Action(finding.topic, -1, finding.path, what, manual=True) for finding in map(_of_settings, broken)]
+    for place in _places(catalogue, topics):
+        try:
+            actions += mend(place)
+        except (Corrupt, Unsupported) as error:  # one topic's damage must not keep another from being repaired
+            what = f"{error.facts.get('reason') or error.message}: restore it from a backup, or delete the topic"
+            path = str(error.facts.get("path") or place.path)
+            actions.append(Action(place.topic, place.partition, path, what, manual=True))
+    return actions
 
 
 def advancing(total: int, progress: Progress | None) -> Callable[[int], None]:
@@ -116,9 +115,10 @@ def _places(catalogue: Catalogue, topics: list[Topic]) -> Iterator[Place]:
             yield catalogue.place(topic, partition)
 
 
-def _of_settings(error: Corrupt) -> Finding:
-    path = str(error.path)
-    return Finding(Path(path).parent.name, -1, path, error.position, error.size, error.message)
+def _of_settings(error: HeadwaterError) -> Finding:
+    path, facts = str(error.path), error.facts
+    name = topic_of(Path(path).parent.name) or Path(path).parent.name
+    return Finding(name, -1, path, facts.get("position", 0), facts.get("size", 0), error.message)
 
 
 def _segment_bytes(place: Place) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from weakref import WeakValueDictionary
 
 from msgspec import structs
@@ -11,10 +12,11 @@ from msgspec import structs
 from headwater.engine.consumers import check_name, consumer_not_found
 from headwater.engine.coordinated_leases import CoordinatedLeases, Memory
 from headwater.engine.log import Log
+from headwater.errors import Corrupt, HeadwaterError, Unsupported
 from headwater.format.settings import Topic
 from headwater.info import ConsumerInfo
 from headwater.limits import Limits
-from headwater.storage.coordinator import Coordinator, CursorRecord, SharedCursors
+from headwater.storage.coordinator import Coordinator, CursorRecord, Kept, SharedCursors
 from headwater.storage.disk import Clock
 
 REQUESTS = 8  # of one log that go out at once: a member of many partitions renews them within its lease
@@ -75,9 +77,11 @@ class CoordinatedConsumers:
         found = []
         ends = [log.end() for log in logs]
         for name in self.names(topic):
-            cursors = self._cursors(name, topic)
-            for number, kept in enumerate(self._threads.map(cursors.read, range(topic.partitions))):
-                if kept is not None:
+            read = partial(_read, self._cursors(name, topic))
+            for number, kept in enumerate(self._threads.map(read, range(topic.partitions))):
+                if isinstance(kept, HeadwaterError):
+                    found.append(ConsumerInfo.damaged(name, topic.name, number, kept))
+                elif kept is not None:
                     record, end = kept.record, ends[number]
                     owner = None if record.free else record.owner
                     member = self._members.get(record.owner)
@@ -133,3 +137,11 @@ class CoordinatedConsumers:
     def _cursors(self, name: str, topic: Topic) -> SharedCursors:
         check_name(name)
         return self._coordinator.consumer(topic, name)
+
+
+def _read(cursors: SharedCursors, partition: int) -> Kept | HeadwaterError | None:
+    """The record of a partition; None if there is none, and the error if it is damaged."""
+    try:
+        return cursors.read(partition)
+    except (Corrupt, Unsupported) as error:
+        return error

@@ -34,6 +34,7 @@ from headwater.format.producers import Producer
 from headwater.format.settings import Replica, Retention, Topic, TopicSettings
 from headwater.info import Archived, Deleted, TopicInfo
 from headwater.limits import DEFAULTS, Limits
+from headwater.storage import repair as log_repair
 from headwater.storage.archive.archive import Archive
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.journal import Journal, restore
@@ -235,8 +236,12 @@ class Engine(Verbs[LocalLog]):
 
         `progress` is called with the bytes that are done, and all of them.
         """
-        names = self.topics() if topic is None else [topic]
-        return checking.reindex([log.place for name in names for log in self._topics.live(name).logs], progress)
+        self.check_open()
+        topics, broken = self._catalogue.survey(topic)
+        made = checking.reindex([log.place for each in topics for log in self._topics.live(each.name).logs], progress)
+        if broken:
+            raise broken[0]  # the others are done
+        return made
 
     def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
         """Verify every checksum and invariant of a topic, or of all; changes nothing.
@@ -258,10 +263,10 @@ class Engine(Verbs[LocalLog]):
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
         """What would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""
         self.check_open()
-        if not apply:
-            return checking.plan(self._catalogue, topic)
-        done, names = checking.hopeless(self._catalogue, topic)
-        return done + [action for name in names for log in self._topics.get(name).logs for action in log.repair()]
+        return checking.repair(self._catalogue, topic, self._repaired if apply else log_repair.plan)
+
+    def _repaired(self, place: Place) -> list[Action]:
+        return self._topics.get(place.topic).logs[place.partition].repair()
 
     def after_fork(self) -> None:
         """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""

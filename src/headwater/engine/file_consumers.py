@@ -6,7 +6,7 @@ Consumers are made and deleted under the lock `consumers/.lock`; their cursors c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import unquote
@@ -15,13 +15,13 @@ from uuid import UUID
 from headwater.engine.consumers import check_name, consumer_not_found
 from headwater.engine.file_leases import FileLeases
 from headwater.engine.log import Log
-from headwater.errors import NotFound, Unavailable
+from headwater.errors import Corrupt, NotFound, Unavailable, Unsupported
 from headwater.format import names
 from headwater.format.cursors import NOBODY
 from headwater.format.settings import Topic
 from headwater.info import ConsumerInfo
 from headwater.limits import Limits
-from headwater.storage.cursors import Cursors, Redo, read_header, read_slots, redo_nothing
+from headwater.storage.cursors import Cursors, Redo, read_header, read_slots, redo_nothing, slots_damaged
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.lockfile import locked
 
@@ -77,28 +77,42 @@ class FileConsumers:
         """The names of all consumers of a topic, sorted."""
         file = names.directory_of(topic.name)
         found = []
-        for directory in self._disk.names(self._path):
-            if not directory.startswith("."):
-                header = read_header(self._path / directory / file, self._disk)
-                if header is not None and header.topic_uuid == UUID(topic.uuid).bytes:
-                    found.append(unquote(directory))
+        for directory in self._directories():
+            header = read_header(self._path / directory / file, self._disk)
+            if header is not None and header.topic_uuid == UUID(topic.uuid).bytes:
+                found.append(unquote(directory))
         return sorted(found)
 
+    def _directories(self) -> list[str]:
+        return sorted(name for name in self._disk.names(self._path) if not name.startswith("."))
+
     def infos(self, topic: Topic, logs: Sequence[Log]) -> list[ConsumerInfo]:
-        """All consumers of a topic, partition by partition; takes no lock."""
-        found = []
+        """All consumers of a topic, partition by partition; takes no lock. One that is damaged says so."""
+        found: list[ConsumerInfo] = []
+        for directory in self._directories():
+            try:
+                found += self._infos(directory, topic, logs)
+            except (Corrupt, Unsupported) as error:
+                found.append(ConsumerInfo.damaged(unquote(directory), topic.name, -1, error))
+        return sorted(found, key=lambda info: (info.name, info.partition))
+
+    def _infos(self, directory: str, topic: Topic, logs: Sequence[Log]) -> Iterator[ConsumerInfo]:
+        """One consumer, if it is one of this topic; raises Corrupt."""
+        name, path = unquote(directory), self._path / directory / names.directory_of(topic.name)
+        stored = read_slots(path, self._disk)
+        if stored is None or stored[0].topic_uuid != UUID(topic.uuid).bytes:
+            return
         now_ns = int(self._clock.monotonic() * 1e9)
-        for name in self.names(topic):
-            stored = read_slots(self._file(name, topic.name), self._disk)
-            for number, (log, slot) in enumerate(zip(logs, stored[2] if stored is not None else [], strict=False)):
-                if slot is not None:
-                    end = log.end()
-                    leased = slot.leased(self._clock.boot_id(), now_ns) and slot.owner != NOBODY
-                    left_ms = (slot.expiry_ns - now_ns) // 1_000_000 if leased else 0
-                    place = name, topic.name, number, slot.cursor, end, max(0, end - slot.cursor)
-                    owner = slot.owner.hex() if leased else None
-                    found.append(ConsumerInfo(*place, owner, slot.fence, left_ms, slot.failures_at(slot.cursor)))
-        return found
+        for number, (log, slot) in enumerate(zip(logs, stored[2], strict=False)):
+            if slot is None:
+                yield ConsumerInfo.damaged(name, topic.name, number, slots_damaged(path, number))
+                continue
+            end = log.end()
+            leased = slot.leased(self._clock.boot_id(), now_ns) and slot.owner != NOBODY
+            left_ms = (slot.expiry_ns - now_ns) // 1_000_000 if leased else 0
+            place = name, topic.name, number, slot.cursor, end, max(0, end - slot.cursor)
+            owner = slot.owner.hex() if leased else None
+            yield ConsumerInfo(*place, owner, slot.fence, left_ms, slot.failures_at(slot.cursor))
 
     def seek(self, name: str, topic: Topic, cursors: dict[int, int]) -> None:
         """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free."""

@@ -26,7 +26,7 @@ from headwater.engine.topics import Catalogue, OpenTopic
 from headwater.engine.transfer.exporting import Progress as TransferProgress
 from headwater.engine.transfer.files import Target
 from headwater.engine.transfer.transfer import Transfer
-from headwater.errors import Invalid, NotFound
+from headwater.errors import Corrupt, Invalid, NotFound, Unsupported
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
 from headwater.format.column import Column
@@ -425,9 +425,23 @@ class Verbs(Serving[L]):
         return draining.drain(join, leases, logs, handler, seconds, self._clock)
 
     def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
-        """Where each consumer of a topic, or of all, is in each partition, and who reads there; empty if none."""
-        opened = [self._topics.live(name) for name in ([topic] if topic is not None else self.topics())]
-        return [info for each in opened for info in self._consumers.infos(each.topic, each.logs)]
+        """Where each consumer of a topic, or of all, is in each partition, and who reads there; empty if none.
+
+        What is damaged is among them, with the `error`: a consumer's file, or, without a name, a topic of several.
+        """
+        found: list[ConsumerInfo] = []
+        for name in [topic] if topic is not None else self.topics():
+            try:
+                opened = self._topics.live(name)
+                found += self._consumers.infos(opened.topic, opened.logs)
+            except NotFound:
+                if topic is not None:  # else it was deleted meanwhile
+                    raise
+            except (Corrupt, Unsupported) as error:
+                if topic is not None:
+                    raise
+                found.append(ConsumerInfo.damaged("", name, -1, error))
+        return found
 
     def seek(self, consumer: str, topic: str, at: At, *, partition: int | None = None) -> dict[int, int]:
         """Move a consumer to another place, durably, in one partition or all; returns its new cursors.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import string
 from collections.abc import Sequence
+from urllib.parse import unquote
 from uuid import UUID
 
 import numpy as np
@@ -26,6 +27,12 @@ def directory_of(topic: str) -> str:
     if len(name) > 200:
         name = f"{name[:160]}%-{hashlib.sha256(topic.encode()).hexdigest()[:32]}"
     return name
+
+
+def topic_of(directory: str) -> str | None:
+    """The topic that a directory is named by; None if the name was too long for it, or it is not such a name."""
+    topic = unquote(directory, errors="replace")
+    return topic if topic and directory_of(topic) == directory else None
 
 
 def utf8(text: str, what: str) -> bytes:

@@ -133,7 +133,11 @@ def _log(metrics: Metrics, engine: Local) -> Iterator[Metric]:
     for name in shown:
         try:
             topics.append(engine.describe(name))
-            consumers += engine.consumers(name)
+            for consumer in engine.consumers(name):
+                if consumer.error is None:
+                    consumers.append(consumer)
+                else:
+                    errors += 1
         except (HeadwaterError, OSError):
             errors += name in names  # one that was deleted meanwhile is none
     views: list[ViewInfo] = []

@@ -298,13 +298,7 @@ class Cursors:
     def _newest(self, partition: int, pair: bytes) -> CursorSlot:
         slot = format.newest(pair)
         if slot is None:
-            raise Corrupt(
-                f"{self.path}: both slots of partition {partition} are damaged",
-                hint="delete the consumer with 'headwater forget', and begin it anew where it was",
-                path=str(self.path),
-                position=format.slot_at(partition, 0),
-                size=format.PAIR_BYTES,
-            )
+            raise slots_damaged(self.path, partition)
         return slot
 
     def _gone(self) -> NotFound:
@@ -323,6 +317,17 @@ def fenced(cursors: Cursors, partition: int, fence: int, newer: int) -> Fenced:
         partition=partition,
         fence=fence,
         newer=newer,
+    )
+
+
+def slots_damaged(path: Path, partition: int) -> Corrupt:
+    """Return the error for a partition whose cursor cannot be read."""
+    return Corrupt(
+        f"{path}: both slots of partition {partition} are damaged",
+        hint="delete the consumer with 'headwater forget', and begin it anew where it was",
+        path=str(path),
+        position=format.slot_at(partition, 0),
+        size=format.PAIR_BYTES,
     )
 
 
@@ -367,4 +372,5 @@ def _decode_header(path: Path, stored: bytes) -> CursorsHeader:
         return format.decode_header(stored)
     except HeadwaterError as error:
         facts = {**error.facts, "path": str(path)}
-        raise type(error)(f"{path}: {error.message}", hint=error.hint, code=error.code, **facts) from None
+        hint = error.hint or "delete the consumer with 'headwater forget', and begin it anew where it was"
+        raise type(error)(f"{path}: {error.message}", hint=hint, code=error.code, **facts) from None

@@ -24,7 +24,10 @@ from headwater.storage.segment import SegmentFile, Window
 
 
 class Action(msgspec.Struct, frozen=True):
-    """One thing that repair would do, or did. `kept` is where the bytes are that it cuts."""
+    """One thing that repair would do, or did. `kept` is where the bytes are that it cuts.
+
+    What it cannot do is `manual`: it stays to be done by a person.
+    """
 
     topic: str
     partition: int
@@ -32,6 +35,7 @@ class Action(msgspec.Struct, frozen=True):
     what: str
     kept: str = ""
     done: bool = False
+    manual: bool = False
 
 
 class Mend(msgspec.Struct, frozen=True):
@@ -114,7 +118,8 @@ def fill_holes(place: Place, *, apply: bool) -> list[Action]:
     """Accept that segments are missing: what is before the oldest is gone, and a lost active one is begun anew."""
     bases, gaps = holes.survey(place)
     if not bases:
-        return [_action(place, place.path, "nothing can be done here: restore the segments from a backup")]
+        what = "restore the segments from a backup, or delete the topic"
+        return [Action(place.topic, place.partition, str(place.path), what, manual=True)]
     actions: list[Action] = []
     for gap in gaps:
         start, end = gap.offsets

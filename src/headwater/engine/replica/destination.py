@@ -10,7 +10,7 @@ import msgspec
 from headwater.engine.engine import Engine
 from headwater.engine.replica.source import Source
 from headwater.engine.topics import OpenTopic
-from headwater.errors import Corrupt, HeadwaterError
+from headwater.errors import Corrupt, HeadwaterError, NotFound
 from headwater.format.batch import BLOB, DATA, Batch
 from headwater.format.replication import TopicState
 from headwater.format.settings import Topic
@@ -36,12 +36,17 @@ class Destination(Engine):
         limits = msgspec.structs.replace(limits, data_bytes_max=DATA_BYTES_CEILING)
         super().__init__(path, limits=limits, disk=disk, clock=clock)
 
-    def here(self) -> dict[str, Topic]:
-        """The topics that are here, by name, with their settings as they are stored."""
-        topics, broken = self._catalogue.survey()
-        if broken:
-            raise broken[0]
-        return {topic.name: topic for topic in topics}
+    def here(self) -> dict[str, Topic | HeadwaterError]:
+        """The topics that are here, by name, with their settings as they are stored, or what is wrong with them."""
+        found: dict[str, Topic | HeadwaterError] = {}
+        for name in self.topics():
+            try:
+                found[name] = self._catalogue.find(name)
+            except NotFound:
+                continue
+            except HeadwaterError as error:
+                found[name] = error
+        return found
 
     def adopt(self, state: TopicState, here: Topic | None = None) -> OpenTopic[LocalLog]:
         """A topic as the source has it, made if it is not `here`: its logs begin where the source's begin. Durable."""

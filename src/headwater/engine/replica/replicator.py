@@ -22,7 +22,7 @@ from headwater.engine.replica.destination import Destination, SourceFailed, take
 from headwater.engine.replica.marker import Marker
 from headwater.engine.replica.progress import TICKS_PER_S, Copy
 from headwater.engine.replica.source import Source
-from headwater.errors import Closed, Conflict, Corrupt, HeadwaterError, NotFound, Unavailable
+from headwater.errors import Closed, Conflict, Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
 from headwater.format.batch import Batch
 from headwater.format.producers import Known
 from headwater.format.replication import Answer, Share, TopicState
@@ -267,11 +267,12 @@ class Replicator:
             self._here.drop(name)
         self._restart.clear()
         here = self._here.here()
-        for name in filter(self._wants, here):
-            if name not in states:  # it is asked for, so that the source says whether it is gone
-                self._copy(name, here[name].uuid)
+        for name, there in here.items():
+            if self._wants(name):
+                self._guarded(name, there, states.get(name))
         for state in states.values():
-            self._follow_topic(state, here.get(state.name))
+            if state.name not in here:
+                self._follow_topic(state, None)
         if self._targets is None:
             self._targets = _ends(states.values())
             missing = sorted((self._topics or set()) - set(states) - set(here))
@@ -280,6 +281,18 @@ class Replicator:
             if missing:
                 _log.warning("there is no topic %r at the source yet", missing[0])
         return set(self._copies) != before
+
+    def _guarded(self, name: str, here: Topic | HeadwaterError, state: TopicState | None) -> None:
+        """Look at a topic that is here; if it is damaged, it is given up, and the others go on."""
+        try:
+            if isinstance(here, HeadwaterError):
+                raise here
+            if state is None:  # it is asked for, so that the source says whether it is gone
+                self._copy(name, here.uuid)
+            else:
+                self._follow_topic(state, here)
+        except (Corrupt, Unsupported) as error:
+            self._give_up(name, error)
 
     def _follow_topic(self, state: TopicState, here: Topic | None) -> None:
         if here is not None and here.uuid != state.uuid:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
 from headwater.engine.follow import SLICE_S, wait_for_more
-from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable
+from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
 from headwater.event import Blob
 from headwater.format.batch import Batch
 from headwater.format.producers import Known
@@ -106,15 +106,19 @@ class LocalSource:
             yield TopicState(name, topic.uuid, self._engine.settings_of(name), states)
         except NotFound:
             return
-        except Corrupt as error:  # who copies it already is told when it asks
+        except (Corrupt, Unsupported) as error:  # who copies it already is told when it asks
             _log.warning("topic %r cannot be replicated: %s", name, error)
 
-    def _open(self, logs: Sequence[Wanted]) -> dict[str, tuple[Topic, list[LocalLog]]]:
-        """The topics that are asked for, each looked at once; those that are not there are left out."""
-        opened = {}
+    def _open(self, logs: Sequence[Wanted]) -> dict[str, tuple[Topic, list[LocalLog]] | HeadwaterError]:
+        """The topics that are asked for, each looked at once, or why one cannot be; those not there are left out."""
+        opened: dict[str, tuple[Topic, list[LocalLog]] | HeadwaterError] = {}
         for name in {wanted.topic for wanted in logs}:
-            with contextlib.suppress(NotFound):
+            try:
                 opened[name] = self._engine.partition_logs(name)
+            except NotFound:
+                continue
+            except (Corrupt, Unsupported) as error:
+                opened[name] = error
         return opened
 
     def _look(self, logs: Sequence[Wanted], bytes_max: int) -> Answer:
@@ -123,11 +127,13 @@ class LocalSource:
         room = bytes_max
         opened = self._open(logs)
         for number, wanted in enumerate(logs):
-            topic, there = opened.get(wanted.topic, (None, []))
-            if topic is None or topic.uuid != wanted.uuid or wanted.partition >= len(there):
+            there = opened.get(wanted.topic)
+            if isinstance(there, HeadwaterError):
+                share, found = Share(number, "damaged", reason=there.message), b""
+            elif there is None or there[0].uuid != wanted.uuid or wanted.partition >= len(there[1]):
                 share, found = Share(number, "gone"), b""
             else:
-                share, found = self._share(number, wanted, there[wanted.partition], room)
+                share, found = self._share(number, wanted, there[1][wanted.partition], room)
             if share.state != "ok" or share.size:
                 shares.append(share)
                 data.append(memoryview(found))
@@ -177,7 +183,10 @@ class LocalSource:
         opened = self._open(logs)
         for wanted in logs:
             try:
-                log = opened[wanted.topic][1][wanted.partition]
+                there = opened[wanted.topic]
+                if isinstance(there, HeadwaterError):
+                    continue
+                log = there[1][wanted.partition]
                 slot = log.state()
             except (KeyError, IndexError, HeadwaterError):
                 continue  # the next look tells
