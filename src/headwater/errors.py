@@ -6,6 +6,8 @@ a `hint` where a person can act. `str(error)` is one line: the message, and the 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -93,6 +95,21 @@ class Unsupported(HeadwaterError):
     """This place, version or installation cannot do it."""
 
     code = "unsupported"
+
+
+def out_of_memory(what: str) -> Unavailable:
+    """Return the error for memory that the system did not give."""
+    hint = "give the process more memory (ulimit -v, the limit of its container), or read less at once"
+    return Unavailable(f"{what}: not enough memory", hint=hint, code="out_of_memory")
+
+
+@contextlib.contextmanager
+def enough_memory(what: str) -> Iterator[None]:
+    """Turn a MemoryError of the block, or of the function that this decorates, into Unavailable."""
+    try:
+        yield
+    except MemoryError as error:
+        raise out_of_memory(what) from error
 
 
 def _revive(kind: type[HeadwaterError], message: str, hint: str, code: str, facts: dict[str, Any]) -> HeadwaterError:

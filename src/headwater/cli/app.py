@@ -21,7 +21,7 @@ from click.exceptions import Exit
 
 from headwater import __version__
 from headwater.cli import show
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, out_of_memory
 
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
@@ -195,6 +195,9 @@ class Program(click.Group):
             code = PIPE_CLOSED
         except KeyboardInterrupt:
             code = INTERRUPTED
+        except MemoryError:
+            _fail(out_of_memory("the command cannot go on"), as_json)
+            code = FAILED
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             _fail(HeadwaterError(f"{where}{error.strerror or error}", code="os_error"), as_json)

@@ -284,4 +284,5 @@ def _missing(path: Path, but: str) -> Corrupt:
 def _at(error: E, path: Path) -> E:
     """The same error, with the file that it is about."""
     facts = {**error.facts, "path": str(path)}
-    return type(error)(f"{path}: {error.message}", hint=error.hint, code=error.code, **facts)
+    message = f"{path}: {error.facts.get('reason') or error.message}"
+    return type(error)(message, hint=error.hint, code=error.code, **facts)

@@ -22,11 +22,12 @@ from headwater.engine.info import partition_info
 from headwater.engine.replica.marker import Marker
 from headwater.engine.replica.source import LocalSource
 from headwater.engine.retaining import Keeper
+from headwater.engine.rules import not_found
 from headwater.engine.serving import wants_sync
 from headwater.engine.topics import OpenTopic
 from headwater.engine.transaction import Transaction
 from headwater.engine.verbs import Verbs
-from headwater.errors import HeadwaterError, NotFound, Unavailable
+from headwater.errors import HeadwaterError, NotFound, Unavailable, enough_memory
 from headwater.event import Durability
 from headwater.format import given
 from headwater.format.journal import Entry
@@ -138,8 +139,13 @@ class Engine(Verbs[LocalLog]):
                 stack.enter_context(log.deleting())
             try:
                 self._catalogue.remove(opened.topic)
+            except FileNotFoundError as error:  # another process was first
+                self._topics.forget(opened)
+                raise not_found(opened.topic.name, self.path) from error
             except OSError as error:
-                raise Unavailable(f"topic {opened.topic.name!r} cannot be deleted: {error.strerror}") from error
+                hint = "is the directory writable?"
+                message = f"topic {opened.topic.name!r} cannot be deleted: {error.strerror}: {error.filename}"
+                raise Unavailable(message, hint=hint, path=str(error.filename)) from error
         self._topics.forget(opened)
         for log in opened.logs:
             log.close()
@@ -161,6 +167,7 @@ class Engine(Verbs[LocalLog]):
 
     # Keeping
 
+    @enough_memory("the segments cannot be sealed")
     def seal(self, topic: str) -> int:
         """Finish the active segments of a topic, pack and index all that is finished; returns how many were sealed.
 
@@ -243,6 +250,7 @@ class Engine(Verbs[LocalLog]):
             raise broken[0]  # the others are done
         return made
 
+    @enough_memory("the log cannot be checked")
     def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
         """Verify every checksum and invariant of a topic, or of all; changes nothing.
 
@@ -260,6 +268,7 @@ class Engine(Verbs[LocalLog]):
         opened = self._archive.open()
         return archive_checking.check_archive(opened, self._catalogue, topic, self._limits, self._disk, progress)
 
+    @enough_memory("the log cannot be repaired")
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
         """What would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""
         self.check_open()

@@ -134,7 +134,12 @@ class FileConsumers:
         except FileNotFoundError:
             raise consumer_not_found(name, topic) from None
         except OSError as error:
-            raise Unavailable(f"consumer {name!r} cannot be deleted: {error.strerror}", code="read_only") from error
+            raise Unavailable(
+                f"consumer {name!r} cannot be deleted: {error.strerror}: {path}",
+                hint="is the directory writable? What is no file must be moved away",
+                code="read_only",
+                path=str(path),
+            ) from error
 
     def _find(self, name: str, topic: Topic) -> Cursors:
         """The stored cursors of a consumer; raises NotFound."""

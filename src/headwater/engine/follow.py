@@ -8,6 +8,7 @@ from typing import Self
 from headwater.engine.log import Cursor, Log
 from headwater.engine.reading import check_id, pick, resolve
 from headwater.engine.selection import Selection
+from headwater.errors import enough_memory
 from headwater.event import At, Event
 from headwater.format.events import EventBatch
 from headwater.storage.disk import Clock, Disk, Word
@@ -85,9 +86,10 @@ class Follow(Iterator[Event]):
         return []
 
     def _sweep(self) -> Iterator[list[Event]]:
-        for log, cursor in zip(self._logs, self._cursors, strict=True):
-            for picked in sweep(log, cursor, self._selection):
-                yield picked.events()
+        with enough_memory("a batch of events cannot be read"):
+            for log, cursor in zip(self._logs, self._cursors, strict=True):
+                for picked in sweep(log, cursor, self._selection):
+                    yield picked.events()
 
     def _wait(self) -> bool:
         """Sleep until there may be more; False when the time is over."""
@@ -107,12 +109,13 @@ class Follow(Iterator[Event]):
 def sweep(log: Log, cursor: Cursor, selection: Selection) -> Iterator[EventBatch]:
     """What is wanted of the batches from a cursor to the end that the log has now; the cursor moves along."""
     end = log.seen()
-    while cursor.offset < end:
-        lo = cursor.offset
-        for batch in cursor.batches(end, selection.types, selection.key):
-            picked = pick(log, batch, lo, batch.end_offset, selection)
-            if picked is not None:
-                yield picked
+    with enough_memory(f"{log.place} cannot be read"):
+        while cursor.offset < end:
+            lo = cursor.offset
+            for batch in cursor.batches(end, selection.types, selection.key):
+                picked = pick(log, batch, lo, batch.end_offset, selection)
+                if picked is not None:
+                    yield picked
 
 
 def wait_for_more(

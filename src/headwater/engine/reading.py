@@ -14,7 +14,7 @@ from uuid import UUID
 
 from headwater.engine.log import Log
 from headwater.engine.selection import Selection
-from headwater.errors import HeadwaterError, Invalid, NotFound
+from headwater.errors import HeadwaterError, Invalid, NotFound, enough_memory
 from headwater.event import At, Event, ticks_and_node, ticks_of
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch, data_in_memory
@@ -159,12 +159,14 @@ def _ends(logs: Sequence[Log], end: At | Sequence[int]) -> list[int]:
 
 
 def _read_log(log: Log, lo: int, hi: int, selection: Selection, reverse: bool) -> Iterator[EventBatch]:
-    for batch in log.batches(lo, hi, backwards=reverse, types=selection.types, key=selection.key):
-        picked = pick(log, batch, lo, hi, selection)
-        if picked is not None:
-            yield picked
+    with enough_memory(f"{log.place} cannot be read"):
+        for batch in log.batches(lo, hi, backwards=reverse, types=selection.types, key=selection.key):
+            picked = pick(log, batch, lo, hi, selection)
+            if picked is not None:
+                yield picked
 
 
 def _events(batches: Iterator[EventBatch], reverse: bool) -> Iterator[Event]:
-    for batch in batches:
-        yield from batch.reversed() if reverse else batch.events()
+    with enough_memory("a batch of events cannot be read"):
+        for batch in batches:
+            yield from batch.reversed() if reverse else batch.events()

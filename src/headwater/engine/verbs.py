@@ -26,7 +26,7 @@ from headwater.engine.topics import Catalogue, OpenTopic
 from headwater.engine.transfer.exporting import Progress as TransferProgress
 from headwater.engine.transfer.files import Target
 from headwater.engine.transfer.transfer import Transfer
-from headwater.errors import Corrupt, Invalid, NotFound, Unsupported
+from headwater.errors import Corrupt, Invalid, NotFound, Unsupported, enough_memory
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
 from headwater.format.column import Column
@@ -175,6 +175,7 @@ class Verbs(Serving[L]):
                 log = self._topics.commit(opened, log, rows)
         return Ref(topic, log.place.partition, rows.offset, rows.ticks, log.node, "fsync" if sync else "os")
 
+    @enough_memory("the events cannot be appended")
     def append_many(
         self,
         topic: str,
@@ -209,6 +210,7 @@ class Verbs(Serving[L]):
             part.log = self._topics.commit(opened, opened.logs[part.log.partition], part.rows)
         return waiting.refs(topic, parts)
 
+    @enough_memory("the table cannot be appended")
     def append_arrow(
         self,
         topic: str,
@@ -305,6 +307,7 @@ class Verbs(Serving[L]):
         logs = self._topics.live(topic).chosen(partition)
         return reading.read_batches(logs, start, end, self._selection(type, key, match), reverse=reverse)
 
+    @enough_memory("the events cannot be read as one table")
     def read_arrow(
         self,
         topic: str,
@@ -338,6 +341,7 @@ class Verbs(Serving[L]):
         """
         return splitting.splits(self._topics.live(topic).chosen(partition), start, end, split_bytes)
 
+    @enough_memory("the key cannot be looked for")
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
         """The offset of the key's last event; None if there is none. With several partitions, of the key's own one."""
         opened = self._topics.live(topic)
@@ -585,6 +589,7 @@ class Verbs(Serving[L]):
         self.close()
 
 
+@enough_memory("a huge event cannot be appended")
 def _take_all(upload: Upload, pieces: Iterable[bytes]) -> Rows:
     try:
         for piece in pieces:

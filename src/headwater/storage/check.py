@@ -143,6 +143,8 @@ def check_tail(place: Place) -> tuple[Slot | None, list[Finding]]:
             stored = place.disk.read_file(place.tail)
         except FileNotFoundError:
             return None, [_finding(place, place.tail, 0, 0, "there is no tail; it will be made again", False)]
+        except Corrupt as error:
+            return None, [_finding(place, place.tail, 0, 0, f"{_reason(error)}; repair makes it again")]
         if tail_format.sound(stored):
             slot = tail_format.newest(stored)
             return (slot if slot is not None and slot.boot_id == place.clock.boot_id() else None), []
@@ -170,7 +172,9 @@ def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts
                 stop,
                 max(end_offset if end_offset is not None else found.end_offset, found.end_offset),
             )
-            found.holes.append(Hole(position, behind, (found.end_offset, next_offset), _reason(error)))
+            elsewhere = error.facts.get("path") or segment.path  # the file of a huge event, if that is what is damaged
+            problem = _reason(error) if elsewhere == segment.path else f"{elsewhere}: {_reason(error)}"
+            found.holes.append(Hole(position, behind, (found.end_offset, next_offset), problem))
             found.last_ticks += next_offset - found.end_offset  # as the lost batch of a repair will count them
             found.end_offset = next_offset
             position = behind
@@ -222,7 +226,7 @@ def check_index(place: Place, segment: SegmentFile, *, sealed: bool, sound: bool
             yield _finding(place, path, 0, 0, "there is no index; sealing makes it again", False)
         return
     except Corrupt as error:
-        yield _finding(place, path, error.position, error.size, f"{error.message}; repair makes it again")
+        yield _finding(place, path, error.position, error.size, f"{_reason(error)}; repair makes it again")
         return
     if index.file_id != segment.header.file_id:
         yield _finding(place, path, 0, 0, "the index is of another file, and is not used", False)

@@ -2,7 +2,8 @@
 
 `Disk` and `Clock` are all that the storage layer knows of the machine. Tests replace them with ones that record,
 cut, tear and fail. Methods on the hot path are the functions of `os` themselves. Errors are plain `OSError`s: the
-callers, who know the topic and the offset, turn them into Headwater's own. Safe from any thread.
+callers, who know the topic and the offset, turn them into Headwater's own. But a directory in the place of a file is
+`Corrupt`, and memory that the system does not give is `Unavailable`, for all of them. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import mmap
 import os
 import secrets
 import shutil
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from headwater.errors import Corrupt, out_of_memory
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.storage import futex
 
@@ -99,11 +102,18 @@ class Disk:
             raise OSError(number, os.strerror(number), str(one), None, str(other))
 
     def open_read(self, path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if stat.S_ISDIR(os.fstat(fd).st_mode):  # which opens, and then cannot be read
+            os.close(fd)
+            raise _not_a_file(path)
+        return fd
 
     def open_write(self, path: Path) -> int:
         """Open an existing file for reading and writing."""
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except IsADirectoryError as error:
+            raise _not_a_file(path) from error
 
     def create(self, path: Path) -> int:
         """Make a new file; it must not exist."""
@@ -172,7 +182,16 @@ class Disk:
                 os.posix_fallocate(fd, position, end - position)
 
     def read_file(self, path: Path) -> bytes:
-        return path.read_bytes()
+        try:
+            return path.read_bytes()
+        except IsADirectoryError as error:
+            raise _not_a_file(path) from error
+        except MemoryError as error:
+            raise out_of_memory(f"{path} cannot be read") from error
+
+    def is_directory(self, path: Path) -> bool:
+        """Whether a directory has this name."""
+        return path.is_dir()
 
     def names(self, path: Path) -> list[str]:
         """What a directory holds; nothing if it is not there."""
@@ -265,7 +284,12 @@ class Disk:
             self.release(fd)  # a sweeper came between making and locking it
 
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
-        return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+        try:
+            return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            raise out_of_memory(f"{size} bytes of a file cannot be mapped") from error
 
     def store(self, mapped: mmap.mmap, position: int, data: bytes) -> None:
         """Write into a shared map; other processes see it at once, the disk some time later."""
@@ -307,6 +331,17 @@ class Disk:
     def wait(self, words: Sequence[Word], timeout_s: float) -> None:
         """Sleep until one of the words (map, position, expected value) changes and is woken, or the time is over."""
         futex.wait(words, timeout_s)
+
+
+def _not_a_file(path: Path) -> Corrupt:
+    return Corrupt(
+        f"{path} is a directory, and must be a file",
+        hint="move it away, and restore the file from a backup",
+        path=str(path),
+        position=0,
+        size=0,
+        reason="it is a directory, and must be a file",
+    )
 
 
 def wait_for_lock(

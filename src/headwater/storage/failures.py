@@ -25,7 +25,9 @@ def unavailable(place: Place, what: str, error: OSError) -> Unavailable:
         hint, code = "it can be read; to append, make it writable for this user", "read_only"
     else:
         hint, code = "look at the disk, then open the log again", "disk_failed"
-    return Unavailable(f"{place}: {what}: {error.strerror or error}", hint=hint, code=code, errno=error.errno)
+    path = error.filename or place.path
+    message = f"{place}: {what}: {error.strerror or error}: {path}"
+    return Unavailable(message, hint=hint, code=code, errno=error.errno, path=str(path))
 
 
 def unjournaled(error: OSError) -> Unavailable:

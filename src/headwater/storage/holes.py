@@ -97,6 +97,6 @@ def _archived_end(place: Place) -> int:
 
 
 def _newest(place: Place) -> Slot | None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, Corrupt):
         return tail_format.newest(place.disk.read_file(place.tail))
     return None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from headwater.errors import HeadwaterError
+from headwater.errors import Corrupt, HeadwaterError
 from headwater.format import journal as format
 from headwater.format.cursors import decode_slot
 from headwater.format.journal import Entry, Move, Share
@@ -141,7 +141,7 @@ class Journal:
         for name in sorted(disk.names(self._path)):
             path = self._path / name
             if name.endswith(SUFFIX):
-                with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+                with contextlib.suppress(FileNotFoundError, Corrupt):  # finished meanwhile; or a directory
                     fd = disk.open_read(path)
                     try:
                         left = disk.hold(fd)
@@ -200,7 +200,9 @@ def entries(directory: Path, disk: Disk) -> Iterator[tuple[Path, Entry, list[byt
     """All whole entries of all journals, in the order of each, with the bytes of their shares."""
     for name in disk.names(directory):
         if name.endswith(SUFFIX):
-            with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+            with contextlib.suppress(
+                FileNotFoundError, Corrupt
+            ):  # finished meanwhile; or a directory, which holds none
                 for entry, datas in format.decode(disk.read_file(directory / name)):
                     yield directory / name, entry, datas
 

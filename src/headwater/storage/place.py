@@ -94,6 +94,11 @@ class Place(msgspec.Struct, frozen=True):
         marks = (offset_of(name, "oldest") for name in self.disk.names(self.path))
         return max((base for base in marks if base is not None), default=None)
 
+    def make_room(self, path: Path) -> None:
+        """Move a directory away that is in the place of a file which is made again; it is kept beside that."""
+        if self.disk.is_directory(path):
+            self.disk.rename(path, self.beside(path))
+
     def segments(self) -> list[int]:
         """The first offsets of all segments, ascending.
 

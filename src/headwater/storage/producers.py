@@ -118,7 +118,8 @@ def read_snapshot(place: Place, base: int) -> dict[str, Known]:
     except FileNotFoundError:
         raise corrupt("the snapshot of producers is missing", str(path), 0, 0) from None
     except Corrupt as error:
-        raise corrupt(error.message, str(path), error.position, error.size) from None
+        reason = error.facts.get("reason") or error.message
+        raise corrupt(reason, str(path), error.position, error.size) from None
 
 
 def recall(known: dict[str, Known], producer: Producer) -> Answer | None:

@@ -106,8 +106,10 @@ def apply(place: Place) -> list[Action]:
     done += fill_holes(place, apply=True)
     for finding in check(place, Counts(), lambda _: None):
         if _rebuildable(finding):
+            place.make_room(Path(finding.path))
             if finding.path != str(place.tail):  # the tail is mapped by others, and healed in place
-                place.disk.unlink(Path(finding.path))
+                with contextlib.suppress(FileNotFoundError):  # it was a directory
+                    place.disk.unlink(Path(finding.path))
             done.append(_action(place, Path(finding.path), "made again from the segments", done=True))
         elif _is_snapshot(finding):
             done.append(_forget_producers(place, Path(finding.path), apply=True))
@@ -170,7 +172,9 @@ def _forget_producers(place: Place, path: Path, *, apply: bool) -> Action:
     there = place.disk.inode(path) is not None
     kept = place.beside(path) if there else None
     if apply:
-        if kept is not None:
+        if kept is not None and place.disk.is_directory(path):
+            place.disk.rename(path, kept)
+        elif kept is not None:
             place.disk.replace(kept, place.disk.read_file(path))
         place.disk.replace(path, producers.encode(place.uuid, base, {}))
     return _action(place, path, what, str(kept or ""), apply)

@@ -319,6 +319,11 @@ def _remove_rest(place: Place, base: int) -> None:
 def _remove(place: Place, base: int, path: Path) -> None:
     """Remove one file of a deleted segment: under the log's lock, or it might be of a topic made here since."""
     disk = place.disk
+    if disk.is_directory(path):  # somebody put it there, or repair moved it away
+        with _locked(place):
+            if disk.inode(place.segment(base)) is None:
+                disk.remove_tree(path)
+        return
     with contextlib.suppress(FileNotFoundError):  # somebody else sweeps too
         fd = disk.open_read(path)
         try:

@@ -50,6 +50,7 @@ def seal(place: Place, base: int, pause: Pause = lambda: None, *, anew: bool = F
                     segment = SegmentFile(place, base)
                 index = build_index(segment, pause)
                 _remove_orphans(place, segment)
+                place.make_room(place.index(base))
                 disk.replace(place.index(base), index.encode(), sync=False)
         finally:
             segment.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 
+from headwater.errors import Corrupt
 from headwater.format import tail as format
 from headwater.format.tail import Slot
 from headwater.storage.place import Place
@@ -37,13 +38,11 @@ class Tail:
         try:
             try:
                 fd = disk.open_write(place.tail)
-            except PermissionError:
+            except FileNotFoundError:
+                raise
+            except OSError:
                 fd, writable = disk.open_read(place.tail), False
-            except OSError as error:
-                if isinstance(error, FileNotFoundError):
-                    raise
-                fd, writable = disk.open_read(place.tail), False
-        except FileNotFoundError:
+        except (FileNotFoundError, Corrupt):
             return None
         try:
             if disk.size(fd) != format.SIZE:
@@ -56,6 +55,7 @@ class Tail:
     @classmethod
     def create(cls, place: Place) -> Tail:
         """Put a new, empty tail in place. The caller holds the lock."""
+        place.make_room(place.tail)
         place.disk.replace(place.tail, format.MAGIC + bytes(format.SIZE - 8), sync=False)
         tail = cls.open(place)
         assert tail is not None

@@ -414,6 +414,8 @@ class Writer:
         """Hold the lock while the topic is being removed, and tell every process that it is."""
         tail = self._lock()
         try:
+            if self._disk.inode(self._place.lock) != self._identity:
+                raise deleted(self._place)  # by another process, while this one waited; one of its name is not ours
             slot = tail.newest()
             if slot is not None and slot.state == OPEN:  # a frozen one stays frozen, should the removal fail
                 tail.publish(slot.then(DELETING))

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from time import perf_counter
 
-from headwater.errors import Denied, HeadwaterError
+from headwater.errors import Denied, HeadwaterError, out_of_memory
 from headwater.server.access import User, require
 from headwater.server.http.errors import of_status, response_of
 from headwater.server.http.message import Client, Headers, Request, Response
@@ -179,4 +179,6 @@ def is_own_name(host: str) -> bool:
 
 def _failed(error: BaseException) -> Response:
     _log.error("a request failed", exc_info=error)
+    if isinstance(error, MemoryError):
+        return response_of(out_of_memory("the server cannot answer"))
     return of_status(500, "the server failed", "internal", "its log tells more")

@@ -11,7 +11,7 @@ from bson.binary import Binary
 from bson.int64 import Int64
 
 from headwater.engine.waiting import Waiting
-from headwater.errors import HeadwaterError, Unavailable
+from headwater.errors import HeadwaterError, Unavailable, out_of_memory
 from headwater.event import Ref
 from headwater.format import protocol
 from headwater.server.http.errors import kind_of
@@ -59,6 +59,8 @@ def failure(error: BaseException, type: str = "RESPONSE", **fields: Any) -> byte
 
 def told(error: BaseException) -> dict[str, Any]:
     """The fields that tell of an error."""
+    if isinstance(error, MemoryError):
+        error = out_of_memory("the server cannot answer")
     if not isinstance(error, HeadwaterError):
         error = Unavailable("the server failed", hint="its log tells more", code="internal")
     fields: dict[str, Any] = {"errCode": error.code, "errMsg": error.message, "errKind": kind_of(error)}

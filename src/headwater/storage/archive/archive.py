@@ -95,7 +95,7 @@ class Archive:
             return None
         except Corrupt as error:
             raise Corrupt(
-                f"{self._path}: {error.message}",
+                f"{self._path}: {error.facts.get('reason') or error.message}",
                 hint="name the archive again: headwater archive DATA URL",
                 path=str(self._path),
                 position=error.position,

@@ -25,7 +25,8 @@ def read(place: Place) -> Note | None:
     except HeadwaterError as error:
         facts = {"path": str(path), "position": 0, "size": 0}
         hint = "headwater archive DATA makes it again from the archive"
-        raise type(error)(f"{path}: {error.message}", hint=hint, code=error.code, **facts) from None
+        reason = error.facts.get("reason") or error.message
+        raise type(error)(f"{path}: {reason}", hint=hint, code=error.code, **facts) from None
     format.check(note, place.uuid, str(path))
     return note
 
@@ -41,4 +42,5 @@ def remember(place: Place, manifest: Manifest) -> None:
             note = Note(
                 topic=manifest.topic, uuid=manifest.uuid, partition=manifest.partition, segments=manifest.segments
             )
+            place.make_room(place.archived)
             place.disk.replace(place.archived, settings.encode(note))
