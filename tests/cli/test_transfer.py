@@ -144,3 +144,46 @@ def test_the_command_is_named_by_the_word_and_its_file_by_what_python_allows() -
     command = cli.get_command(Context(cli), "import")
     assert command is not None
     assert command.name == "import"
+
+
+@pytest.mark.parametrize(
+    ("variant", "found"),
+    [
+        (None, "variant messages, 2 messages, 0 control messages"),
+        ("messages", "variant messages, 2 messages, 0 control messages"),
+        ("blocks", "variant blocks, 2 messages, 2 control messages"),
+        ("sized-blocks", "variant sized-blocks, 2 messages, 2 control messages"),
+        ("documented", "variant documented, 2 messages, 0 control messages"),
+    ],
+)
+def test_an_import_tells_which_variant_of_puro_it_found(
+    run: Run, data: Path, tmp_path: Path, variant: str | None, found: str
+) -> None:
+    run("append", data, "orders", "first", "second")
+    file = tmp_path / "orders.puro"
+    run("export", data, "orders", file, *(["--puro-variant", variant] if variant else []))
+    lines = run("import", data, "copy", file).out.splitlines()
+    assert lines[0] == f"Puro file, {found}"
+    assert lines[1].startswith("✓ 2 events in topic copy, ")
+    (told,) = run("import", data, "again", "-", "--format", "puro", "--json", stdin=file.read_bytes()).objects
+    assert told["puro"] == {
+        "variant": variant or "messages",
+        "messages": 2,
+        "control_messages": int(found.split()[-3]),
+        "unfinished_at": None,
+    }
+    assert data_of(data, "copy") == data_of(data, "again") == data_of(data, "orders")
+
+
+def test_a_file_that_puro_wrote_is_imported(run: Run, data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "stream0.puro"
+    file.write_bytes(bytes.fromhex("db130974657374746f70696304badf000ddeadbeef" + "ae03010000"))
+    out = run("import", data, file).out
+    assert out.startswith("Puro file, variant messages, 1 message, 1 control message\n✓ 1 event")
+    assert data_of(data, "testtopic") == [(bytes.fromhex("badf000d"), bytes.fromhex("deadbeef"))]
+
+
+def test_a_variant_of_puro_is_for_puro(run: Run, data: Path, tmp_path: Path) -> None:
+    run("append", data, "t", "x")
+    assert "has no variant" in run("export", data, "t", tmp_path / "t.jsonl", "--puro-variant", "blocks", code=1).err
+    assert "'new' is not one of" in run("export", data, "t", tmp_path / "t.puro", "--puro-variant", "new", code=2).err

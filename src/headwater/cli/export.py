@@ -26,6 +26,7 @@ from headwater.cli.transfer import Summary, format_option
 
 if TYPE_CHECKING:
     from headwater.event import At
+    from headwater.format.puro_blocks import PuroVariant
 
 
 @command(
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
 @click.argument("file", metavar="FILE", type=click.Path())
 @format_option
+@click.option(
+    "--puro-variant",
+    type=click.Choice(["messages", "blocks", "sized-blocks", "documented"]),
+    help="The variant of a Puro file; messages unless given. See docs/TRANSFER.md.",
+)
 @click.option("--from", "start", type=Place(), default="earliest", metavar="PLACE", help="Begin with the event here.")
 @click.option("--to", "end", type=Place(), default="latest", metavar="PLACE", help="End before the event here.")
 @type_pattern_option
@@ -55,6 +61,7 @@ def export(
     topics: tuple[str, ...],
     file: str,
     format: str | None,
+    puro_variant: PuroVariant | None,
     start: At,
     end: At,
     type_: str | None,
@@ -82,7 +89,8 @@ def export(
     summary = Summary(as_json=as_json)
     limits = Limits(blob_bytes_in_memory=hold)
     with open_log(data, mode="existing", limits=limits) as hw, Waiting("events exported") as waiting:
-        events = hw.export(topics, cast("Any", target), format=format, progress=waiting.update, **filters)
+        chosen: Any = {"format": format, "puro_variant": puro_variant}
+        events = hw.export(topics, cast("Any", target), progress=waiting.update, **chosen, **filters)
     if isinstance(target, _Counted):
         sys.stdout.buffer.flush()
         summary.print(events, target.size, "written", err=True)

@@ -17,6 +17,7 @@ from headwater.cli.transfer import Summary, format_option
 
 if TYPE_CHECKING:
     from headwater.event import Content
+    from headwater.format.puro_blocks import PuroFile
 
 
 @command(
@@ -67,6 +68,8 @@ def import_(
     JSON lines are those of 'headwater export' and 'headwater read --json'; of other lines, 'headwater append' makes
     events. Tables of Arrow and Parquet have a column data (or value), and key, type, content and meta if they like;
     with --data-column, only the columns that are named, and key and type, are looked at.
+
+    The variant of a Puro file is detected and printed, with the number of its control messages, which are not events.
     """
     if len(topics) > 1:
         raise click.UsageError("there is one TOPIC, and one FILE")
@@ -84,6 +87,7 @@ def import_(
         done = position
         waiting.update(position, size)
 
+    found: list[PuroFile] = []
     summary = Summary(as_json=as_json)
     with open_log(data) as hw, Waiting("imported", as_bytes=True) as waiting:
         events = hw.import_(
@@ -99,6 +103,7 @@ def import_(
             key_column=key_column,
             type_column=type_column,
             progress=advance,
+            report=found.append,
         )
     where = "in the topics that they name" if topic is None else f"in topic {show.printable(topic)}"
-    summary.print(events, done if file == "-" else source.stat().st_size, where)
+    summary.print(events, done if file == "-" else source.stat().st_size, where, found=found[0] if found else None)

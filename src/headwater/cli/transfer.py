@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from headwater.cli import show
+
+if TYPE_CHECKING:
+    from headwater.format.puro_blocks import PuroFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,13 +31,16 @@ class Summary:
         self._as_json = as_json
         self._began = time.monotonic()
 
-    def print(self, events: int, size: int, what: str, *, err: bool = False) -> None:
+    def print(self, events: int, size: int, what: str, *, err: bool = False, found: PuroFile | None = None) -> None:
         seconds = time.monotonic() - self._began
         rate = events / seconds if seconds > 0 else 0.0
         if self._as_json:
-            told = {"events": events, "bytes": size, "seconds": round(seconds, 3), "events_per_second": round(rate)}
+            told: dict[str, Any] = {"events": events, "bytes": size, "seconds": round(seconds, 3)}
+            told |= {"events_per_second": round(rate)} | ({"puro": asdict(found)} if found else {})
             click.echo(show.json_line(told), err=err)
             return
+        if found:
+            click.echo(str(found), err=err)
         line = f"{show.count(events, 'event')} {what}, {show.size(size)}, {seconds:.1f} s, {rate:,.0f} events/s"
         if err:
             show.note(line)

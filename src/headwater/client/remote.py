@@ -30,6 +30,7 @@ from headwater.format import arrow, documents, events, given
 from headwater.format.column import Column
 from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
+from headwater.format.puro_blocks import PuroFile, PuroVariant
 from headwater.format.settings import Retention
 from headwater.info import BinderInfo, ConsumerInfo, Deleted, Drained, Split, TopicInfo, ViewInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, SPLIT_BYTES, Limits
@@ -480,6 +481,7 @@ class Remote:
         target: str | os.PathLike[str] | IO[bytes],
         *,
         format: str | None = None,
+        puro_variant: PuroVariant | None = None,
         progress: Callable[[int, int | None], None] | None = None,
         **filters: Any,
     ) -> int:
@@ -487,7 +489,7 @@ class Remote:
 
         As that of a directory.
         """
-        done: int = self._make_transfer(self).export(topic, target, format, progress, filters)
+        done: int = self._make_transfer(self).export(topic, target, format, puro_variant, progress, filters)
         return done
 
     def import_(
@@ -505,6 +507,7 @@ class Remote:
         key_column: str | None = None,
         type_column: str | None = None,
         progress: Callable[[int, int | None], None] | None = None,
+        report: Callable[[PuroFile], None] | None = None,
     ) -> int:
         """Append the events of a file here to a topic, or with None each to the topic that it names; returns how many.
 
@@ -521,6 +524,7 @@ class Remote:
             keep_times=keep_times,
             columns=(data_column, key_column, type_column),
             progress=progress,
+            report=report,
         )
         return done
 

@@ -25,6 +25,7 @@ from headwater.engine.serving import Serving, wants_sync
 from headwater.engine.topics import Catalogue, OpenTopic
 from headwater.engine.transfer.exporting import Progress as TransferProgress
 from headwater.engine.transfer.files import Target
+from headwater.engine.transfer.puro import Report as TransferReport
 from headwater.engine.transfer.transfer import Transfer
 from headwater.errors import Corrupt, Invalid, NotFound, Unsupported, enough_memory
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
@@ -33,6 +34,7 @@ from headwater.format.column import Column
 from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
+from headwater.format.puro_blocks import PuroVariant
 from headwater.format.settings import Retention, Topic, TopicSettings
 from headwater.info import ConsumerInfo, Drained, Split, TopicInfo
 from headwater.limits import SPLIT_BYTES, Limits
@@ -506,6 +508,7 @@ class Verbs(Serving[L]):
         target: Target,
         *,
         format: str | None = None,
+        puro_variant: PuroVariant | None = None,
         progress: TransferProgress | None = None,
         **filters: Any,
     ) -> int:
@@ -513,9 +516,10 @@ class Verbs(Serving[L]):
 
         `format` is `jsonl`, `arrow`, `arrows` (a stream), `parquet` or `puro`, by the suffix unless it is said; the
         first and the last can hold several topics. `filters` are those of `read_batches`. A path gets its file when
-        that is whole and durable, in place of what was there. Raises TooLarge for an event that the format cannot hold.
+        that is whole and durable, in place of what was there. `puro_variant` is `messages` (the default), `blocks`,
+        `sized-blocks` or `documented`. Raises TooLarge for an event that the format cannot hold.
         """
-        return self._transfer.export(topic, target, format, progress, filters)
+        return self._transfer.export(topic, target, format, puro_variant, progress, filters)
 
     def import_(
         self,
@@ -532,13 +536,15 @@ class Verbs(Serving[L]):
         key_column: str | None = None,
         type_column: str | None = None,
         progress: TransferProgress | None = None,
+        report: TransferReport | None = None,
     ) -> int:
         """Append the events of a file to a topic, or with None each to the topic that it names; returns how many.
 
         All are durable when it returns. When it fails, what came before stays, durable too, and the error's `imported`
         says how many those are, its `skip` with which number to go on. Offsets and times are new; `keep_times` notes
         the old ones in meta. `only` takes the events which the file says are of one topic; `content` says what the
-        data is where the file does not. Raises Corrupt for a damaged file, Invalid for what is no event.
+        data is where the file does not. `report` is called once with a `PuroFile`, the summary of a Puro file,
+        after all of it was read. Raises Corrupt for a damaged file, Invalid for what is no event.
         """
         return self._transfer.import_(
             topic,
@@ -551,6 +557,7 @@ class Verbs(Serving[L]):
             keep_times=keep_times,
             columns=(data_column, key_column, type_column),
             progress=progress,
+            report=report,
         )
 
     # For transactions and consumers

@@ -1,10 +1,10 @@
-"""Messages of Puro, an event log in one file (docs/TRANSFER.md, "Puro").
+"""Messages of Puro, an event log in files (docs/TRANSFER.md, "Puro").
 
 ```text
-crc          u8        CRC-8 of the rest of the message
+crc          u8        of the rest of the message: `puro_checksums` has the two ways
 totalLength  varlong   bytes that follow this field
 topicLength  varlong
-topic        byte[]
+topic        byte[]    one byte of 0 to 3: a control message
 keyLength    varlong
 key          byte[]
 value        byte[]
@@ -17,21 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from headwater.format import puro_checksums
+from headwater.format.puro_checksums import I64, U8
 from headwater.limits import PURO_KEY_BYTES_MAX, PURO_TOPIC_BYTES_MAX, PURO_VALUE_BYTES_MAX
 
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
+Checksum = Literal["code", "documented"]
+"""Which checksum messages have: the one of Puro's code, or the one that Puro's document describes."""
 
-POLYNOMIAL = 0x07  # x^8 + x^2 + x + 1; initial value 0, not reflected, no final XOR
-PERIOD = 127  # after so many zero bytes the state of this CRC is what it was
+TOMBSTONE, INVALID, BLOCK_START, BLOCK_END = range(4)  # the topics of control messages; stored, so they stay
 TOTAL_MAX = 2 + PURO_TOPIC_BYTES_MAX + 2 + PURO_KEY_BYTES_MAX + PURO_VALUE_BYTES_MAX
 VARLONG_BYTES_MAX = 4  # what TOTAL_MAX takes; a longer one claims more than a message may have
-SLAB_ROWS = 512  # a slab of 512 times 127 bytes and its intermediate results stay in the processor's cache
+INVALID_CRC = 0xFF  # what Puro writes over a message that it gives up, whatever its bytes are
+
+Bools = npt.NDArray[np.bool_]
 
 
 def varlong(value: int) -> bytes:
@@ -44,49 +47,79 @@ def varlong(value: int) -> bytes:
     return bytes(found)
 
 
-def encode(topic: bytes, keys: Sequence[bytes], values: Sequence[bytes]) -> bytearray:
+def encode(topic: bytes, keys: Sequence[bytes], values: Sequence[bytes], checksum: Checksum = "code") -> bytearray:
     """The messages of one topic, one after the other. The caller has checked the limits."""
     count = len(values)
     key_sizes, value_sizes = list(map(len, keys)), list(map(len, values))
     named = varlong(len(topic)) + topic
-    known: dict[tuple[int, int], bytes] = {}
+    known: dict[tuple[int, int], tuple[bytes, int]] = {}
     heads = []
     for sizes in zip(key_sizes, value_sizes, strict=True):
         head = known.get(sizes)
         if head is None:
             rest = named + varlong(sizes[0])
-            head = known[sizes] = b"\0" + varlong(len(rest) + sum(sizes)) + rest
+            total = b"\0" + varlong(len(rest) + sum(sizes))
+            head = known[sizes] = (total + rest, len(total))
         heads.append(head)
-    lengths = np.fromiter(map(len, heads), np.int64, count)
-    lengths += np.array(key_sizes, np.int64) + np.array(value_sizes, np.int64)
-    starts = np.cumsum(lengths) - lengths
-    found = bytearray().join(chain.from_iterable(zip(heads, keys, values, strict=True)))
+    found = bytearray().join(
+        chain.from_iterable((head, k, v) for (head, _), k, v in zip(heads, keys, values, strict=True))
+    )
     stored = np.frombuffer(found, np.uint8)
-    stored[starts] = checksums(stored, starts)
+    lengths = np.fromiter((len(head) for head, _ in heads), np.int64, count)
+    keyed, valued = np.array(key_sizes, np.int64), np.array(value_sizes, np.int64)
+    ends = np.cumsum(lengths + keyed + valued)
+    starts = ends - lengths - keyed - valued
+    if checksum == "documented":
+        stored[starts] = puro_checksums.documented(stored, starts)
+    elif count:
+        bodies = starts + np.fromiter((body for _, body in heads), np.int64, count)
+        name = bodies + len(named) - len(topic)
+        bounds = (starts + 1, bodies, name, bodies + len(named), starts + lengths, ends - valued, ends)
+        stored[starts] = puro_checksums.combined(stored, np.stack(bounds, axis=1))
     return found
+
+
+def encode_control(topic: int, value: bytes) -> bytes:
+    """A control message."""
+    return bytes(encode(bytes([topic]), [b""], [value]))
 
 
 class Messages:
     """Whole and verified messages at the beginning of a buffer.
 
     `consumed` bytes of it are theirs. If `problem` is not empty, it says what is wrong with the message that follows
-    them; if it is, what follows them is the beginning of a message, of which more must be read.
+    them; if it is, what follows them is the beginning of a message, of which more must be read. `right` counts the
+    messages whose checksum is right, also behind a wrong one: it tells with which of two a buffer was written.
     """
 
-    __slots__ = ("_buffer", "_spans", "consumed", "problem")
+    __slots__ = ("_bounds", "_buffer", "_topics", "consumed", "problem", "right")
 
-    def __init__(self, buffer: bytes, spans: I64, consumed: int, problem: str) -> None:
+    def __init__(self, buffer: bytes, bounds: I64, topics: I64, consumed: int, problem: str, right: int) -> None:
         self._buffer = buffer
-        self._spans = spans  # a row for each message: where topic, key and value begin, and where the message ends
+        self._bounds = bounds  # a row for each message: where the first field begins, and where each one ends
+        self._topics = topics  # the topics of control messages, and -1 for the others
         self.consumed = consumed
         self.problem = problem
+        self.right = right
 
     def __len__(self) -> int:
-        return len(self._spans)
+        return len(self._bounds)
+
+    def controls(self) -> list[tuple[int, int, int, bytes]]:
+        """Each control message: its number among all, where it begins in the buffer, its topic and its value."""
+        rows = np.flatnonzero(self._topics >= 0)
+        begin = (self._bounds[rows, 0] - 1).tolist()
+        values = self._cut(self._bounds[rows, 5], self._bounds[rows, 6])
+        return list(zip(rows.tolist(), begin, self._topics[rows].tolist(), values, strict=True))
+
+    def events(self, before: int) -> Messages:
+        """Those that are no control messages, of so many from the first on."""
+        picked = np.flatnonzero(self._topics[:before] < 0)
+        return Messages(self._buffer, self._bounds[picked], self._topics[picked], self.consumed, "", len(picked))
 
     def all_topics(self) -> list[bytes]:
         """The topic of each message."""
-        begin, end = self._spans[:, 0], self._spans[:, 1]
+        begin, end = self._bounds[:, 2], self._bounds[:, 3]
         if not len(self):
             return []
         first = bytes(self._buffer[begin[0] : end[0]])
@@ -98,62 +131,84 @@ class Messages:
 
     def all_keys(self) -> list[bytes]:
         """The key of each message; empty where it has none."""
-        return self._cut(self._spans[:, 2], self._spans[:, 3])
+        return self._cut(self._bounds[:, 4], self._bounds[:, 5])
 
     def all_values(self) -> list[bytes]:
         """The value of each message."""
-        return self._cut(self._spans[:, 3], self._spans[:, 4])
+        return self._cut(self._bounds[:, 5], self._bounds[:, 6])
 
     def _cut(self, begin: I64, end: I64) -> list[bytes]:
         buffer = self._buffer
         return [buffer[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
 
 
-def decode(buffer: bytes) -> Messages:
+def decode(buffer: bytes, checksum: Checksum = "code") -> Messages:
     """The messages of a buffer, up to the first that is damaged or not there as a whole."""
     starts, bodies, consumed, problem = _frames(buffer)
     if not starts:
-        return Messages(buffer, np.zeros((0, 5), np.int64), 0, problem)
-    first, body = np.array(starts, np.int64), np.array(bodies, np.int64)
-    end = np.append(first[1:], consumed)
+        return Messages(buffer, np.zeros((0, 7), np.int64), np.zeros(0, np.int64), 0, problem, 0)
     stored = np.frombuffer(buffer, np.uint8)[:consumed]
-    blank = stored.copy()
-    blank[first] = 0
-    wrong = checksums(blank, first) != stored[first]
-    topic, topic_bytes, bad_topic = _short_varlongs(stored, body)
-    after = np.minimum(topic + topic_bytes, consumed - 1)
-    key, key_bytes, bad_key = _short_varlongs(stored, after)
-    value = key + key_bytes
-    misfit = bad_topic | bad_key | (topic + topic_bytes >= end) | (value > end)
-    misfit |= (topic_bytes > PURO_TOPIC_BYTES_MAX) | (key_bytes > PURO_KEY_BYTES_MAX)
-    misfit |= end - value > PURO_VALUE_BYTES_MAX
+    first = np.array(starts, np.int64)
+    bounds, topics, misfit = _bounds(stored, first, np.array(bodies, np.int64), np.append(first[1:], consumed))
+    if checksum == "documented":
+        blank = stored.copy()
+        blank[first] = 0
+        wrong = puro_checksums.documented(blank, first) != stored[first]
+    else:
+        wrong = _wrong(stored, bounds, topics, misfit)
     bad = np.flatnonzero(wrong | misfit)
     count = len(first)
+    right = count - len(bad)
     if len(bad):
         count = int(bad[0])
         consumed = int(first[count])
         problem = "the checksum of a message is wrong" if wrong[count] else "the lengths of a message do not fit"
-    spans = np.stack((topic, topic + topic_bytes, key, value, end), axis=1)[:count]
-    return Messages(buffer, spans, consumed, problem)
+    return Messages(buffer, bounds[:count], topics[:count], consumed, problem, right)
 
 
-def checksums(data: U8, starts: I64) -> U8:
-    """The CRC-8 of each message, whose first byte, where the checksum goes, is 0. The last one reaches to the end.
+def _bounds(stored: U8, first: I64, body: I64, end: I64) -> tuple[I64, I64, Bools]:
+    """The bounds of fields, the topics of control messages, and which messages have lengths that do not fit."""
+    last = len(stored) - 1
+    topic, topic_bytes, bad_topic = _short_varlongs(stored, body)
+    after = topic + topic_bytes
+    key, key_bytes, bad_key = _short_varlongs(stored, np.minimum(after, last))
+    value = key + key_bytes
+    cut = bad_topic | (after >= end)
+    topics = np.where(~cut & (topic_bytes == 1), stored[np.minimum(topic, last)], 0xFF).astype(np.int64)
+    topics[topics > BLOCK_END] = -1
+    misfit = cut | bad_key | (value > end)
+    misfit |= (topic_bytes > PURO_TOPIC_BYTES_MAX) | (key_bytes > PURO_KEY_BYTES_MAX)
+    misfit |= end - value > PURO_VALUE_BYTES_MAX
+    given_up = (topics == INVALID) & (stored[first] == INVALID_CRC)  # what follows its topic means nothing
+    misfit &= ~given_up
+    key, value = np.where(given_up, end, key), np.where(given_up, end, value)
+    return np.stack((first + 1, body, topic, after, key, value, end), axis=1), topics, misfit
 
-    A byte's part in the checksum depends on its distance from the end of its message alone, and repeats with the
-    PERIOD; leading zeros have none. So all bytes are looked up at once, as if there were one end for all, and the
-    XOR over each message is moved to that message's own end.
-    """
-    size = len(data)
-    parts = np.zeros(-(-size // PERIOD) * PERIOD, np.uint8)
-    parts[:size] = data
-    rows = parts.reshape(-1, PERIOD)
-    for at in range(0, len(rows), SLAB_ROWS):
-        slab = rows[at : at + SLAB_ROWS]
-        slab[:] = _POWERS.ravel().take(slab + _ROW)
-    ends = np.append(starts[1:], size)
-    found: U8 = _POWERS[ends % PERIOD, np.bitwise_xor.reduceat(parts[:size], starts)]
-    return found
+
+def _wrong(stored: U8, bounds: I64, topics: I64, misfit: Bools) -> Bools:
+    """Which messages have another checksum than Puro's code would give them, and than it does give them."""
+    given = stored[bounds[:, 0] - 1]
+    found = given.copy()
+    fit = np.flatnonzero(~misfit)
+    found[fit] = puro_checksums.combined(stored, bounds[fit])
+    wrong: Bools = (found != given) & ~((topics == INVALID) & (given == INVALID_CRC))
+    begins = np.flatnonzero(wrong & (topics == BLOCK_START))
+    if len(begins):  # some versions of Puro take the bytes of this one as a whole, when they commit the block
+        wrong[begins] = puro_checksums.walk(stored, bounds[begins, 0], bounds[begins, 6]) != given[begins]
+    for row in begins[wrong[begins]].tolist():
+        wrong[row] = not _is_half_committed(stored, bounds[row], int(given[row]))
+    return wrong
+
+
+def _is_half_committed(stored: U8, bounds: I64, given: int) -> bool:
+    """Whether a block's beginning has the checksum of its commit already, and not yet the signal."""
+    begin, signal, end = int(bounds[0]), int(bounds[5]), int(bounds[6])
+    if signal == end or stored[signal]:
+        return False
+    committed = stored[begin:end].copy()
+    committed[signal - begin] = 1
+    whole = puro_checksums.walk(committed, np.array([0]), np.array([end - begin]))
+    return given in (int(whole[0]), int(puro_checksums.combined(committed, bounds[None] - begin)[0]))
 
 
 def _frames(buffer: bytes) -> tuple[list[int], list[int], int, str]:
@@ -194,19 +249,3 @@ def _short_varlongs(stored: U8, at: I64) -> tuple[I64, I64, npt.NDArray[np.bool_
     more = low >= 0x80
     high = np.where(more, stored[np.minimum(at + 1, len(stored) - 1)], 0).astype(np.int64)
     return at + 1 + more, (low & 0x7F) | high << 7, more & ((high >= 0x80) | (high == 0))
-
-
-def _powers() -> Any:
-    """`_powers()[k, b]`: the state after the byte `b` and `k - 1` zeros; for 0, the byte itself."""
-    after = np.arange(256)
-    for _ in range(8):
-        after = np.where(after & 0x80, after << 1 ^ POLYNOMIAL, after << 1) & 0xFF
-    found = np.zeros((PERIOD, 256), np.uint8)
-    found[0] = np.arange(256)
-    for k in range(1, PERIOD):
-        found[k] = after[found[k - 1]]
-    return found
-
-
-_POWERS: U8 = _powers()
-_ROW = (-np.arange(PERIOD) % PERIOD * 256).astype(np.uint16)

@@ -11,6 +11,7 @@ from headwater.engine.transfer.files import Format, Target
 from headwater.errors import Invalid
 from headwater.format.batch import BLOB, DATA
 from headwater.format.events import EventBatch
+from headwater.format.puro_blocks import PuroVariant
 from headwater.storage.disk import Disk
 
 if TYPE_CHECKING:
@@ -37,17 +38,20 @@ def export(
     topics: Sequence[str],
     target: Target,
     format: str | None,
+    puro_variant: PuroVariant | None,
     progress: Progress | None,
     filters: dict[str, Any],
 ) -> int:
     """Write the events of topics, one topic after the other, each partition after partition; returns how many."""
     chosen = files.format_of(target, format)
+    if puro_variant is not None and chosen != "puro":
+        raise Invalid(f"a file of {chosen} has no variant", hint="give a variant for the format puro only")
     if len(topics) != 1 and chosen not in ("jsonl", "puro"):
         raise Invalid(f"a file of {chosen} holds one topic, not {len(topics)}", hint="export each to a file of its own")
     reads = [(topic, log.read_batches(topic, **filters)) for topic in topics]  # a wrong filter makes no file
     total = None if filters else sum(log.describe(topic).events for topic in topics)
     done = 0
-    with files.written(disk, target) as out, _closing(_writer(chosen, out, topics)) as writer:
+    with files.written(disk, target) as out, _closing(_writer(chosen, out, topics, puro_variant)) as writer:
         for _, batches in reads:
             for group in _grouped(batches):
                 writer.write(group)
@@ -57,11 +61,11 @@ def export(
     return done
 
 
-def _writer(format: Format, out: IO[bytes], topics: Sequence[str]) -> Writer:
+def _writer(format: Format, out: IO[bytes], topics: Sequence[str], puro_variant: PuroVariant | None) -> Writer:
     if format == "jsonl":
         return jsonl.LineWriter(out)
     if format == "puro":
-        return puro.MessageWriter(out)
+        return puro.MessageWriter(out, puro_variant or "messages")
     return tables.TableWriter(out, format, topics[0])
 
 

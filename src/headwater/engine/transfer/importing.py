@@ -30,6 +30,7 @@ def import_file(
     wanted: Wanted,
     sink: Sink,
     progress: Progress | None,
+    report: puro.Report | None,
 ) -> int:
     """Append all events of a file, and make them durable; returns how many.
 
@@ -38,7 +39,7 @@ def import_file(
     chosen = files.format_of(source, format)
     with files.read(disk, source) as input:
         try:
-            for chunk in _reader(chosen, input, wanted, limits):
+            for chunk in _reader(chosen, input, wanted, limits, report):
                 sink.append(chunk)
                 if progress is not None:
                     progress(input.position, input.size)
@@ -49,12 +50,14 @@ def import_file(
     return sink.imported
 
 
-def _reader(format: Format, input: Input, wanted: Wanted, limits: Limits) -> Iterator[Chunk]:
+def _reader(
+    format: Format, input: Input, wanted: Wanted, limits: Limits, report: puro.Report | None
+) -> Iterator[Chunk]:
     if format == "jsonl":
         # JSON writes a byte of text as up to six; the rest is for the other fields.
         return jsonl.read(input, wanted, 7 * max(limits.data_bytes_max, limits.blob_bytes_in_memory))
     if format == "puro":
-        return puro.read(input, wanted)
+        return puro.read(input, wanted, report)
     return tables.read_parquet(input, wanted) if format == "parquet" else tables.read_arrow(input, wanted)
 
 

@@ -9,9 +9,11 @@ from headwater.engine.transfer import exporting, importing
 from headwater.engine.transfer.chunks import Wanted
 from headwater.engine.transfer.exporting import Progress
 from headwater.engine.transfer.files import Target
+from headwater.engine.transfer.puro import Report
 from headwater.event import Content
 from headwater.format import given
 from headwater.format.events import EventBatch
+from headwater.format.puro_blocks import PuroVariant
 from headwater.info import TopicInfo
 from headwater.limits import Limits
 from headwater.storage.disk import Disk
@@ -45,11 +47,12 @@ class Transfer:
         topic: str | Sequence[str],
         target: Target,
         format: str | None,
+        puro_variant: PuroVariant | None,
         progress: Progress | None,
         filters: dict[str, Any],
     ) -> int:
         topics = [topic] if isinstance(topic, str) else list(topic)
-        return exporting.export(self._log, self._disk, topics, target, format, progress, filters)
+        return exporting.export(self._log, self._disk, topics, target, format, puro_variant, progress, filters)
 
     def import_(
         self,
@@ -64,8 +67,9 @@ class Transfer:
         keep_times: bool,
         columns: tuple[str | None, str | None, str | None],
         progress: Progress | None,
+        report: Report | None,
     ) -> int:
         given.check_content(content)
         wanted = Wanted(content, keep_times, topic is None or only is not None, *columns)
         sink = importing.Sink(self._log, self._limits, topic, only, partition, skip)
-        return importing.import_file(self._disk, self._limits, source, format, wanted, sink, progress)
+        return importing.import_file(self._disk, self._limits, source, format, wanted, sink, progress, report)
