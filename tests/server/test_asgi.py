@@ -56,6 +56,10 @@ def mounted(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
+def test_its_openapi_document_tells_where_it_is_mounted(mounted: str) -> None:
+    assert http.get(f"{mounted}/log/openapi.json").json()["servers"] == [{"url": "/log"}]
+
+
 def test_it_lives_beside_other_pages(mounted: str) -> None:
     assert http.get(mounted).text == "hello"
     assert http.put(f"{mounted}/log/topic/a%2Fb").json() is True

@@ -119,8 +119,70 @@ def test_rights_are_told_where_there_are_users() -> None:
     assert {"basic": []} in append["security"]
     assert append["x-headwater-right"] == "append"
     assert "401" in append["responses"]
-    assert "security" not in guarded["paths"]["/health"]["get"]
+    assert guarded["paths"]["/health"]["get"]["security"] == []
     assert "security" not in open_["paths"]["/topic/{name}/items"]["post"]
+    assert open_["security"] == []
+    for path in guarded["paths"].values():
+        for operation in path.values():
+            assert (operation["security"] == []) == ("x-headwater-right" not in operation)
+
+
+def schemas_of(told: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema in a document, with its place."""
+    if isinstance(told, list):
+        for i, each in enumerate(told):
+            yield from schemas_of(each, f"{place}/{i}")
+    if not isinstance(told, dict):
+        return
+    if {"type", "items", "anyOf", "oneOf", "enum", "const", "default", "$ref"} & told.keys() and "in" not in told:
+        yield place, told
+    for name, each in told.items():
+        if name == "properties":
+            for field, schema in each.items():
+                yield from schemas_of(schema, f"{place}/properties/{field}")
+        elif name not in ("default", "enum", "const", "example"):
+            yield from schemas_of(each, f"{place}/{name}")
+
+
+@pytest.mark.parametrize("authenticates", [True, False])
+def test_generators_of_clients_understand_every_schema(authenticates: bool) -> None:
+    """Each of these stops a generator, or makes a client that does not compile, or that cuts off large numbers."""
+    document = json.loads(openapi.encoded(authenticates))
+    found = list(schemas_of(document))
+    assert len(found) > 200
+    for place, schema in found:
+        assert not isinstance(schema.get("items"), bool), place
+        assert not isinstance(schema.get("default", 0), list | dict | None), place
+        assert "items" in schema or "array" not in schema.get("type", ""), place
+        choices = schema.get("anyOf", [])
+        assert "date-time" not in [choice.get("format") for choice in choices], place
+        if len(choices) == 2 and {"type": "null"} in choices:
+            assert {"$ref", "enum"} & (choices[0] | choices[1]).keys(), place
+        assert "type" in schema or not {"enum", "const"} & schema.keys(), place
+        if "integer" in schema.get("type", ""):
+            above = schema.get("exclusiveMaximum", schema.get("maximum", 1 << 31) + 1)
+            assert schema.get("format") == ("int64" if above > 1 << 31 else None), place
+    names = document["components"]["schemas"]
+    assert [name for name in names if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name)] == []
+    assert {schema["$ref"].rpartition("/")[2] for _, schema in found if "$ref" in schema} - set(
+        map(str, openapi.ERRORS)
+    ) <= set(names)
+
+
+def test_a_tuple_is_still_told_as_one() -> None:
+    """The length and the type of each item, also where the items are of several types."""
+    schemas = json.loads(openapi.encoded(True))["components"]["schemas"]
+    lost = schemas["Report"]["properties"]["lost_offsets"]
+    assert (lost["minItems"], lost["maxItems"], lost["items"]["type"]) == (2, 2, "integer")
+    assert len(lost["prefixItems"]) == 2
+    producer = schemas["TransactionRequest"]["properties"]["producer"]
+    assert producer["type"] == ["array", "null"]
+    assert [each["type"] for each in producer["prefixItems"]] == ["string", "integer", "integer"]
+    assert (producer["items"], producer["maxItems"]) == ({}, 3)
+
+
+def test_the_document_tells_where_it_is_served(server: Server) -> None:
+    assert server.http.get("/openapi.json").json()["servers"] == [{"url": "/"}]
 
 
 def test_a_parameter_that_a_route_does_not_take_is_refused(server: Server) -> None:

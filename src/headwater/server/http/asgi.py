@@ -241,6 +241,7 @@ def _request(scope: Scope, body: _Body, cache: dict[Any, Any]) -> Request:
         path, failure = (), error
     request = Request(scope["method"], path, scope.get("query_string", b""), headers, body.receive, client)
     request.failure = failure
+    request.root = scope.get("root_path", "")
     return request
 
 

@@ -41,7 +41,7 @@ Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 T = TypeVar("T")
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DocumentQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What `POST /binders/{binder}/query` asks for: documents, how many there are, or how they would be found."""
 
     match: dict[str, Any] = {}
@@ -69,7 +69,7 @@ class Form(NamedTuple):
     failure: Callable[[HeadwaterError], bytes]
 
 
-_decode_asked = msgspec.json.Decoder(Asked).decode
+_decode_asked = msgspec.json.Decoder(DocumentQuery).decode
 _decode_field = msgspec.json.Decoder(Field).decode
 
 

@@ -32,7 +32,7 @@ class Seek(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: Number | None = None
 
 
-class Ack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class AckRange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """[partition, offset], or [partition, first, end] for all that was handed out from `first` to before `end`."""
 
     partition: Number
@@ -44,7 +44,7 @@ class Acks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a client says of the events that its member was handed; that it lives; and with `leave`, that it goes."""
 
     member: str
-    acks: list[Ack] = []
+    acks: list[AckRange] = []
     to: list[tuple[Number, Offset]] = []
     fails: list[tuple[Number, Offset, str]] = []
     flush: bool = False

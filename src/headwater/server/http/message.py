@@ -158,6 +158,7 @@ class Request:
         self.keep_alive = True
         self.http10 = False
         self.target = b""  # as it was asked for
+        self.root = ""  # where the routes are mounted, in an application around them
         self.budget = UNBOUNDED
         self.held = 0  # of the budget
         self._raw_query = raw_query

@@ -19,23 +19,22 @@ from headwater.format import replication
 from headwater.format.jsonl import Line
 from headwater.format.replication import TopicState
 from headwater.info import BinderInfo, ConsumerInfo, Deleted, Split, TopicInfo, ViewInfo
-from headwater.server.http import parameters
-from headwater.server.http.binders import Asked as Found
-from headwater.server.http.binders import Field
+from headwater.server.http import parameters, schemas
+from headwater.server.http.binders import DocumentQuery, Field
 from headwater.server.http.consumers import Acks, Seek, Settled
 from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
 from headwater.server.http.routes import ROUTES, Route
 from headwater.server.http.topics import Retain
-from headwater.server.http.transactions import Asked, ToldRef
+from headwater.server.http.transactions import ToldRef, TransactionRequest
 
 Content = dict[str, Any]
-"""Schemas by media type: written here, or the type that is encoded and decoded."""
+"""Schemas by media type: written here, or the type that is encoded and decoded; None for what has none."""
 
 ARROW = "application/vnd.apache.arrow.stream"
 BATCHES = "application/vnd.headwater.batches"
 NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
-BYTES: Schema = {}
+BYTES: Schema = {"type": "string", "format": "binary"}
 
 ERRORS = {
     400: "Invalid: change the request.",
@@ -57,7 +56,8 @@ ERRORS = {
 }
 ANY = (400, 408, 417, 431, 500, 503)  # what every request may be answered with,
 FOREIGN = (403,)  # also where it is a browser's, of another site,
-GUARDED = (401, 403, 429)  # and one that needs a right
+GUARDED = (401, 403, 429)  # and one that needs a right,
+LOGIN = (401, 429)  # of which these only where there are users
 _RETRY = (("Retry-After", NUMBER),)
 ERROR_HEADERS = {401: (("WWW-Authenticate", TEXT),), 429: _RETRY, 503: _RETRY}
 
@@ -101,22 +101,24 @@ _COUNTED = _object(("count",), count=NUMBER)
 _EXPLAINED = _object(("plan",), plan=TEXT)
 _PLACED = (("Headwater-Partition", PARTITION_NUMBER), ("Headwater-Id", UUID), ("Headwater-Durability", TEXT))
 _APPENDED = _json({"oneOf": [NUMBER, _ref("Appended")]})
+# Generated clients take the first media type that they know, so JSON comes first; of several bodies with schemas, one
+# of which may be anything, some make a client that fails.
 _ITEMS_IN: Content = {
-    "application/octet-stream": BYTES,
-    "text/plain": TEXT,
     "application/json": {},
-    NDJSON: BYTES,
-    ARROW: BYTES,
-    "application/cloudevents+json": {"type": "object"},
-    "application/cloudevents-batch+json": _list({"type": "object"}),
-    "application/bson": BYTES,
-    BATCHES: BYTES,
+    "text/plain": TEXT,
+    "application/octet-stream": None,
+    NDJSON: None,
+    ARROW: None,
+    "application/cloudevents+json": None,
+    "application/cloudevents-batch+json": None,
+    "application/bson": None,
+    BATCHES: None,
 }
 _ITEMS_OUT: Content = {
+    "application/json": list[Line],
     "application/octet-stream": BYTES,
     SSE: TEXT,
     NDJSON: BYTES,
-    "application/json": list[Line],
     ARROW: BYTES,
     BATCHES: BYTES,
 }
@@ -173,7 +175,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Put an event on the bus. The body must be UTF-8.",
         _json({"type": "object", "properties": {"id": UUID}, "required": ["id"]}),
         (413,),
-        {"text/plain": TEXT},
+        {"text/plain": TEXT, "application/json": {}},
         body_required=False,
     ),
     ("GET", "/api/events"): Operation("The bus, live, as server-sent events.", {SSE: TEXT}, (406, 413)),
@@ -181,7 +183,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Append to several topics, and ack: all or nothing.",
         _json(Committed),
         (404, 409, 413, 501),
-        _json(Asked),
+        _json(TransactionRequest),
     ),
     ("GET", "/consumers"): Operation(
         "Where each consumer is, and who reads there.", _json(list[ConsumerInfo]), (404, 413)
@@ -212,12 +214,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Find documents; or count them, or tell how they would be found.",
         {"application/json": {"oneOf": [_list(_ref("Document")), _COUNTED, _EXPLAINED]}, NDJSON: BYTES},
         (404, 406, 413, 501),
-        _json(Found),
+        _json(DocumentQuery),
         body_required=False,
     ),
     ("GET", "/binders/{binder}/changes"): Operation(
         "The changes of documents, as they come. As JSON only: the document with the id changes.",
-        {SSE: TEXT, NDJSON: BYTES, "application/json": Document},
+        {"application/json": Document, SSE: TEXT, NDJSON: BYTES},
         (404, 406, 413),
         headers=(("Headwater-Place", TEXT),),
     ),
@@ -267,10 +269,14 @@ _WRITTEN: dict[str, Schema] = {
 }
 
 
+def encoded(authenticates: bool, root: str = "") -> bytes:
+    """The document as JSON. `root` is where the routes are mounted."""
+    return msgspec.json.encode(_document(authenticates) | {"servers": [{"url": root or "/"}]})
+
+
 @cache
-def encoded(authenticates: bool) -> bytes:
-    """The document as JSON."""
-    return msgspec.json.encode(document(ROUTES, authenticates=authenticates))
+def _document(authenticates: bool) -> dict[str, Any]:
+    return document(ROUTES, authenticates=authenticates)
 
 
 def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
@@ -289,11 +295,13 @@ def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {**_of_types()[1], **_WRITTEN},
-            "responses": {str(status): _error(status) for status in ERRORS},
+            "schemas": {**_of_types()[1], **{name: schemas.plain(schema) for name, schema in _WRITTEN.items()}},
+            "responses": {str(status): _error(status) for status in ERRORS if authenticates or status not in LOGIN},
         },
     }
-    if authenticates:
+    if not authenticates:
+        told["security"] = []
+    else:
         told["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer", "description": "A token of `headwater auth add`."},
             "basic": {"type": "http", "scheme": "basic"},
@@ -322,7 +330,8 @@ def _operation(route: Route, operation: Operation, authenticates: bool) -> dict[
         told["requestBody"] = {"content": _content(operation.body), "required": operation.body_required}
     if guarded:
         told["x-headwater-right"] = route.action
-        told["security"] = [{"bearer": []}, {"basic": []}, {"certificate": []}]
+    if authenticates:
+        told["security"] = [{"bearer": []}, {"basic": []}, {"certificate": []}] if guarded else []
     return told
 
 
@@ -339,20 +348,20 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
         "in": parameter.where,
         "required": parameter.required,
         "description": parameter.description,
-        "schema": parameter.schema,
+        "schema": schemas.plain(parameter.schema),
     }
 
 
 def _content(content: Content) -> dict[str, Any]:
-    return {media: {"schema": _schema(schema)} for media, schema in content.items()}
+    return {media: {} if schema is None else {"schema": _schema(schema)} for media, schema in content.items()}
 
 
 def _schema(schema: Any) -> Schema:
-    return schema if isinstance(schema, dict) else _of_types()[0][schema]
+    return schemas.plain(schema) if isinstance(schema, dict) else _of_types()[0][schema]
 
 
 def _headers(headers: Iterable[tuple[str, Schema]]) -> dict[str, Any]:
-    return {name: {"schema": schema} for name, schema in headers}
+    return {name: {"schema": schemas.plain(schema)} for name, schema in headers}
 
 
 def _error(status: int) -> dict[str, Any]:
@@ -367,6 +376,5 @@ def _error(status: int) -> dict[str, Any]:
 def _of_types() -> tuple[dict[Any, Schema], dict[str, Schema]]:
     """The schemas of the types in `OPERATIONS`, and what those refer to."""
     contents = [content for each in OPERATIONS.values() for content in (each.answer, each.body or {})]
-    types = [schema for content in contents for schema in content.values() if not isinstance(schema, dict)]
-    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    return dict(zip(types, schemas, strict=True)), components
+    used = [schema for content in contents for schema in content.values()]
+    return schemas.of_types(schema for schema in used if not isinstance(schema, dict | None))

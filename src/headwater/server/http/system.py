@@ -45,9 +45,9 @@ async def metrics(store: Store, _request: Request) -> Response:
     return Response(200, (("content-type", content_type),), text)
 
 
-async def openapi(store: Store, _request: Request) -> Response:
+async def openapi(store: Store, request: Request) -> Response:
     """What is served, as OpenAPI tells it."""
-    body = await store.shared("openapi", _document, store.access.authenticates)
+    body = await store.shared(f"openapi {request.root}", _document, store.access.authenticates, request.root)
     return Response(200, (("content-type", JSON),), body)
 
 
@@ -57,7 +57,7 @@ def _render(store: Store) -> tuple[str, bytes]:
     return prometheus.CONTENT_TYPE, prometheus.render(store.metrics, store.engine)
 
 
-def _document(authenticates: bool) -> bytes:
+def _document(authenticates: bool, root: str) -> bytes:
     from headwater.server.http import openapi  # it describes the routes, which this module is one of
 
-    return openapi.encoded(authenticates)
+    return openapi.encoded(authenticates, root)

@@ -30,7 +30,7 @@ class Append(Line, frozen=True, gc=False, forbid_unknown_fields=True):
     expected_version: Offset | Literal["none"] | None = None
 
 
-class Ack(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class MemberAck(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One event that a member was handed."""
 
     member: str
@@ -38,11 +38,11 @@ class Ack(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     offset: Offset
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TransactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole transaction. `producer` is (id, epoch, seq)."""
 
     appends: list[Append] = []
-    acks: list[Ack] = []
+    acks: list[MemberAck] = []
     durability: Durability | None = None
     producer: tuple[str, int, int] | None = None
 
@@ -56,7 +56,7 @@ class ToldRef(msgspec.Struct, frozen=True, gc=False):
     id: str
 
 
-_decode = msgspec.json.Decoder(Asked).decode
+_decode = msgspec.json.Decoder(TransactionRequest).decode
 
 
 async def commit(store: Store, request: Request) -> Response:
@@ -75,7 +75,7 @@ async def commit(store: Store, request: Request) -> Response:
     return json({"refs": told, "durability": refs[0].durability if refs else "fsync"})
 
 
-def _commit(engine: Engine, asked: Asked, members: dict[str, RemoteMember | None]) -> list[Ref]:
+def _commit(engine: Engine, asked: TransactionRequest, members: dict[str, RemoteMember | None]) -> list[Ref]:
     """In a worker's thread: what it does is a handful of syncs."""
     transaction = engine.transaction(durability=asked.durability, producer=asked.producer)
     for append in asked.appends:
