@@ -155,6 +155,8 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         16  # that sleep until a topic has more; above, several topics share one, and 128 logs are polled
     )
 
+    awaited_topics_max: int = 1024  # streams that wait for a topic to be made: each is looked up ten times a second
+
     frame_bytes_max: int = FRAME_BYTES_MAX  # over TCP; it is held in memory as a whole
     frames_waiting_max: int = 16_384  # frames of one connection that wait for their turn; above, it is not read
     frames_waiting_bytes: int = 4 * MIB  # the same in bytes, beside one frame that may be larger

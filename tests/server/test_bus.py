@@ -93,6 +93,23 @@ async def test_a_subscriber_to_a_new_bus_gets_the_first_event(call: Caller) -> N
         assert (await source.next()).id == id
 
 
+async def test_a_get_makes_no_bus_but_waits_for_one_that_another_process_makes(call: Caller) -> None:
+    async with subscribed(call.server.url, "/api/events") as source:
+        assert call("GET", "/topics").body == []
+        with headwater.open(call.server.path) as hw:
+            hw.create("events", partitions=2)
+            id = hw.append("events", "x", type="first", partition=1).id
+        got = await source.next()
+        assert (got.event, got.data) == ("first", "x")
+        assert got.id != str(id)  # it is a cursor over both partitions
+
+
+def test_what_cannot_be_asked_of_a_bus_that_is_not_there_is_refused(call: Caller) -> None:
+    assert call("GET", "/api/events?typeMatcher=(")[0] == 400
+    assert call("GET", "/api/events?lastEventId=x")[0] == 400
+    assert call("GET", "/topics").body == []
+
+
 @pytest.mark.parametrize("how", ["header", "query"])
 async def test_a_client_that_comes_back_goes_on_after_its_last_event(call: Caller, how: str) -> None:
     ids = [call.publish("n", str(number)) for number in range(5)]

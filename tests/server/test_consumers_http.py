@@ -94,7 +94,7 @@ class Raw:
         self._server = server
         self._path = f"/consumer/{quote(name)}/{quote(topic)}"
         self._connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
-        self._connection.request("GET", f"{self._path}/items?{query}")
+        self._connection.request("POST", f"{self._path}/items?{query}")
         self.response = self._connection.getresponse()
         self.member = self.response.headers.get("Headwater-Member", "")
 
@@ -268,12 +268,13 @@ def test_a_member_belongs_to_its_consumer(server: Server, log: Engine, topic: st
     raw.leave()
 
 
-def test_asking_what_a_get_would_say_takes_nothing(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_only_a_post_joins(server: Server, hw: Remote, log: Engine, topic: str, method: str) -> None:
     fill(log, topic, 1)
     connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
-    connection.request("HEAD", f"/consumer/c/{topic}/items")
+    connection.request(method, f"/consumer/c/{topic}/items")
     with connection.getresponse() as answer:
-        assert answer.status == 200
+        assert (answer.status, answer.headers["Allow"]) == (405, "OPTIONS, POST")
     connection.close()
     assert hw.consumers(topic) == []
 
@@ -322,7 +323,7 @@ def test_joining_what_is_not_there_is_404_and_what_is_not_served_406(server: Ser
     fill(log, topic, 1)
     assert Raw(server, topic, name="x" * 65).refusal()[0] == 413
     connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
-    connection.request("GET", f"/consumer/c/{topic}/items", headers={"Accept": "image/png"})
+    connection.request("POST", f"/consumer/c/{topic}/items", headers={"Accept": "image/png"})
     with connection.getresponse() as answer:
         assert answer.status == 406
     connection.close()

@@ -84,7 +84,7 @@ class Membership:
         self._dirty_s: float | None = None
         self._speaking = threading.Lock()  # one request at a time, so that they arrive in their order
         asked_s = time.monotonic()
-        self._stream = transport.stream(("consumer", name, topic, "items"), query, accept=NDJSON)
+        self._stream = transport.stream(("consumer", name, topic, "items"), query, accept=NDJSON, body=b"")
         headers = self._stream.headers
         self.token, self.owner = headers["headwater-member"], headers["headwater-owner"]
         self._lease_s = int(headers["headwater-lease"]) / 1000

@@ -62,16 +62,12 @@ class _Sending(NamedTuple):
     target: str
     headers: Mapping[str, str]
     body: Body
+    changes: bool  # whether it may change something
 
     def send(self, connection: HttpConnection) -> None:
         """Raises Broken."""
         body = self.body if isinstance(self.body, bytes) else self.body()
         connection.send(self.method, self.target, self.headers, body)
-
-    @property
-    def changes(self) -> bool:
-        """Whether it may change something."""
-        return self.method != "GET"
 
     @property
     def whole(self) -> bool:
@@ -200,7 +196,7 @@ class Transport:
         `repeat`: it may be sent again; an error that came then has the fact `again`. Raises Unavailable when the server
         cannot be reached, or, with the code `answer_lost` and the `facts`, when the request may have been done.
         """
-        sending = _Sending(method, self._target(path, query), headers, body)
+        sending = _Sending(method, self._target(path, query), headers, body, changes=method != "GET")
         return self._ask(sending, self._whole, repeat=repeat, facts=facts)
 
     def json(self, method: str, path: Iterable[str], query: Query = NOTHING, *, value: Any = None, repeat: bool) -> Any:
@@ -210,10 +206,13 @@ class Transport:
         return self.call(method, path, query, body=_encode(value), headers={"Content-Type": JSON}, repeat=repeat).json()
 
     def stream(self, path: Iterable[str], query: Query = NOTHING, *, accept: str, body: bytes | None = None) -> Stream:
-        """Ask for an answer that is read as it comes; with a JSON `body`, by a POST that changes nothing."""
+        """Ask for an answer that is read as it comes; with a JSON `body`, even an empty one, by a POST.
+
+        It may be sent again: it changes nothing that outlives its connection.
+        """
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": JSON})
         headers["Accept"] = accept
-        sending = _Sending(method, self._target(path, query), headers, body or b"")
+        sending = _Sending(method, self._target(path, query), headers, body or b"", changes=False)
         return self._ask(sending, self._begun, repeat=True, facts=NOTHING)
 
     def pause(self, tries: int, began_s: float) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from headwater.server.access import Access
 from headwater.server.apps import Application
+from headwater.server.arrivals import Arrivals
 from headwater.server.changes import Changes
 from headwater.server.commits import Commits
 from headwater.server.feeds import Feeds
@@ -41,6 +42,7 @@ class Store:
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
         self.commits = Commits(engine, self.loop, metrics)
         self.feeds = Feeds(engine, self.blocking, self.loop, settings, metrics.live)
+        self.arrivals = Arrivals(engine.topic, self.blocking, settings.limits.awaited_topics_max)
         self.changes = Changes(engine, self.blocking, self.loop, settings)
         self.replicas = Replicas(engine, settings.limits.replicas_max)
         self.members = Members(engine, settings.limits, settings.heartbeat_s)
@@ -78,6 +80,7 @@ class Store:
 
     async def close(self) -> None:
         """End live delivery, finish what waits, and let go of the threads. The log stays open: it is not ours."""
+        self.arrivals.close()
         self.feeds.close()
         self.changes.close()
         await self.loop.run_in_executor(None, self.replicas.close)

@@ -15,10 +15,12 @@ from headwater.server.access import User, require
 from headwater.server.http.errors import of_status, response_of
 from headwater.server.http.message import Client, Headers, Request, Response
 from headwater.server.http.plain import PlainAppends
-from headwater.server.http.routes import Router, allowed
+from headwater.server.http.routes import Route, Router, allowed
 from headwater.server.scopes import NOBODY
 from headwater.server.store import Store
 
+LINK = (("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document"))
+OWN_SITE = ("same-origin", "none")  # of Sec-Fetch-Site: a page of this server, or the user
 _log = logging.getLogger("headwater.server")
 
 
@@ -72,6 +74,7 @@ class App:
             return self._options(request)
         route = self._router.find(request.method, request.path)
         request.route = route.pattern
+        self._check_site(request, route)
         if route.action is not None:
             request.user = await self._user(request)
             if route.action != "user":
@@ -149,6 +152,23 @@ class App:
             raise Denied(
                 f"pages of {origin} may not call this server", hint=f"allow them: --cors {origin}", code="forbidden"
             )
+
+    def _check_site(self, request: Request, route: Route) -> None:
+        """Refuse what a browser sends without `Origin` on behalf of another site's page, as for an image.
+
+        Another port of this host is the same site to a browser, but another origin. A link to a page that needs no
+        right may be followed.
+        """
+        site = request.headers.get("sec-fetch-site", "none")
+        if site in OWN_SITE or "*" in self.store.settings.origins or self._allowed_origin(request) is not None:
+            return
+        if route.action is None and all(request.headers.get(name) == value for name, value in LINK):
+            return
+        raise Denied(
+            f"pages of other origins may not call this server (Sec-Fetch-Site: {site[:40]})",
+            hint="allow them: --cors ORIGIN, and call with CORS; or open the address yourself",
+            code="forbidden",
+        )
 
     def host_is_fine(self, headers: Mapping[str, str], client: Client) -> bool:
         """Whether the name that was asked for is ours; remembered for the connection."""

@@ -1,6 +1,6 @@
 """The event bus at `/api/events`: publish an event with a type, and follow all events live, as server-sent events.
 
-It is one topic, made when it is first used, which keeps its newest segments. One that is there is used as it is.
+It is one topic, made with its first event, which keeps its newest segments. One that is there is used as it is.
 """
 
 from __future__ import annotations
@@ -40,14 +40,18 @@ async def publish(store: Store, request: Request) -> Response:
 
 
 async def follow(store: Store, request: Request) -> Response:
-    """The events after the last that the client had, or from the oldest on, then those that come."""
+    """The events after the last that the client had, or from the oldest on, then those that come.
+
+    Before the first event there is no bus; a GET makes none, but waits for it.
+    """
     query = request.query
     last, pattern = query.text("lastEventId"), query.text("typeMatcher")
     try:
         return await sse.respond(store, request, store.settings.bus.topic, last=last, type=pattern, bus=True)
-    except NotFound:
-        await store.make(store.settings.bus.topic)
-        return await sse.respond(store, request, store.settings.bus.topic, last=last, type=pattern, bus=True)
+    except NotFound as error:
+        if error.code != "topic_not_found":
+            raise
+        return sse.respond_later(store, request, store.settings.bus.topic, last=last, type=pattern)
 
 
 async def _append(store: Store, type: str, data: bytes) -> Ref:

@@ -86,9 +86,6 @@ async def join(store: Store, request: Request) -> Response:
         "lease_ms": query.number("lease_ms"),
         "failures_max": query.number("failures_max"),
     }
-    if request.method == "HEAD":  # asks what a GET would say, and must not take anything from others
-        await store.blocking(store.engine.describe, request.path[2])
-        return Response(200, (("content-type", formats.media_type),))
     joining = store.blocking(
         store.members.join,
         request.user.name,

@@ -195,7 +195,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         _json(Seek),
     ),
     ("DELETE", "/consumer/{name}/{topic}"): Operation("Forget a consumer.", TRUE, (404, 413)),
-    ("GET", "/consumer/{name}/{topic}/items"): Operation(
+    ("POST", "/consumer/{name}/{topic}/items"): Operation(
         "Join a consumer, and stream what its new member gets, until the connection ends.",
         {NDJSON: BYTES},
         (404, 406, 410, 413, 501),

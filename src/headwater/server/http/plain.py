@@ -30,6 +30,7 @@ HEAD_BYTES_MAX = 1024  # so that they take 4 MiB at most
 SLOW_HEADERS = frozenset(
     (
         "origin",
+        "sec-fetch-site",
         "headwater-producer",
         "headwater-epoch",
         "headwater-seq",

@@ -75,7 +75,7 @@ ROUTES = (
     Route("POST", "/replication/batches", "user", replication.batches),
     Route("POST", "/transaction", "user", transactions.commit),
     Route("GET", "/consumers", "user", consumers.list_consumers, parameters.CONSUMERS),
-    Route("GET", "/consumer/{name}/{topic}/items", "read", consumers.join, parameters.CONSUME),
+    Route("POST", "/consumer/{name}/{topic}/items", "read", consumers.join, parameters.CONSUME),
     Route("POST", "/consumer/{name}/{topic}/acks", "read", consumers.settle),
     Route("POST", "/consumer/{name}/{topic}/seek", "read", consumers.seek),
     Route("DELETE", "/consumer/{name}/{topic}", "admin", consumers.forget),

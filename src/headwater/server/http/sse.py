@@ -6,15 +6,18 @@ all of them. `respond` is for `GET /topic/{name}/items` and for the bus; the byt
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Hashable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
 from headwater.engine.cursor import Gap, Offsets, TopicCursor
-from headwater.errors import HeadwaterError, Invalid
+from headwater.engine.selection import Selection
+from headwater.errors import Closed, HeadwaterError, Invalid
 from headwater.event import At, ticks_and_node
 from headwater.format.events import EventBatch
-from headwater.server.http.message import Headers, Request, Response
+from headwater.server.channels import Subscription
+from headwater.server.http.message import Headers, Request, Response, Sink, Stream
 from headwater.server.store import Store
 from headwater.server.wire import sse
 
@@ -121,6 +124,69 @@ async def respond(
     offsets, bytes_max = cursor.offsets, store.limits.feed_chunk_bytes
     follow = await store.feeds.follow(topic, start=offsets, stop=stop, wait=wait, bytes_max=bytes_max, **selection)
     return Response(200, HEADERS, _pieces(store, follow, form, opening, offsets, end), waits=wait)
+
+
+def respond_later(store: Store, request: Request, topic: str, *, last: str | None, type: str | None) -> Response:
+    """The events of the bus, whose topic does not exist yet, from the moment at which it does. Raises Invalid."""
+    last = request.headers.get("last-event-id") or last
+    if last:
+        _id(last)
+    Selection(type)  # what can be refused is refused before there is an answer
+
+    async def subscribe() -> Stream:
+        await store.arrivals.wait(topic)
+        body = (await respond(store, request, topic, last=last, type=type, bus=True)).body
+        assert isinstance(body, Subscription)
+        return body
+
+    return Response(200, HEADERS, AwaitedEvents(subscribe, store.settings.heartbeat_s))
+
+
+class AwaitedEvents:
+    """A stream that begins when its topic is made, and says until then that it is alive."""
+
+    def __init__(self, subscribe: Callable[[], Coroutine[None, None, Stream]], heartbeat_s: float) -> None:
+        """`subscribe` returns the stream of the topic, when there is one."""
+        self._subscribe = subscribe
+        self._heartbeat_s = heartbeat_s
+        self._full = False
+        self._stream: Stream | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, sink: Sink) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(sink))
+
+    def resume(self) -> None:
+        self._full = False
+        if self._stream is not None:
+            self._stream.resume()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        elif self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, sink: Sink) -> None:
+        try:
+            stream = await self._arrived(sink)
+        except HeadwaterError as error:
+            if not isinstance(error, Closed):
+                sink.write(BUS.failure(error))
+            sink.end()
+            return
+        self._stream = stream
+        stream.begin(sink)
+
+    async def _arrived(self, sink: Sink) -> Stream:
+        subscribing = asyncio.ensure_future(self._subscribe())
+        try:
+            while not (await asyncio.wait((subscribing,), timeout=self._heartbeat_s))[0]:
+                if not self._full:
+                    self._full = not sink.write(sse.HEARTBEAT)
+            return subscribing.result()
+        finally:
+            subscribing.cancel()
 
 
 def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tuple[Events, dict[str, Any]]:
