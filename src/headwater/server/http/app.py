@@ -75,11 +75,11 @@ class App:
         route = self._router.find(request.method, request.path)
         request.route = route.pattern
         self._check_site(request, route)
-        if route.action is not None:
+        needed, of = route.right
+        if needed is not None:
             request.user = await self._user(request)
-            if route.action != "user":
-                topic = self.store.settings.bus.topic if route.on_bus else route.topic(request.path)
-                require(request.user, route.action, topic)
+            if needed != "user" and of != "each topic":
+                require(request.user, needed, route.topic(request.path, self.store.settings.bus.topic))
         request.query.only(*(each.name for each in route.parameters if each.where == "query"))
         return await route.handler(self.store, request)
 
@@ -162,7 +162,7 @@ class App:
         site = request.headers.get("sec-fetch-site", "none")
         if site in OWN_SITE or "*" in self.store.settings.origins or self._allowed_origin(request) is not None:
             return
-        if route.action is None and all(request.headers.get(name) == value for name, value in LINK):
+        if route.right.needed is None and all(request.headers.get(name) == value for name, value in LINK):
             return
         raise Denied(
             f"pages of other origins may not call this server (Sec-Fetch-Site: {site[:40]})",

@@ -13,9 +13,11 @@ from msgspec import Meta
 from headwater.errors import Invalid
 from headwater.event import At, Event
 from headwater.format import jsonl
+from headwater.server.access import require
 from headwater.server.http.errors import error_line
 from headwater.server.http.message import Query, Request, Response, decoded, json
 from headwater.server.member import Formats, Settlement, State
+from headwater.server.rights import action_of
 from headwater.server.store import Store
 
 NDJSON = "application/x-ndjson"
@@ -109,6 +111,8 @@ async def join(store: Store, request: Request) -> Response:
 async def settle(store: Store, request: Request) -> Response:
     """Take acks and failures; whatever it says, the member is known to live."""
     said = decoded(_decode_acks, await request.body(store.limits.acks_bytes_max))
+    if said.seek is not None:
+        require(request.user, action_of("POST /consumer/{name}/{topic}/acks with seek"), request.path[2])
     member = store.members.get(said.member, request.user.name, request.name, request.path[2])
     acks = [(each.partition, each.offset, each.offset + 1 if each.end is None else each.end) for each in said.acks]
     settlement = Settlement(acks, said.to, said.fails, said.flush or said.leave)

@@ -311,7 +311,7 @@ def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
 
 
 def _operation(route: Route, operation: Operation, authenticates: bool) -> dict[str, Any]:
-    guarded = authenticates and route.action is not None
+    guarded = authenticates and route.right.needed is not None
     statuses = sorted({*ANY, *operation.errors, *(GUARDED if guarded else FOREIGN)})
     told: dict[str, Any] = {
         "summary": operation.summary,
@@ -329,7 +329,7 @@ def _operation(route: Route, operation: Operation, authenticates: bool) -> dict[
     if operation.body is not None:
         told["requestBody"] = {"content": _content(operation.body), "required": operation.body_required}
     if guarded:
-        told["x-headwater-right"] = route.action
+        told["x-headwater-right"] = route.right.needed
     if authenticates:
         told["security"] = [{"bearer": []}, {"basic": []}, {"certificate": []}] if guarded else []
     return told

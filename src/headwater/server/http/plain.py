@@ -18,12 +18,14 @@ from headwater.server.commits import Group
 from headwater.server.http.appending import CONTENT_BY_MEDIA, check_content
 from headwater.server.http.message import Query, whole
 from headwater.server.http.target import parts_of
+from headwater.server.rights import action_of
 
 if TYPE_CHECKING:
     from headwater.server.http.app import App
     from headwater.server.http.protocol import Connection
 
 PATTERN = "/topic/{name}/items"
+APPEND = action_of(f"POST {PATTERN}")
 PARAMETERS = ("type", "key", "partition", "durability")
 HEADS_MAX = 4096  # heads that are remembered: one for each client and length of body
 HEAD_BYTES_MAX = 1024  # so that they take 4 MiB at most
@@ -127,7 +129,7 @@ class PlainAppends:
         if user is None:
             return False
         if user is not connection.granted_user or head is not connection.granted_head:
-            if not user.may("append", head.topic) or not self._app.host_is_fine(head.headers, client):
+            if not user.may(APPEND, head.topic) or not self._app.host_is_fine(head.headers, client):
                 return False
             connection.granted_user, connection.granted_head = user, head
         try:

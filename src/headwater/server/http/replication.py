@@ -11,6 +11,7 @@ from headwater.format import producers, replication
 from headwater.limits import PARTITIONS_MAX, REPLICA_BYTES_MAX, REPLICA_LOGS_MAX, REPLICA_WAIT_MS_MAX
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
+from headwater.server.rights import action_of
 from headwater.server.store import Store
 
 _QUESTION_BYTES_MAX = 8 * 1024 * 1024
@@ -31,7 +32,7 @@ async def batches(store: Store, request: Request) -> Response:
     if len(asked.logs) > REPLICA_LOGS_MAX:
         raise Invalid(f"{len(asked.logs)} logs are asked for, and may be {REPLICA_LOGS_MAX}", code="bad_body")
     for name in {wanted.topic for wanted in asked.logs}:
-        require(request.user, "read", name)
+        require(request.user, action_of("POST /replication/batches"), name)
     bytes_max, wait_s = min(asked.bytes_max, REPLICA_BYTES_MAX), min(asked.wait_ms, REPLICA_WAIT_MS_MAX) / 1000
     ask = partial(store.replicas.source.more, asked.logs, bytes_max, wait_s)
     answer = await store.loop.run_in_executor(store.replicas.threads, ask)

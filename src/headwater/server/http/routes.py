@@ -1,9 +1,9 @@
-"""The table of routes: what is served, who may ask for it, with which parameters, and who answers."""
+"""The table of routes: what is served, with which parameters, and who answers."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from headwater.errors import Invalid, NotFound
 from headwater.server.http import (
@@ -21,16 +21,15 @@ from headwater.server.http import (
 )
 from headwater.server.http.message import Request, Response
 from headwater.server.http.parameters import Parameter
-from headwater.server.scopes import Action, binder_scope, query_scope
+from headwater.server.rights import RIGHTS, Right
+from headwater.server.scopes import binder_scope, query_scope
 from headwater.server.store import Store
 
 Handler = Callable[[Store, Request], Awaitable[Response]]
 
 
 class Route(NamedTuple):
-    """One route. `action` is what one must be allowed to do with the topic in the path, or, without one, with all.
-
-    "user" only asks who it is, and None not even that.
+    """One route. Which right it needs, and of what, is in `rights`.
 
     Parts of the pattern in braces stand for any name; the topic's is `{name}`, or `{topic}` where there are two. What
     is not about a topic is granted as if it were one of another kind of name: see `scopes`.
@@ -38,13 +37,18 @@ class Route(NamedTuple):
 
     method: str
     pattern: str
-    action: Action | Literal["user"] | None
     handler: Handler
     parameters: tuple[Parameter, ...] = ()
-    on_bus: bool = False  # whether it is about the bus's topic
 
-    def topic(self, path: tuple[str, ...]) -> str | None:
-        """The topic in a path of this route, or what stands for one in scopes."""
+    @property
+    def right(self) -> Right:
+        """What it takes to be answered."""
+        return RIGHTS[f"{self.method} {self.pattern}"]
+
+    def topic(self, path: tuple[str, ...], bus: str) -> str | None:
+        """The topic in a path of this route, or what stands for one in scopes; `bus` is that of the bus."""
+        if self.right.of == "bus":
+            return bus
         for named, scope in _SCOPES:
             if named in self.pattern:
                 return scope(path[self.pattern.split("/")[1:].index(named)])
@@ -59,40 +63,40 @@ _SCOPES: tuple[tuple[str, Callable[[str], str]], ...] = (
 )
 
 ROUTES = (
-    Route("GET", "/topics", "user", topics.list_topics),
-    Route("PUT", "/topic/{name}", "append", topics.create, parameters.CREATE),
-    Route("GET", "/topic/{name}", "read", topics.describe),
-    Route("DELETE", "/topic/{name}", "admin", topics.delete),
-    Route("GET", "/topic/{name}/version", "read", topics.version, parameters.VERSION),
-    Route("POST", "/topic/{name}/sync", "append", topics.sync),
-    Route("POST", "/topic/{name}/retain", "admin", topics.retain),
-    Route("POST", "/topic/{name}/replay", "admin", topics.replay, parameters.REPLAY),
-    Route("POST", "/topic/{name}/items", "append", appending.append, parameters.APPEND),
-    Route("GET", "/topic/{name}/items", "read", reading.read, parameters.READ),
-    Route("GET", "/topic/{name}/splits", "read", reading.splits, parameters.SPLITS),
-    Route("GET", "/topic/{name}/producers", "read", replication.remembered, parameters.PRODUCERS),
-    Route("GET", "/replication/topics", "user", replication.list_topics),
-    Route("POST", "/replication/batches", "user", replication.batches),
-    Route("POST", "/transaction", "user", transactions.commit),
-    Route("GET", "/consumers", "user", consumers.list_consumers, parameters.CONSUMERS),
-    Route("POST", "/consumer/{name}/{topic}/items", "read", consumers.join, parameters.CONSUME),
-    Route("POST", "/consumer/{name}/{topic}/acks", "read", consumers.settle),
-    Route("POST", "/consumer/{name}/{topic}/seek", "read", consumers.seek),
-    Route("DELETE", "/consumer/{name}/{topic}", "admin", consumers.forget),
-    Route("POST", "/api/events", "append", bus.publish, parameters.PUBLISH, on_bus=True),
-    Route("GET", "/api/events", "read", bus.follow, parameters.BUS, on_bus=True),
-    Route("GET", "/binders", "user", binders.list_binders),
-    Route("GET", "/binders/{binder}", "read", binders.describe),
-    Route("POST", "/binders/{binder}/query", "read", binders.query, parameters.PASSED),
-    Route("GET", "/binders/{binder}/changes", "read", binders.changes, parameters.CHANGES),
-    Route("POST", "/binders/{binder}/index", "admin", binders.index),
-    Route("GET", "/binders/{binder}/{id}", "read", binders.get, parameters.PASSED),
-    Route("GET", "/views", "user", views.list_views),
-    Route("POST", "/query/{query}", "read", views.ask),
-    Route("GET", "/health", None, system.health),
-    Route("GET", "/version", None, system.version),
-    Route("GET", "/metrics", "read", system.metrics),
-    Route("GET", "/openapi.json", None, system.openapi),
+    Route("GET", "/topics", topics.list_topics),
+    Route("PUT", "/topic/{name}", topics.create, parameters.CREATE),
+    Route("GET", "/topic/{name}", topics.describe),
+    Route("DELETE", "/topic/{name}", topics.delete),
+    Route("GET", "/topic/{name}/version", topics.version, parameters.VERSION),
+    Route("POST", "/topic/{name}/sync", topics.sync),
+    Route("POST", "/topic/{name}/retain", topics.retain),
+    Route("POST", "/topic/{name}/replay", topics.replay, parameters.REPLAY),
+    Route("POST", "/topic/{name}/items", appending.append, parameters.APPEND),
+    Route("GET", "/topic/{name}/items", reading.read, parameters.READ),
+    Route("GET", "/topic/{name}/splits", reading.splits, parameters.SPLITS),
+    Route("GET", "/topic/{name}/producers", replication.remembered, parameters.PRODUCERS),
+    Route("GET", "/replication/topics", replication.list_topics),
+    Route("POST", "/replication/batches", replication.batches),
+    Route("POST", "/transaction", transactions.commit),
+    Route("GET", "/consumers", consumers.list_consumers, parameters.CONSUMERS),
+    Route("POST", "/consumer/{name}/{topic}/items", consumers.join, parameters.CONSUME),
+    Route("POST", "/consumer/{name}/{topic}/acks", consumers.settle),
+    Route("POST", "/consumer/{name}/{topic}/seek", consumers.seek),
+    Route("DELETE", "/consumer/{name}/{topic}", consumers.forget),
+    Route("POST", "/api/events", bus.publish, parameters.PUBLISH),
+    Route("GET", "/api/events", bus.follow, parameters.BUS),
+    Route("GET", "/binders", binders.list_binders),
+    Route("GET", "/binders/{binder}", binders.describe),
+    Route("POST", "/binders/{binder}/query", binders.query, parameters.PASSED),
+    Route("GET", "/binders/{binder}/changes", binders.changes, parameters.CHANGES),
+    Route("POST", "/binders/{binder}/index", binders.index),
+    Route("GET", "/binders/{binder}/{id}", binders.get, parameters.PASSED),
+    Route("GET", "/views", views.list_views),
+    Route("POST", "/query/{query}", views.ask),
+    Route("GET", "/health", system.health),
+    Route("GET", "/version", system.version),
+    Route("GET", "/metrics", system.metrics),
+    Route("GET", "/openapi.json", system.openapi),
 )
 
 

@@ -18,6 +18,7 @@ from headwater.format.jsonl import Line
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
 from headwater.server.member import RemoteMember, member_gone
+from headwater.server.rights import action_of
 from headwater.server.store import Store
 
 Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -68,8 +69,10 @@ async def commit(store: Store, request: Request) -> Response:
     for topic in {append.topic for append in asked.appends}:
         if not isinstance(topic, str):
             raise Invalid("an append has no topic", code="bad_body")
-        require(request.user, "append", topic)
+        require(request.user, action_of("POST /transaction"), topic)
     members = {ack.member: store.members.find(ack.member, request.user.name) for ack in asked.acks}
+    for topic in {member.consumer.topic for member in members.values() if member is not None}:
+        require(request.user, action_of("POST /transaction with acks"), topic)
     refs = await store.blocking(_commit, store.engine, asked, members)
     told = [ToldRef(ref.topic, ref.partition, ref.offset, str(ref.id)) for ref in refs]
     return json({"refs": told, "durability": refs[0].durability if refs else "fsync"})

@@ -40,7 +40,7 @@ async def subscribe(connection: Connection, fields: Fields) -> Answer:
     for other in fields:
         if other not in NAMES:
             raise fields.wrong(f"has {other!r} and 'binder'", hint="a subscription to a binder has 'after' alone")
-    await connection.require("read", binder_scope(name))
+    await connection.require("SUBSCRIBE with binder", binder_scope(name))
     subscription = ChangeSubscription(connection)
     begin = NOW if after is None else None if after == EVERYTHING else after
     place, subscription.changes = await connection.store.changes.follow(name, begin, subscription.encode)

@@ -22,6 +22,7 @@ from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.format import protocol
 from headwater.server.access import require
 from headwater.server.http.message import Client
+from headwater.server.rights import action_of
 from headwater.server.tcp import emit, login, sessions
 from headwater.server.tcp.answers import OK, failure
 from headwater.server.tcp.emitter import Emitter
@@ -33,7 +34,7 @@ from headwater.server.tcp.slots import Answer, Slot
 
 if TYPE_CHECKING:
     from headwater.server.connections import Connections
-    from headwater.server.scopes import Action, User
+    from headwater.server.scopes import User
 
 NEVER = float("inf")
 LINGER_S = 2.0  # how long a client may take to read why the connection ends
@@ -313,10 +314,10 @@ class Connection(asyncio.Protocol):
         known = access.known(self.headers, self.client)
         return known if known is not None else await self.store.blocking(access.check, self.headers, self.client)
 
-    async def require(self, action: Action, topic: str) -> User:
-        """The same, if they may do this; raises Denied."""
+    async def require(self, frame: str, topic: str) -> User:
+        """The same, if they may send such a frame (its row in `rights`) about the topic; raises Denied."""
         user = await self.user()
-        require(user, action, topic)
+        require(user, action_of(frame), topic)
         return user
 
     # Answers

@@ -158,7 +158,7 @@ class DurableSubscription(Subscription):
     async def unsubscribe(self, *, delete: bool) -> None:
         """What was acknowledged is stored when this returns, or the consumer deleted. Raises Denied."""
         if delete:
-            await self.connection.require("admin", self.topic)
+            await self.connection.require("UNSUBSCRIBE with delete", self.topic)
         self.close()
         await self._owner.left.wait()
         if delete:

@@ -12,6 +12,7 @@ from headwater.format.protocol import PREFIX
 from headwater.server import prompt
 from headwater.server.commits import Group
 from headwater.server.prompt import Way
+from headwater.server.rights import action_of
 from headwater.server.tcp import emit as emits
 from headwater.server.tcp.answers import OK, emitted, failure
 from headwater.server.tcp.emit import Emit, Shape
@@ -21,6 +22,7 @@ from headwater.server.tcp.slots import Answer, Slot
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import Connection
 
+APPEND = action_of("EMIT")
 BROKEN = ("bad_frame", "too_deep")  # what ends the connection
 
 _log = logging.getLogger("headwater.server")
@@ -131,7 +133,7 @@ class Emitter:
         user = self._store.access.known(connection.headers, connection.client)
         waiting = None
         try:
-            if user is not None and user.may("append", run[0].shape.topic):
+            if user is not None and user.may(APPEND, run[0].shape.topic):
                 waiting = emits.prepare(self._store, run[0]) if len(run) == 1 else emits.prepare_all(self._store, run)
         except HeadwaterError as error:
             if len(run) == 1 and not emits.missing(error):
@@ -159,7 +161,7 @@ class Emitter:
             return False
         user = store.access.known(connection.headers, connection.client)
         topic = shape.topic
-        if user is None or shape.options is not None or shape.session is not None or not user.may("append", topic):
+        if user is None or shape.options is not None or shape.session is not None or not user.may(APPEND, topic):
             return False
         try:
             emits.check((emit.data,))
@@ -226,7 +228,7 @@ class Emitter:
         """Append events one by one, of which something is not as usual: a right, a topic, a size."""
         connection = self._connection
         try:
-            await connection.require("append", run[0].shape.topic)
+            await connection.require("EMIT", run[0].shape.topic)
         except HeadwaterError as error:
             ends = isinstance(error, Denied) and error.code == "unauthenticated"
             if ends:

@@ -48,7 +48,7 @@ async def query(connection: Connection, frame: dict[str, Any]) -> Answer:
         "limit": fields.integer("limit"),
     }
     _check_number(connection, id)
-    await connection.require("read", binder_scope(name))
+    await connection.require("QUERY", binder_scope(name))
     binder = connection.store.engine.binder(name)
     querying = Querying(connection, id)
     count = await querying.open(lambda: binder.results(over=lambda: querying.closed, **asked))

@@ -14,6 +14,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import Conflict, HeadwaterError, Invalid, NotFound, TooLarge
 from headwater.format import given
 from headwater.server.access import require
+from headwater.server.rights import action_of
 from headwater.server.tcp.answers import OK, ref_fields, response
 from headwater.server.tcp.emit import NOTHING, Emit, missing
 from headwater.server.tcp.fields import INT32, Fields, too_many
@@ -52,7 +53,7 @@ class Session:
         store = connection.store
         user = store.access.known(connection.headers, connection.client)
         if user is not None:
-            require(user, "append", shape.topic)
+            require(user, action_of("EMIT"), shape.topic)
         limits = store.engine.limits
         meta = given.encode_meta(options.meta, limits) or b""
         size = len(emit.data) + len(emit.key or b"") + len(meta)
@@ -131,7 +132,7 @@ async def _stored(connection: Connection, emits: list[Emit]) -> bytes:
     user = await connection.user()
     topics = list(dict.fromkeys(emit.shape.topic for emit in emits))
     for topic in topics:
-        require(user, "append", topic)
+        require(user, action_of("COMMITTX"), topic)
     try:
         return await store.blocking(_commit, store.engine, emits, topics)
     except _Missing as error:

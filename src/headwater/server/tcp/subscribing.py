@@ -58,7 +58,7 @@ async def _subscribe(connection: Connection, fields: Fields) -> Answer:
     start, partition = _start(fields), fields.integer("partition", most=INT32)
     selection: dict[str, Any] = {"type": _type(fields), "match": fields.document("matcher")}
     name = fields.text("durableID")
-    user = await connection.require("read", topic)
+    user = await connection.require("SUBSCRIBE", topic)
     store = connection.store
     several = partition is None and len((await store.blocking(store.engine.describe, topic)).partitions) > 1
     if name is not None:
