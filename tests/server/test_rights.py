@@ -37,7 +37,7 @@ BODIES: dict[str, Any] = {
     "POST /binders/{binder}/index": {"field": "total"},
 }
 NEEDS_MORE = {"POST /transaction with acks"}  # a member, which is joined with the right that is to be missing
-FRAMES = {
+FRAMES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "EMIT": [("EMIT", {"streamName": "t", "eventType": "x", "event": {}})],
     "COMMITTX": [
         ("STARTTX", {"sessID": 1}),

@@ -85,4 +85,4 @@ def action_of(request: str) -> Action:
     """The action that a request needs which needs one; `request` is the name of a row."""
     needed = RIGHTS[request].needed
     assert needed in ACTIONS
-    return needed  # type: ignore[return-value]  # one of the actions
+    return needed

@@ -113,6 +113,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, renew)
     engine = await loop.run_in_executor(None, lambda: Local(path, limits=DEFAULTS, disk=metrics.disk))
     store = Store(engine, access, settings, metrics)
+    store.ignores_credentials = not access.authenticates
     connections = Connections(App(store, check_host=settings.check_host), loop)
     servers: list[asyncio.Server] = []
     try:

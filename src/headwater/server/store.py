@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -21,6 +22,7 @@ from headwater.server.replicas import Replicas
 from headwater.server.settings import Settings
 from headwater.views.local import Local
 
+_log = logging.getLogger("headwater.server")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -38,6 +40,8 @@ class Store:
         self.application: Application | None = None
         self.loop = asyncio.get_running_loop()
         self.durable: dict[tuple[str, str], Any] = {}  # by topic and name: which connection of ours has a subscription
+        self.ignores_credentials = False  # nobody checks them: neither `access`, nor an application around the server
+        self._said_ignored = False
         self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
         self.commits = Commits(engine, self.loop, metrics)
@@ -46,6 +50,17 @@ class Store:
         self.changes = Changes(engine, self.blocking, self.loop, settings)
         self.replicas = Replicas(engine, settings.limits.replicas_max)
         self.members = Members(engine, settings.limits, settings.heartbeat_s)
+
+    def ignored(self, headers: Mapping[str, str]) -> bool:
+        """Whether a client sent credentials that nobody checks; the log says so the first time."""
+        if not self.ignores_credentials or "authorization" not in headers:
+            return False
+        if not self._said_ignored:
+            self._said_ignored = True
+            _log.warning(
+                "a client sent credentials, which are not checked: this server has no users — give --auth FILE"
+            )
+        return True
 
     async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call what reads or writes files, in a thread of its own, and wait for it."""

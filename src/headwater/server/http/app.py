@@ -19,6 +19,7 @@ from headwater.server.http.routes import Route, Router, allowed
 from headwater.server.scopes import NOBODY
 from headwater.server.store import Store
 
+UNCHECKED: Headers = (("headwater-credentials", "unchecked"),)
 LINK = (("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document"))
 OWN_SITE = ("same-origin", "none")  # of Sec-Fetch-Site: a page of this server, or the user
 _log = logging.getLogger("headwater.server")
@@ -41,7 +42,7 @@ class App:
         """The answer to a request, whatever becomes of it."""
         begun = perf_counter()
         request.budget = self._budget
-        headers = self._cors(request)
+        headers = self._cors(request) + (UNCHECKED if self.store.ignored(request.headers) else ())
         try:
             if request.failure is not None:
                 raise request.failure

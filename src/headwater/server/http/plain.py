@@ -106,6 +106,8 @@ class PlainAppends:
         content = CONTENT_BY_MEDIA.get(headers.get("content-type", ""))
         if content is None or not SLOW_HEADERS.isdisjoint(headers) or "host" not in headers:
             return None
+        if self._app.store.ignored(headers):  # which the answer says
+            return None
         try:
             path, raw_query = parts_of(url)
             if len(path) != 3 or path[0] != "topic" or path[2] != "items" or not path[1]:

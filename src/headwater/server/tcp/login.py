@@ -35,8 +35,11 @@ async def connect(connection: Connection, frame: dict[str, Any]) -> Answer:
         user = await store.blocking(store.access.check, headers, connection.client)
     connection.headers, connection.user_name = headers, user.name
     connection.connected = True
-    uuid = str(store.engine.uuid)
-    return Answer(response(version=protocol.VERSION, server=f"headwater/{headwater.__version__}", uuid=uuid))
+    told: dict[str, Any] = {"version": protocol.VERSION, "server": f"headwater/{headwater.__version__}"}
+    told["uuid"] = str(store.engine.uuid)
+    if store.ignored(headers):
+        told["credentialsChecked"] = False
+    return Answer(response(**told))
 
 
 def _credentials(fields: Fields) -> dict[str, str]:
