@@ -119,7 +119,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         if content == "text":
             return data.decode()
         if content == "bson":
-            return _decode_bson(data)
+            return _decode_bson(self, data)
         return data
 
     def chunks(self) -> Iterator[bytes]:
@@ -208,10 +208,21 @@ class Refs(Sequence[Ref]):
         return f"<Refs {self.topic!r}: {self._count} events, durability={self.durability!r}>"
 
 
-def _decode_bson(data: bytes) -> Any:
+def _decode_bson(event: Event, data: bytes) -> Any:
     try:
         import bson
     except ImportError as error:
         raise Unsupported("reading BSON needs the bson codec", hint="pip install 'headwater[bson]'") from error
     # A date beyond the years of Python stays a number: one of them must not keep a document from being read.
-    return bson.decode(data, bson.CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_AUTO))
+    options: Any = bson.CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_AUTO)
+    try:
+        return bson.decode(data, options)
+    except (bson.errors.BSONError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise Invalid(
+            f"the event {event.offset} of topic {event.topic!r}, partition {event.partition}, is not BSON: {error}",
+            hint="its bytes are in event.data",
+            code="bad_bson",
+            topic=event.topic,
+            partition=event.partition,
+            offset=event.offset,
+        ) from error

@@ -18,7 +18,9 @@ from headwater.engine.waiting import Waiting
 from headwater.errors import Closed, Invalid, TooLarge
 from headwater.event import At, Content, Durability
 from headwater.format import given
+from headwater.format.batch import DATA
 from headwater.format.column import Column
+from headwater.format.contents import check_column
 from headwater.format.given import Meta, Version
 from headwater.format.producers import Producer
 from headwater.format.settings import Topic
@@ -146,11 +148,17 @@ class Serving(Generic[L]):
         partition: int | None = None,
         expected_version: Version | None = None,
         producer: Producer | tuple[str, int, int] | None = None,
+        checked: bool = False,
     ) -> list[Waiting]:
-        """The same for many events, as columns by their kind: one append for each partition that they go to."""
+        """The same for many events, as columns by their kind: one append for each partition that they go to.
+
+        `checked` says that the data is known to be what its content says. Raises Invalid for BSON that is none.
+        """
         opened = self._open.get(topic) or self._topics.get(topic)
         limits = opened.logs[0].place.limits
         given.check_columns(columns, limits)
+        if content == "bson" and not checked:
+            check_column(columns[DATA])
         sync = self._sync if durability is None else wants_sync(durability)
         spread = len(opened.logs) > 1 and partition is None
         keys = waiting.keys_of(columns, count) if spread or expected_version is not None else None

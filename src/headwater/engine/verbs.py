@@ -30,7 +30,9 @@ from headwater.engine.transfer.transfer import Transfer
 from headwater.errors import Corrupt, Invalid, NotFound, Unsupported, enough_memory
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
+from headwater.format.batch import DATA
 from headwater.format.column import Column
+from headwater.format.contents import check_column
 from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
@@ -157,10 +159,10 @@ class Verbs(Serving[L]):
         values = encoded_type, encoded_key, encoded_meta
         if data.__class__ is not bytes and given.is_stream(data):
             log = self._topics.living(opened, log)
-            pieces = given.pieces(data)  # type: ignore[arg-type]  # it is a stream
+            pieces = given.checked_pieces(data, content, log.place.limits)  # type: ignore[arg-type]  # it is a stream
             rows = _take_all(log.upload(content or "bytes", *values, sync=sync, guard=guard), pieces)
         else:
-            if data.__class__ is bytes:
+            if data.__class__ is bytes and content != "bson":
                 encoded, content = data, content or "bytes"
             else:
                 encoded, content = given.encode_data(data, content)  # type: ignore[arg-type]  # not a stream
@@ -236,6 +238,8 @@ class Verbs(Serving[L]):
             for chosen, part in opened.spread_arrow(batch, partition):
                 batch_content, columns = arrow.columns_of(part, content)
                 given.check_columns(columns, chosen.place.limits)
+                if batch_content == "bson":
+                    check_column(columns[DATA])
                 parts.append((chosen, Rows.many(batch_content, False, columns, part.num_rows)))
             for chosen, rows in parts:  # when all of them are checked
                 log = logs[chosen.place.partition] = self._topics.commit(opened, chosen, rows)

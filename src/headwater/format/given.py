@@ -15,6 +15,7 @@ from headwater.errors import Invalid, TooLarge
 from headwater.event import CONTENTS, Content
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
+from headwater.format.contents import check_bson, check_column
 from headwater.format.names import utf8
 from headwater.format.producers import Producer
 from headwater.limits import BLOB_CHUNK_BYTES, TYPE_BYTES_MAX, Limits
@@ -34,9 +35,11 @@ _encode_json = msgspec.json.Encoder().encode
 def encode_data(data: Data, content: Content | None) -> tuple[bytes, Content]:
     """The bytes of one event's data, and what they are. `content` says it for bytes that are text, JSON or BSON."""
     if type(data) is bytes:
+        if content == "bson":
+            check_bson((data,))
         return data, content or "bytes"
     if isinstance(data, str):
-        return utf8(data, "text"), content or "text"
+        return encode_data(utf8(data, "text"), content or "text")
     if isinstance(data, dict | list):
         if content not in (None, "json"):
             raise Invalid(
@@ -44,7 +47,7 @@ def encode_data(data: Data, content: Content | None) -> tuple[bytes, Content]:
             )
         return encode_json(data), "json"
     if isinstance(data, bytearray | memoryview):
-        return bytes(data), content or "bytes"
+        return encode_data(bytes(data), content)
     raise Invalid(
         f"data is a {type(data).__name__}",
         hint="give bytes, str, a dict, a list, a file or an iterator of bytes",
@@ -137,6 +140,17 @@ def is_stream(data: object) -> bool:
     return hasattr(data, "read") or hasattr(data, "__next__")
 
 
+def checked_pieces(data: IO[bytes] | Iterator[bytes], content: Content | None, limits: Limits) -> Iterable[bytes]:
+    """The pieces of a stream; BSON as one, checked. Raises TooLarge before more of that is held than may be stored."""
+    if content != "bson":
+        return pieces(data)
+    held = bytearray()
+    for piece in pieces(data):
+        held += piece
+        check_size(len(held), limits)
+    return (encode_data(bytes(held), content)[0],)
+
+
 def pieces(data: IO[bytes] | Iterator[bytes]) -> Iterator[bytes]:
     """The pieces of a stream."""
     read = getattr(data, "read", None)
@@ -177,6 +191,8 @@ def encode_many(
         META: None if metas is None else Column.of_optional([encode_meta(meta, limits) for meta in metas]),
     }
     check_columns(columns, limits)
+    if content == "bson":
+        check_column(data_column)
     return content, columns, encoded_keys
 
 

@@ -18,6 +18,7 @@ from headwater.event import CONTENTS, Content, Refs, id_text
 from headwater.format import frames
 from headwater.format.batch import KEY, META, TYPE
 from headwater.format.column import Column
+from headwater.format.contents import check_bson
 from headwater.format.given import encode_meta
 from headwater.limits import KIB, MIB, Limits
 from headwater.server.http import batches
@@ -184,6 +185,8 @@ async def _item(store: Store, request: Request, content: Content, options: dict[
     """Append the body as one event."""
     length = request.length
     if length is None or length > SMALL_BYTES:
+        if content == "bson":
+            return await _large_document(store, request, options)
         return await _huge(store, request, content, options)
     return await append_one(store, request.name, await request.body(SMALL_BYTES), content, options)
 
@@ -195,6 +198,21 @@ async def append_one(store: Store, topic: str, data: bytes, content: Content, op
     await store.commits.commit([waiting])
     ref = waiting.ref()
     return Response(200, (("content-type", JSON), *place_of(waiting.log, waiting.rows)), b"%d" % ref.offset)
+
+
+async def _large_document(store: Store, request: Request, options: dict[str, Any]) -> Response:
+    """Append one document of BSON, which is held in memory to be checked as a whole."""
+    body = await request.body(store.limits.body_bytes_max)
+    if len(body) <= SMALL_BYTES:
+        return await append_one(store, request.name, body, "bson", options)
+    await store.blocking(check_bson, (body,))
+    upload, log = await store.blocking(store.engine.upload, request.name, content="bson", **options)
+    try:
+        await store.blocking(upload.write, body)
+        rows = await store.blocking(upload.commit)
+    finally:
+        store.later(upload.discard)
+    return _appended(store, request, log, rows, len(body))
 
 
 async def _huge(store: Store, request: Request, content: Content, options: dict[str, Any]) -> Response:
@@ -218,7 +236,12 @@ async def _huge(store: Store, request: Request, content: Content, options: dict[
         rows = await store.blocking(upload.commit)
     finally:
         store.later(upload.discard)  # a thread may be writing still, if the client has left
-    store.metrics.appended(request.name, 1, total)
+    return _appended(store, request, log, rows, total)
+
+
+def _appended(store: Store, request: Request, log: Log, rows: Rows, size: int) -> Response:
+    """The answer to one event that was written to a file of its own."""
+    store.metrics.appended(request.name, 1, size)
     return Response(200, (("content-type", JSON), *place_of(log, rows)), b"%d" % rows.offset)
 
 
@@ -256,6 +279,8 @@ def check_content(data: bytes, content: Content) -> None:
             data.decode()
         elif content == "json":
             _decode_any(data)
+        elif content == "bson":
+            check_bson((data,))
     except (ValueError, RecursionError) as error:
         hint = "send other bytes as application/octet-stream" if content == "text" else ""
         raise Invalid(f"the body is not {content}: {error}", hint=hint, code="bad_body") from error

@@ -16,6 +16,7 @@ from headwater.format import given, protocol
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.codec import codec
 from headwater.format.column import Column
+from headwater.format.contents import check_bson
 from headwater.format.given import Version
 from headwater.format.protocol import BINARY, DOCUMENT, LENGTH, STRING, bad_frame, elements
 from headwater.limits import Limits
@@ -33,7 +34,6 @@ NAMES = (
     *("streamName", "eventType", "event", "sessID", "key", "expectedVersion"),
     *("partition", "meta", "durability", "producer", "content"),
 )
-EVENT_DEPTH = 3  # of levels: it is in a frame, which is in a document
 SHAPE_BYTES_MAX = 1024  # of all but the key and the event: longer ones are parsed each time
 SHAPES_MAX = 8  # that a connection remembers: a client emits a few types of events
 
@@ -236,16 +236,10 @@ def _producer(fields: Fields) -> tuple[str, int, int] | None:
 
 def check(events: Sequence[bytes]) -> None:
     """Raise Invalid, `bad_frame` or `too_deep`, if one of these is not BSON all the way down."""
-    for event in events:
-        protocol.check_depth(event, EVENT_DEPTH)
-    found = codec()
     try:
-        if len(events) == 1:
-            found.decode(events[0], found.options)
-        else:
-            found.decode_all(b"".join(events), found.options)
-    except (found.damage, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise bad_frame(f"it is not BSON: {error}") from error
+        check_bson(events)
+    except Invalid as error:
+        raise error if error.code == "too_deep" else bad_frame(error.message) from error
 
 
 def prepare(store: Store, emit: Emit) -> Waiting:
@@ -271,7 +265,7 @@ def prepare_all(store: Store, emits: Sequence[Emit]) -> Waiting | None:
         META: None,
     }
     try:
-        found = store.engine.prepare_many(first.topic, "bson", columns, len(emits))
+        found = store.engine.prepare_many(first.topic, "bson", columns, len(emits), checked=True)
     except TooLarge:  # one of them: the others need not suffer for it
         return None
     return found[0] if len(found) == 1 and found[0].where is None else None

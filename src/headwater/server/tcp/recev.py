@@ -4,8 +4,9 @@
     encode_events(sub_id, events, frame_max) -> Encoded      of events that were read before
 
 The fixed fields of all frames are one array, filled in column by column; what has a length of its own stands behind
-them, and one join makes the bytes. An event of BSON is not looked into. Bytes only, but that the data of a huge event
-is read from its file; safe from any thread. Needs the codec of BSON.
+them, and one join makes the bytes. An event of BSON is sent as it is stored, if the codec can decode it: what is stored
+may be older than the check of what comes in, and a client could not read past it. Bytes only, but that the data of a
+huge event is read from its file; safe from any thread. Needs the codec of BSON.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from headwater.format import protocol
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE
 from headwater.format.codec import codec
 from headwater.format.column import I64
+from headwater.format.contents import is_bson
 from headwater.format.events import EventBatch
 from headwater.limits import FRAME_DEPTH_MAX
 from headwater.server.tcp.subscription import Frames
@@ -172,6 +174,7 @@ def _frames(sub_id: int, columns: Columns, frame_max: int) -> Encoded:
     """The frames of events of one partition and content."""
     count = len(columns.offsets)
     documents = _documents(columns.content, columns.data)
+    wrong = _wrong(columns.content, columns.data, documents)
     types, type_sizes = _types(columns.types)
     sizes = np.fromiter(map(len, documents), np.int64, count) + type_sizes
     parts: list[Any] = [types]
@@ -183,6 +186,9 @@ def _frames(sub_id: int, columns: Columns, frame_max: int) -> Encoded:
         metas = [_meta(meta) for meta in columns.metas]
         parts.append(metas)
         sizes += np.fromiter(map(len, metas), np.int64, count)
+    if any(wrong):
+        parts.append(wrong)
+        sizes += np.fromiter(map(len, wrong), np.int64, count)
     sizes += len(_HEAD) + len(_EVENT)  # with what ends the frame, as the head has what ends the one before
     fitting = sizes - 4 <= frame_max
     if not fitting.all():
@@ -265,11 +271,13 @@ def _meta(meta: bytes | None) -> bytes:
 
 # Events as documents
 
+_BYTES = b"\x02content\0\x06\0\0\0bytes\0"
+
 
 def _documents(content: Content, values: Sequence[bytes]) -> Sequence[bytes]:
     """Each event as a document."""
     if content == "bson":
-        return values if _whole(values) else [each if _whole([each]) else _encoded({"data": each}) for each in values]
+        return values if is_bson(values) else [each if is_bson([each]) else _encoded({"data": each}) for each in values]
     if content == "json":
         return [_of_json(each) for each in values]
     if content == "text":
@@ -277,15 +285,13 @@ def _documents(content: Content, values: Sequence[bytes]) -> Sequence[bytes]:
     return [_encoded({"data": each}) for each in values]
 
 
-def _whole(values: Sequence[bytes]) -> bool:
-    """Whether each begins with its length and ends with a zero, as a document does: else it would break its frame."""
-    lengths = np.fromiter(map(len, values), np.int64, len(values))
-    if not len(values) or int(lengths.min()) < 5:
-        return not len(values)
-    joined = np.frombuffer(b"".join(values), np.uint8)
-    ends = np.cumsum(lengths)
-    said = joined[(ends - lengths)[:, np.newaxis] + np.arange(4)].view("<i4")[:, 0]
-    return bool((said == lengths).all() and not joined[ends - 1].any())
+def _wrong(content: Content, values: Sequence[bytes], documents: Sequence[bytes]) -> Sequence[bytes]:
+    """The field `content` of each event that is not what its producer called it, and comes as binary."""
+    if content == "bson":
+        return [b"" if document is value else _BYTES for value, document in zip(values, documents, strict=True)]
+    if content == "bytes":
+        return ()
+    return [_BYTES if document[4] == protocol.BINARY else b"" for document in documents]
 
 
 def _of_json(value: bytes) -> bytes:

@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 
 from headwater.errors import Invalid, NotFound
 from headwater.format import arrow, batch, given
+from headwater.format.batch import DATA
 from headwater.format.column import I64
+from headwater.format.contents import check_column
 from headwater.format.names import partitions_of_column
 from headwater.limits import DEFAULTS, Limits
 from headwater.spark.writing.layout import Events, Layout
@@ -197,6 +199,8 @@ def _chunks(table: pa.Table, layout: Layout, target: Target, partition: int) -> 
         part = whole.slice(start, stop - start)
         content, columns = arrow.columns_of(part, layout.content)
         given.check_columns(columns, limits)
+        if content == "bson":
+            check_column(columns[DATA])
         yield Encoded(target, partition, stop - start, batch.encode(0, 0, stop - start, content, columns))
 
 
