@@ -25,6 +25,7 @@ from headwater.server.http import batches
 from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
 from headwater.server.wire import arrow, cloudevents, lines
+from headwater.server.wire.decoding import decoded
 from headwater.server.wire.parsed import Parsed
 from headwater.storage.rows import Rows
 
@@ -274,16 +275,16 @@ def options_of(request: Request) -> dict[str, Any]:
 
 def check_content(data: bytes, content: Content) -> None:
     """Raise Invalid if the data is not what it is called: nobody else looks before it is read."""
-    try:
-        if content == "text":
+    if content == "json":
+        decoded(_decode_any, data, "the body is not json")
+    elif content == "bson":
+        check_bson((data,))
+    elif content == "text":
+        try:
             data.decode()
-        elif content == "json":
-            _decode_any(data)
-        elif content == "bson":
-            check_bson((data,))
-    except (ValueError, RecursionError) as error:
-        hint = "send other bytes as application/octet-stream" if content == "text" else ""
-        raise Invalid(f"the body is not {content}: {error}", hint=hint, code="bad_body") from error
+        except UnicodeDecodeError as error:
+            hint = "send other bytes as application/octet-stream"
+            raise Invalid(f"the body is not text: {error}", hint=hint, code="bad_body") from error
 
 
 def place_of(log: Log, rows: Rows) -> tuple[tuple[str, str], ...]:
@@ -298,10 +299,8 @@ def place_of(log: Log, rows: Rows) -> tuple[tuple[str, str], ...]:
 def _meta(text: str | None) -> dict[str, str] | None:
     if text is None:
         return None
-    try:
-        return _decode_meta(text.encode("latin-1"))  # which the header was decoded with
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise Invalid(f"Headwater-Meta is not a flat JSON object of strings: {error}", code="bad_parameter") from error
+    what = "Headwater-Meta is not a flat JSON object of strings"
+    return decoded(_decode_meta, text.encode("latin-1"), what, "bad_parameter")  # which the header was decoded with
 
 
 def _producer(request: Request) -> tuple[str, int, int] | None:

@@ -25,11 +25,12 @@ from headwater.limits import PARTITIONS_MAX
 from headwater.server.changes import Pieces
 from headwater.server.http import sse
 from headwater.server.http.errors import error_line
-from headwater.server.http.message import JSON, Query, Request, Response, decoded, json
+from headwater.server.http.message import JSON, Query, Request, Response, json
 from headwater.server.http.reading import ARRAY, LINES, SSE, chosen
 from headwater.server.scopes import binder_scope
 from headwater.server.store import Store
 from headwater.server.wire import sse as wire
+from headwater.server.wire.decoding import decoded
 from headwater.server.wire.pieces import joined
 from headwater.views.binder import TIMEOUT_S
 from headwater.views.passing import AtLeast

@@ -15,10 +15,11 @@ from headwater.event import At, Event
 from headwater.format import jsonl
 from headwater.server.access import require
 from headwater.server.http.errors import error_line
-from headwater.server.http.message import Query, Request, Response, decoded, json
+from headwater.server.http.message import Query, Request, Response, json
 from headwater.server.member import Formats, Settlement, State
 from headwater.server.rights import action_of
 from headwater.server.store import Store
+from headwater.server.wire.decoding import decoded
 
 NDJSON = "application/x-ndjson"
 SMALL_BODY = 64 * 1024

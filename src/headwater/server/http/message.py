@@ -8,7 +8,7 @@ thread of the loop.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -18,7 +18,6 @@ from headwater.server.scopes import NOBODY
 
 Headers = tuple[tuple[str, str], ...]
 JSON = "application/json"
-T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -282,14 +281,6 @@ def whole(response: Response) -> bytes:
 def json(value: Any, status: int = 200, headers: Headers = ()) -> Response:
     """An answer in JSON."""
     return Response(status, (("content-type", JSON), *headers), _encode(value))
-
-
-def decoded(decode: Callable[[bytes], T], said: bytes) -> T:
-    """What JSON says; raises Invalid for what it may not say."""
-    try:
-        return decode(said)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the JSON cannot be used: {error}", code="bad_body") from error
 
 
 def _body_too_large(size: int, most: int) -> TooLarge:

@@ -18,6 +18,7 @@ from headwater.server.http import batches, sse
 from headwater.server.http.message import Query, Request, Response, json
 from headwater.server.store import Store
 from headwater.server.wire import arrow, items, lines
+from headwater.server.wire.decoding import decoded
 from headwater.server.wire.pieces import PIECE_BYTES, Cut
 
 Encode = Callable[[Iterable[EventBatch], Cut | None], Iterator[bytes]]
@@ -206,11 +207,8 @@ def _asked(request: Request) -> Asked:
 def filters_of(query: Query) -> dict[str, Any]:
     """The filters of a query, as the engine's verbs take them."""
     match = query.data("match")
-    try:
-        decoded = None if match is None else _decode_match(match)
-    except msgspec.MsgspecError as error:
-        raise Invalid(f"the match is not a JSON object: {error}", hint="see docs/MATCH.md", code="bad_match") from error
-    return {"type": query.text("type"), "key": query.data("key"), "match": decoded}
+    said = None if match is None else decoded(_decode_match, match, "the match is not a JSON object", "bad_match")
+    return {"type": query.text("type"), "key": query.data("key"), "match": said}
 
 
 def _start(query: Query) -> At:

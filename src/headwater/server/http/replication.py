@@ -13,6 +13,7 @@ from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
 from headwater.server.rights import action_of
 from headwater.server.store import Store
+from headwater.server.wire.decoding import decoded
 
 _QUESTION_BYTES_MAX = 8 * 1024 * 1024
 
@@ -25,10 +26,7 @@ async def list_topics(store: Store, request: Request) -> Response:
 
 async def batches(store: Store, request: Request) -> Response:
     """The batches that follow in some logs."""
-    try:
-        asked = replication.decode_question(await request.body(_QUESTION_BYTES_MAX))
-    except msgspec.MsgspecError as error:
-        raise Invalid(f"the body cannot be used: {error}", code="bad_body") from error
+    asked = decoded(replication.decode_question, await request.body(_QUESTION_BYTES_MAX))
     if len(asked.logs) > REPLICA_LOGS_MAX:
         raise Invalid(f"{len(asked.logs)} logs are asked for, and may be {REPLICA_LOGS_MAX}", code="bad_body")
     for name in {wanted.topic for wanted in asked.logs}:

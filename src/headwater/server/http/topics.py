@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from headwater.errors import Invalid
 from headwater.server.http.message import Request, Response, json
 from headwater.server.store import Store
+from headwater.server.wire.decoding import decoded
 
 _SMALL_BODY = 64 * 1024
 
@@ -89,10 +90,7 @@ async def sync(store: Store, request: Request) -> Response:
 
 async def retain(store: Store, request: Request) -> Response:
     """Delete the oldest segments, and change what is kept."""
-    try:
-        asked = _decode_retain(await request.body(_SMALL_BODY) or b"{}")
-    except msgspec.MsgspecError as error:
-        raise Invalid(f"the body cannot be used: {error}", code="bad_body") from error
+    asked = decoded(_decode_retain, await request.body(_SMALL_BODY) or b"{}")
     deleted = await store.blocking(
         store.engine.retain,
         request.name,

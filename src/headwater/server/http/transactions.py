@@ -20,6 +20,7 @@ from headwater.server.http.message import Request, Response, json
 from headwater.server.member import RemoteMember, member_gone
 from headwater.server.rights import action_of
 from headwater.server.store import Store
+from headwater.server.wire.decoding import decoded
 
 Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -62,10 +63,7 @@ _decode = msgspec.json.Decoder(TransactionRequest).decode
 
 async def commit(store: Store, request: Request) -> Response:
     """Do it all, or nothing."""
-    try:
-        asked = _decode(await request.body(store.limits.body_bytes_max))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the transaction cannot be used: {error}", code="bad_body") from error
+    asked = decoded(_decode, await request.body(store.limits.body_bytes_max), "the transaction cannot be used")
     for topic in {append.topic for append in asked.appends}:
         if not isinstance(topic, str):
             raise Invalid("an append has no topic", code="bad_body")

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from headwater.errors import NotFound
-from headwater.server.http.message import JSON, Request, Response, decoded, json
+from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
+from headwater.server.wire.decoding import decoded
 from headwater.views import status
 
 _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode

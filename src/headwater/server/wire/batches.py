@@ -25,6 +25,7 @@ from headwater.format.column import I64, Column
 from headwater.format.events import EventBatch
 from headwater.format.frames import Decoder
 from headwater.limits import Limits
+from headwater.server.wire.decoding import decoded
 from headwater.server.wire.parsed import Parsed, too_long
 from headwater.server.wire.pieces import joined, parted
 from headwater.server.wire.splice import splice
@@ -132,9 +133,6 @@ def _plain(column: Column | None, kind: int, limits: Limits) -> Column | None:
 
 def _check_metas(column: Column) -> None:
     values = [bytes(column.data)] if column.offsets is None else column.values(0, column.count)
-    try:
-        for value in values:
-            if value is not None:
-                _decode_meta(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Invalid(f"meta is not a flat JSON object of strings: {error}", code="bad_body") from error
+    for value in values:
+        if value is not None:
+            decoded(_decode_meta, value, "meta is not a flat JSON object of strings")

@@ -24,6 +24,7 @@ from headwater.errors import Invalid
 from headwater.event import Content
 from headwater.format import given
 from headwater.limits import Limits
+from headwater.server.wire.decoding import decoded
 from headwater.server.wire.parsed import Parsed, too_many
 
 STRUCTURED = "application/cloudevents+json"
@@ -34,6 +35,7 @@ VERSION = "1.0"
 _NAME = re.compile(r"[a-z0-9]{1,64}").fullmatch  # of an attribute; ours, so not a user's pattern
 _JSON = re.compile(r"(?:[^/]+/json|[^/]+/[^/]+\+json)").fullmatch
 
+NONE = "this is no CloudEvent"
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_array = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _decode_value = msgspec.json.Decoder(str | bool | int | None).decode
@@ -53,21 +55,15 @@ class Item(NamedTuple):
 
 def structured(body: bytes) -> Item:
     """One event in JSON; raises Invalid."""
-    try:
-        return _item(_decode_object(body))
-    except msgspec.MsgspecError as error:
-        raise _bad(str(error)) from error
+    return _item(decoded(_decode_object, body, NONE))
 
 
 def batch(body: bytes, limits: Limits) -> Parsed:
     """An array of events, of one content; raises Invalid, and TooLarge for too many."""
-    try:
-        found = _decode_array(body)
-        if len(found) > limits.batch_events_max:
-            raise too_many(len(found), limits)
-        items = [_item(each) for each in found]
-    except msgspec.MsgspecError as error:
-        raise _bad(str(error)) from error
+    found = decoded(_decode_array, body, NONE)
+    if len(found) > limits.batch_events_max:
+        raise too_many(len(found), limits)
+    items = [_item(each) for each in found]
     contents = {item.content for item in items}
     if len(contents) > 1:
         raise Invalid(
@@ -108,7 +104,7 @@ def _item(fields: dict[str, Raw]) -> Item:
     data, encoded = fields.pop("data", UNSET), fields.pop("data_base64", UNSET)
     attributes = {}
     for name, raw in fields.items():
-        value = _decode_value(raw)
+        value = decoded(_decode_value, raw, NONE)
         if value is not None:
             attributes[name] = str(value).lower() if isinstance(value, bool) else str(value)
     if data is not UNSET and encoded is not UNSET:
@@ -119,8 +115,9 @@ def _item(fields: dict[str, Raw]) -> Item:
 def _data(data: Raw | UnsetType, encoded: Raw | UnsetType, media: str) -> tuple[bytes, Content]:
     """The data of an event in JSON. Where it is not JSON itself, a string is meant as what it says."""
     if encoded is not UNSET:
+        text = decoded(_decode_text, encoded, NONE)
         try:
-            return a2b_base64(_decode_text(encoded).encode(), strict_mode=True), _content_of(media, "bytes")
+            return a2b_base64(text.encode(), strict_mode=True), _content_of(media, "bytes")
         except ValueError as error:
             raise _bad(f"data_base64 is not base64: {error}") from error
     if data is UNSET:
@@ -128,7 +125,7 @@ def _data(data: Raw | UnsetType, encoded: Raw | UnsetType, media: str) -> tuple[
     raw = bytes(data)
     if _JSON(_type_of(media)) or raw[:1] != b'"':
         return raw, "json"
-    return _decode_text(raw).encode(), "text"
+    return decoded(_decode_text, raw, NONE).encode(), "text"
 
 
 def _made(attributes: dict[str, str], data: bytes, content: Content) -> Item:
@@ -147,13 +144,13 @@ def _made(attributes: dict[str, str], data: bytes, content: Content) -> Item:
 
 
 def _check(data: bytes, content: Content) -> None:
-    try:
-        if content == "json":
-            _decode_any(data)
-        elif content == "text":
+    if content == "json":
+        decoded(_decode_any, data, f"{NONE}: the data is not json")
+    elif content == "text":
+        try:
             data.decode()
-    except (ValueError, RecursionError) as error:
-        raise _bad(f"the data is not {content}: {error}") from error
+        except UnicodeDecodeError as error:
+            raise _bad(f"the data is not text: {error}") from error
 
 
 def _content_of(media: str, default: Content) -> Content:
@@ -174,4 +171,4 @@ def _unquoted(name: str, value: str) -> str:
 
 
 def _bad(message: str, hint: str = "") -> Invalid:
-    return Invalid(f"this is no CloudEvent: {message}", hint=hint, code="bad_body")
+    return Invalid(f"{NONE}: {message}", hint=hint, code="bad_body")

@@ -31,6 +31,7 @@ from headwater.format.batch import BLOB, DATA, KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
+from headwater.server.wire.decoding import WRONG
 from headwater.server.wire.parsed import Parsed, too_long, too_many
 from headwater.server.wire.pieces import Cut, cut_off, joined, parted
 
@@ -46,7 +47,7 @@ _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 _look_at = msgspec.json.Decoder(Raw).decode
 _raw_lines = msgspec.json.Decoder(Raw).decode_lines
 _raws = msgspec.json.Decoder(list[Raw]).decode
-_WRONG = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Invalid)
+_WRONG = (*WRONG, Invalid)
 
 
 # Out
