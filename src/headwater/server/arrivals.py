@@ -38,16 +38,7 @@ class Arrivals:
         Raises Unavailable with the code `too_many` if too many wait already, Closed when the server stops, and what
         finding the topic raises beside NotFound.
         """
-        if self._closed:
-            raise _stopping()
-        if self._count >= self._waiting_max:
-            raise Unavailable(
-                f"{self._waiting_max} clients wait for topics that do not exist yet",
-                hint=f"make topic {topic!r} first, or wait for fewer at a time",
-                code="too_many",
-                limit="awaited_topics_max",
-                maximum=self._waiting_max,
-            )
+        self.check(topic)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(topic, set())
         waiting.add(future)
@@ -61,6 +52,19 @@ class Arrivals:
             waiting.discard(future)
             if not waiting and self._waiting.get(topic) is waiting:
                 del self._waiting[topic]
+
+    def check(self, topic: str) -> None:
+        """Raise what `wait` would raise at once."""
+        if self._closed:
+            raise _stopping()
+        if self._count >= self._waiting_max:
+            raise Unavailable(
+                f"{self._waiting_max} clients wait for topics that do not exist yet",
+                hint=f"make topic {topic!r} first, or wait for fewer at a time",
+                code="too_many",
+                limit="awaited_topics_max",
+                maximum=self._waiting_max,
+            )
 
     def close(self) -> None:
         """Have all who wait hear that the server stops. May be called twice."""

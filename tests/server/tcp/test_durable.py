@@ -19,7 +19,7 @@ from headwater.server.access import Open
 from headwater.server.metrics import Metrics
 from headwater.server.settings import Settings
 from headwater.server.store import Store
-from headwater.server.tcp import durable
+from headwater.server.tcp import durable, subscribing
 from headwater.views.local import Local
 from tests.server import people
 from tests.server.process import served
@@ -296,7 +296,8 @@ async def test_a_client_that_is_cut_off_while_the_consumer_is_joined_leaves_noth
 
         store.members.join = slowly  # type: ignore[method-assign]
         connection: Any = SimpleNamespace(store=store, limits=store.limits, loop=loop, parts={})
-        task = loop.create_task(durable.subscribe(connection, "", "d", "t", False, "earliest", {}))
+        subscription = await durable.owned(connection, "t", "d", "", "earliest", {})
+        task = loop.create_task(subscribing.enter(subscription, {}))
         await joining.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -20,7 +20,6 @@ from headwater.errors import Conflict, HeadwaterError, NotFound
 from headwater.event import At, Event
 from headwater.server.member import Bound, Formats, RemoteMember
 from headwater.server.tcp import recev
-from headwater.server.tcp.slots import Answer
 from headwater.server.tcp.subscription import Subscription, stopping
 from headwater.server.tcp.unacked import Acked
 
@@ -47,33 +46,20 @@ class Owner:
             del self.connection.store.durable[self._key]
 
 
-async def subscribe(
-    connection: Connection, user: str, name: str, topic: str, several: bool, start: At, selection: dict[str, Any]
-) -> Answer:
-    """Go on with a durable subscription, or make it, durably, with this start; `several` as for any subscription.
+async def owned(
+    connection: Connection, topic: str, name: str, user: str, start: At, selection: dict[str, Any]
+) -> DurableSubscription:
+    """A durable subscription that this connection has, to be opened: it goes on, or is made with this start.
 
-    Raises Conflict with the code `subscription_held` if another connection of this server has it, and what joining a
-    consumer raises.
+    Raises Conflict with the code `subscription_held` if another connection of this server has it.
     """
     owner = await _own(connection, (topic, name))
     try:
-        subscription = DurableSubscription(connection, owner, topic, name)
+        options = {"start": start, "failures_max": NEVER, **selection}
+        return DurableSubscription(connection, owner, topic, name, user, options)
     except HeadwaterError:
         owner.release()
         raise
-    subscription.several = several
-    join, formats, bound = connection.store.members.join, subscription.formats, subscription.bound
-    options = {"start": start, "failures_max": NEVER, **selection}
-    joining = asyncio.ensure_future(connection.store.blocking(join, user, name, topic, formats, bound=bound, **options))
-    try:
-        subscription.join(await asyncio.shield(joining))
-    except asyncio.CancelledError:  # the client has gone, and the thread joins nevertheless
-        joining.add_done_callback(subscription.joined_too_late)
-        raise
-    except BaseException:
-        owner.release()
-        raise
-    return subscription.accepted()
 
 
 async def _own(connection: Connection, key: tuple[str, str]) -> Owner:
@@ -97,10 +83,16 @@ async def _own(connection: Connection, key: tuple[str, str]) -> Owner:
 class DurableSubscription(Subscription):
     """A member of a consumer, and the sink that it writes to."""
 
-    def __init__(self, connection: Connection, owner: Owner, topic: str, name: str) -> None:
+    def __init__(
+        self, connection: Connection, owner: Owner, topic: str, name: str, user: str, options: dict[str, Any]
+    ) -> None:
+        """`options` are those of `Engine.consumer`."""
         super().__init__(connection)
         self.topic = topic
         self.name = name
+        self._user = user
+        self._options = options
+        self._joining = False
         self.formats = Formats("", self._encode, b"", self._fail)
         self.bound = Bound(connection.limits.subscription_unacked_max, self._settle)
         self._owner = owner
@@ -111,23 +103,46 @@ class DurableSubscription(Subscription):
         self._settling = threading.Lock()  # held while that is done, maybe with I/O: never taken by the loop's thread
         self._asked = False  # whether a thread will do so
 
-    def join(self, member: RemoteMember) -> None:
-        """The consumer was joined: from here on, it is to be left, too."""
-        self._member = member
+    async def open(self) -> None:
+        """Join the consumer, which makes it durably; raises what that raises."""
+        store, options = self.connection.store, self._options
+        if self.awaits and options["start"] == "latest":
+            options = {**options, "start": "earliest"}  # there was nothing when it was asked for
+        self.several = len((await store.blocking(store.engine.describe, self.topic)).partitions) > 1
+        who = self._user, self.name, self.topic, self.formats
+        joining = asyncio.ensure_future(store.blocking(store.members.join, *who, bound=self.bound, **options))
+        self._joining = True
+        try:
+            self._member = await asyncio.shield(joining)
+        except asyncio.CancelledError:  # the client has gone, and the thread joins nevertheless
+            joining.add_done_callback(self.joined_too_late)
+            raise
+        except BaseException:
+            self._joining = False
+            raise
+        self._joining = False
 
     def joined_too_late(self, joining: asyncio.Future[RemoteMember]) -> None:
         """The client went while the consumer was joined."""
-        if joining.cancelled() or joining.exception() is not None:
-            self._owner.release()
-            return
-        self.join(joining.result())
+        self._joining = False
+        if not joining.cancelled() and joining.exception() is None:
+            self._member = joining.result()
         self.close()
 
     # Sending
 
     def begin(self) -> None:
-        if not self.closed and self._member is not None:
+        if self.closed:
+            return
+        if self._member is not None:
             self._member.begin(_Sink(self))
+        elif self.awaits:
+            super().begin()
+
+    async def run(self) -> None:
+        """Wait for the topic, and begin then."""
+        await self.arrive()
+        self.begin()
 
     def resume(self) -> None:
         if self._member is not None:
@@ -169,7 +184,10 @@ class DurableSubscription(Subscription):
     def close(self) -> None:
         super().close()
         member, self._owner.leaving = self._member, True
-        if member is not None and not self._owner.left.is_set():
+        if member is None:
+            if not self._joining:  # else it is left when it has joined
+                self._owner.release()
+        elif not self._owner.left.is_set():
             member.begin(_Sink(self))  # if it was not begun: it tells its sink when it has left
             member.leave()
 

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from headwater.engine.pattern import exactly
-from headwater.errors import HeadwaterError
+from headwater.engine.selection import Selection
+from headwater.errors import HeadwaterError, NotFound
 from headwater.event import At
 from headwater.format.events import EventBatch
 from headwater.server.tcp import changing, durable, recev
@@ -59,18 +60,37 @@ async def _subscribe(connection: Connection, fields: Fields) -> Answer:
     selection: dict[str, Any] = {"type": _type(fields), "match": fields.document("matcher")}
     name = fields.text("durableID")
     user = await connection.require("SUBSCRIBE", topic)
-    store = connection.store
-    several = partition is None and len((await store.blocking(store.engine.describe, topic)).partitions) > 1
+    if name is not None and partition is not None:
+        raise fields.wrong("has 'partition' and 'durableID'", hint="a durable subscription has all partitions")
+    subscription: TopicSubscription | durable.DurableSubscription
     if name is not None:
-        if partition is not None:
-            raise fields.wrong("has 'partition' and 'durableID'", hint="a durable subscription has all partitions")
-        return await durable.subscribe(connection, user.name, name, topic, several, start, selection)
-    batches = await store.feeds.follow(
-        topic, start=start, bytes_max=recev.CHUNK_BYTES, partition=partition, **selection
-    )
-    subscription = TopicSubscription(connection, batches)
-    subscription.several, subscription.only = several, partition or 0
+        subscription = await durable.owned(connection, topic, name, user.name, start, selection)
+    else:
+        subscription = TopicSubscription(connection, topic, partition, start, selection)
+    await enter(subscription, selection)
     return subscription.accepted()
+
+
+async def enter(subscription: TopicSubscription | durable.DurableSubscription, selection: dict[str, Any]) -> None:
+    """Open a subscription; one to a topic that does not exist yet waits for it after it is accepted.
+
+    Raises what opening it raises beside that, and Unavailable if too many wait already.
+    """
+    try:
+        await subscription.open()
+    except NotFound as error:
+        try:
+            if error.code != "topic_not_found":
+                raise
+            Selection(**selection)  # what can be refused is refused at once
+            subscription.connection.store.arrivals.check(subscription.topic)
+        except HeadwaterError:
+            subscription.close()
+            raise
+        subscription.awaits = True
+    except BaseException:
+        subscription.close()
+        raise
 
 
 def _type(fields: Fields) -> str | None:
@@ -94,11 +114,32 @@ def _start(fields: Fields) -> At:
 class TopicSubscription(Subscription):
     """A subscription to a topic that keeps nothing: it reads for itself, and waits when its client is slow."""
 
-    def __init__(self, connection: Connection, batches: AsyncGenerator[list[EventBatch], None]) -> None:
+    _batches: AsyncGenerator[list[EventBatch], None]
+
+    def __init__(
+        self, connection: Connection, topic: str, partition: int | None, start: At, selection: dict[str, Any]
+    ) -> None:
         super().__init__(connection)
-        self._batches = batches
+        self.topic = topic
+        self.only = partition or 0
+        self._partition = partition
+        self._start = start
+        self._selection = selection
+
+    async def open(self) -> None:
+        """Find where it begins; raises NotFound for a missing topic, and what else is against it."""
+        store, start = self.connection.store, self._start
+        if self._partition is None:
+            self.several = len((await store.blocking(store.engine.describe, self.topic)).partitions) > 1
+        if self.awaits and start == "latest":
+            start = "earliest"  # there was nothing when it was asked for
+        self._batches = await store.feeds.follow(
+            self.topic, start=start, bytes_max=recev.CHUNK_BYTES, partition=self._partition, **self._selection
+        )
 
     async def run(self) -> None:
+        if self.awaits:
+            await self.arrive()
         blocking, frame_max = self.connection.store.blocking, self.connection.limits.frame_bytes_max
         async with aclosing(self._batches) as each:
             async for batches in each:

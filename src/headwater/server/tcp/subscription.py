@@ -44,6 +44,8 @@ class Subscription(Part):
     """
 
     several = False
+    awaits = False  # its topic did not exist when it was accepted
+    topic = ""
 
     def __init__(self, connection: Connection) -> None:
         """Raises Unavailable with the code `too_many` if the connection has as many as it may."""
@@ -56,6 +58,9 @@ class Subscription(Part):
         self._news: asyncio.Future[None] | None = None  # what `run` waits for: an acknowledgement
 
     # To be filled in
+
+    async def open(self) -> None:
+        """Find where it begins; raises NotFound for a missing topic, and what else is against it."""
 
     async def run(self) -> None:
         """Send what there is, as long as there may be more. What it raises ends the subscription, and is told."""
@@ -89,6 +94,19 @@ class Subscription(Part):
         """Send what there is: its answer was written."""
         if not self.closed:
             self._task = self.connection.loop.create_task(self._run())
+
+    async def arrive(self) -> None:
+        """Wait until the topic exists, and open it; raises what is against that, as a right that was taken away."""
+        while True:
+            await self.connection.store.arrivals.wait(self.topic)
+            await self.connection.require("SUBSCRIBE", self.topic)
+            try:
+                await self.open()
+            except NotFound as error:
+                if error.code != "topic_not_found":
+                    raise
+                continue  # it was deleted again
+            return
 
     async def send(self, frames: Frames) -> None:
         """Send frames, as many at a time as may be unacknowledged and the connection has room for."""
