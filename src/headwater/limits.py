@@ -72,7 +72,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     blob_bytes_in_memory: int = 10 * MIB  # up to this, reading an event also loads its blob; above, stream it
     batch_events_max: int = 100_000  # one append_many per partition; append_arrow splits
     batch_bytes_max: int = 64 * MIB  # what a reader must be able to hold at once
-    open_topics_max: int = 1024  # each open partition holds three file descriptors and a map
+    open_topics_max: int = 1024  # kept open though nobody uses them, at some 6 KiB a partition; more are closed
     commit_bytes_max: int = 4 * MIB  # how much the leader of a group takes in one commit, to bound latency
 
     transaction_bytes_max: int = 64 * MIB  # it is held in memory, and written to the journal as a whole

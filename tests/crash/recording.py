@@ -39,7 +39,7 @@ class RecordingDisk(Disk):
         self._files = dict(files or {})
         self._next = max(self._files.values(), default=0) + 1
         self._open: dict[int, int] = {}
-        self._maps: dict[int, tuple[mmap.mmap, int]] = {}  # the map is held so that its id is not used again
+        self._maps: dict[int, tuple[memoryview, int]] = {}  # the map is held so that its id is not used again
 
     def mark(self, note: object) -> None:
         """Put a mark of the workload into the trace."""
@@ -120,13 +120,13 @@ class RecordingDisk(Disk):
             raise NotADirectoryError(path)
         self.trace.append(Op("sync directory", self._relative(path)))
 
-    def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
+    def map(self, fd: int, size: int, *, write: bool = False) -> memoryview:
         mapped = super().map(fd, size, write=write)
         if write:
             self._maps[id(mapped)] = mapped, self._open[fd]
         return mapped
 
-    def store(self, mapped: mmap.mmap, position: int, data: bytes) -> None:
+    def store(self, mapped: memoryview | mmap.mmap, position: int, data: bytes) -> None:
         super().store(mapped, position, data)
         self.trace.append(Op("store", file=self._maps[id(mapped)][1], position=position, data=bytes(data)))
 

@@ -12,7 +12,6 @@ import pytest
 
 import headwater
 from headwater.engine.engine import Engine
-from headwater.errors import Unavailable
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage import seal
 from tests.log.conformance import Log
@@ -180,17 +179,6 @@ def test_sealing_leaves_the_lock_to_the_writers(hw: Engine, tmp_path: Path) -> N
     assert meanwhile == list(range(2_000, 2_000 + len(meanwhile)))
     assert len(meanwhile) > 1
     assert [event.offset for event in hw.read("t")] == list(range(2_000 + len(meanwhile)))
-
-
-def test_only_so_many_topics_are_open_at_once(tmp_path: Path) -> None:
-    with headwater.open(tmp_path / "data", limits=Limits(open_topics_max=2)) as hw:
-        hw.append("a", b"")
-        hw.append("b", b"")
-        with pytest.raises(Unavailable, match="2 topics are open") as raised:
-            hw.append("c", b"")
-        assert raised.value.code == "too_many_open_topics"
-        hw.delete("a")
-        assert hw.append("c", b"").offset == 0
 
 
 def test_a_topic_that_a_power_loss_left_under_both_names_can_be_deleted(hw: Engine) -> None:

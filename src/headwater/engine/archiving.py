@@ -155,6 +155,8 @@ class Archiver:
             found = LogArchive(place, topic, self._archive, self._pause)
             found.check_history(active)
             found.remember()
+            if len(self._logs) >= self._limits.open_topics_max:
+                del self._logs[next(iter(self._logs))]  # it is read anew when it is needed
             self._logs[place.uuid] = found
         return found
 

@@ -258,7 +258,7 @@ class Bucket(Verbs[ObjectLog]):
         it raises NotFound with the code `offset_gone` and the `oldest` offset, for others within `knowledge_s`. Its
         objects are deleted after `collect_s`. Raises Unsupported for a hard bound.
         """
-        logs = self._topics.live(topic).chosen(partition)
+        logs = self._topics.live_logs(topic, partition)
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
 
     def maintain(self, topic: str | None = None) -> Maintained:

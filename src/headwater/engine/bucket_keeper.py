@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from datetime import datetime
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -46,10 +47,10 @@ class BucketKeeper:
         self._pool = pool
         self._slowest = slowest
         self._mutex = threading.Lock()  # protects all below
-        self._left: dict[ObjectLog, int] = {}  # objects to be put until it is a log's turn
+        self._left: WeakKeyDictionary[ObjectLog, int] = WeakKeyDictionary()  # objects until it is its turn
         self._work: queue.SimpleQueue[ObjectLog | None] = queue.SimpleQueue()
         self._waiting: set[ObjectLog] = set()
-        self._collected_s: dict[ObjectLog, float] = {}
+        self._collected_s: WeakKeyDictionary[ObjectLog, float] = WeakKeyDictionary()
         self._swept_s = clock.monotonic()
         self._thread: threading.Thread | None = None
         self._stopping = False

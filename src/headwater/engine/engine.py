@@ -195,7 +195,7 @@ class Engine(Verbs[LocalLog]):
         gone durably: a read of it raises NotFound with the code `offset_gone` and the `oldest` offset. Of a directory
         with an archive, only what is in it is deleted, and read from there; Unavailable if that is out of reach.
         """
-        logs = self._topics.live(topic).chosen(partition)
+        logs = self._topics.live_logs(topic, partition)
         if self._guard is not None and not dry_run:
             self._guard()
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)

@@ -114,6 +114,7 @@ def sweep(log: Log, cursor: Cursor, selection: Selection) -> Iterator[EventBatch
             lo = cursor.offset
             for batch in cursor.batches(end, selection.types, selection.key):
                 picked = pick(log, batch, lo, batch.end_offset, selection)
+                lo = batch.end_offset  # what comes next may overlap
                 if picked is not None:
                     yield picked
 

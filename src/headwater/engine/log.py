@@ -53,7 +53,10 @@ class Cursor(Protocol):
         """How many offsets it has passed whose events are lost: damaged, and cut out by `repair`."""
 
     def batches(self, stop: int, types: TypeTest | None = None, key: bytes | None = None) -> Iterator[Batch]:
-        """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible."""
+        """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
+
+        They may overlap: after a pause, one may come that sealing has merged with those that came before it.
+        """
 
 
 class Bell(Protocol):
@@ -140,7 +143,8 @@ class Log(Protocol):
     ) -> Iterator[Batch]:
         """Batches that hold the offsets from `start` to `stop`, whole; some that cannot hold what is wanted are not.
 
-        A warning of the logger `headwater` tells of lost events that they pass over.
+        They may overlap, as those of a cursor. A warning of the logger `headwater` tells of lost events that they pass
+        over.
         """
 
     def version(self, key: bytes) -> int | None:
@@ -175,6 +179,13 @@ class Log(Protocol):
 
     def settle(self) -> None:
         """Finish what a process that died has left, so that it can be read; best effort."""
+
+    @property
+    def used(self) -> int:
+        """The turn of `open_files` in which it was used last."""
+
+    def idle(self) -> bool:
+        """Let go of what it holds, if it can be made anew when it is needed; False if it is in use. Never waits."""
 
     def close(self) -> None:
         """Let go of it, after appends under way."""

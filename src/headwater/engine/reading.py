@@ -162,6 +162,7 @@ def _read_log(log: Log, lo: int, hi: int, selection: Selection, reverse: bool) -
     with enough_memory(f"{log.place} cannot be read"):
         for batch in log.batches(lo, hi, backwards=reverse, types=selection.types, key=selection.key):
             picked = pick(log, batch, lo, hi, selection)
+            lo, hi = (lo, batch.base_offset) if reverse else (batch.end_offset, hi)  # what comes next may overlap
             if picked is not None:
                 yield picked
 

@@ -203,7 +203,7 @@ class Serving(Generic[L]):
 
         `by_time`: batches of several partitions come in the order of their first events; in reverse, of their last.
         """
-        opened = self._topics.live(topic)
+        opened = self._topics.live(topic, partition)
         logs, selection = opened.chosen(partition), self._selection(**filters)
         return reading.span(opened.topic.uuid, logs, start, end, selection, reverse=reverse, by_time=by_time)
 
@@ -221,7 +221,7 @@ class Serving(Generic[L]):
 
         Raises as `read_batches`.
         """
-        opened = self._topics.live(topic)
+        opened = self._topics.live(topic, partition)
         logs = opened.chosen(partition)
         selection = self._selection(type, key, match)
         return TopicCursor(topic, opened.topic.uuid, logs, reading.begin(logs, start), selection)
@@ -232,7 +232,7 @@ class Serving(Generic[L]):
 
     def partition_log(self, topic: str, partition: int) -> L:
         """One log of a topic as it is now, for who copies it; raises NotFound."""
-        return self._topics.live(topic).chosen(partition)[0]
+        return self._topics.live_logs(topic, partition)[0]
 
     def partition_logs(self, topic: str) -> tuple[Topic, list[L]]:
         """A topic and all its logs, as they are now; raises NotFound."""

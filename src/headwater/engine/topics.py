@@ -1,4 +1,8 @@
-"""The topics that are in use: opened when first asked for, forgotten when they are deleted, by whichever process."""
+"""The topics that are in use: opened when first asked for, forgotten when they are deleted, by whichever process.
+
+Those that were not used for longest are closed when they are many. What is in use is not: whoever holds a log goes on
+with it, and others who want it get the same one.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count as counter
 from typing import Any, Generic, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from headwater.engine.log import L
-from headwater.errors import NotFound, Unavailable
+from headwater.errors import NotFound
 from headwater.format import arrow
 from headwater.format.column import I64
 from headwater.format.names import partition_of, partitions_of, partitions_of_column, turn_of
 from headwater.format.producers import Producer
 from headwater.format.settings import Topic, TopicSettings
-from headwater.limits import Limits
+from headwater.limits import PARTITIONS_MAX, Limits
+from headwater.storage.open_files import open_files
 from headwater.storage.rows import Rows
+
+OPEN_PARTITIONS_MAX = 2 * PARTITIONS_MAX  # of all open topics: about 6 KiB each, and two maps
 
 
 class Catalogue(Protocol):
@@ -110,11 +118,12 @@ class Topics(Generic[L]):
     ) -> None:
         """`check_open` raises once the engine was closed."""
         self.open: dict[str, OpenTopic[L]] = {}
+        self._logs: WeakValueDictionary[tuple[str, int], L] = WeakValueDictionary()  # all that anybody holds
         self._catalogue = catalogue
         self._limits = limits
         self._new_log = new_log
         self._check_open = check_open
-        self._mutex = threading.Lock()  # protects changes of `open`
+        self._mutex = threading.Lock()  # protects changes of `open` and `_logs`
 
     def get(self, name: str) -> OpenTopic[L]:
         """The topic, opened if it is not; raises NotFound."""
@@ -132,27 +141,50 @@ class Topics(Generic[L]):
             with self._mutex:
                 opened = self.open.get(name)
                 if opened is None:
-                    if len(self.open) >= self._limits.open_topics_max:
-                        raise Unavailable(
-                            f"{len(self.open)} topics are open",
-                            hint="raise open_topics_max, or open the log again",
-                            code="too_many_open_topics",
-                        )
-                    logs = [self._new_log(topic, number) for number in range(topic.partitions)]
+                    self._make_room(topic.partitions)
+                    logs = [self._log(topic, number) for number in range(topic.partitions)]
                     opened = self.open[name] = OpenTopic(topic, logs)
         return opened
 
-    def live(self, name: str) -> OpenTopic[L]:
-        """The topic as it is now, also when another process deleted it and made it again, or died in a commit."""
+    def _log(self, topic: Topic, number: int) -> L:
+        """The log that somebody has of this topic, which may have been closed since; else a new one."""
+        log = self._logs.get((topic.uuid, number))
+        if log is None:
+            log = self._logs[topic.uuid, number] = self._new_log(topic, number)
+        return log
+
+    def _make_room(self, partitions: int) -> None:
+        """Close topics that were not used for longest, some at once, if there are many. The caller has the mutex."""
+        open_files.turn += 1  # whoever uses a topic from now on did so later
+        topics_max, count = self._limits.open_topics_max, sum(len(opened.logs) for opened in self.open.values())
+        if len(self.open) < topics_max and count + partitions <= OPEN_PARTITIONS_MAX:
+            return
+        by_use = sorted(self.open.values(), key=lambda opened: max(log.used for log in opened.logs))
+        for opened in by_use:
+            if len(self.open) <= topics_max * 3 // 4 and count + partitions <= OPEN_PARTITIONS_MAX * 3 // 4:
+                break
+            if all(log.idle() for log in opened.logs):
+                del self.open[opened.topic.name]
+                count -= len(opened.logs)
+
+    def live(self, name: str, partition: int | None = None) -> OpenTopic[L]:
+        """The topic as it is now, also when another process deleted it and made it again, or died in a commit.
+
+        Only one `partition` of it, if that is given: the others are not looked at.
+        """
         opened = self.get(name)
         try:
             opened.logs[0].state()
         except NotFound:
             self.forget(opened)
             opened = self.get(name)
-        for log in opened.logs:
+        for log in opened.chosen(partition):
             log.settle()
         return opened
+
+    def live_logs(self, name: str, partition: int | None) -> list[L]:
+        """The logs of a topic as it is now, or the one of a partition of it."""
+        return self.live(name, partition).chosen(partition)
 
     def for_append(self, name: str) -> OpenTopic[L]:
         """The topic, made if it is not there."""
@@ -168,6 +200,8 @@ class Topics(Generic[L]):
         with self._mutex:
             if self.open.get(opened.topic.name) is opened:
                 del self.open[opened.topic.name]
+            for number in range(len(opened.logs)):
+                self._logs.pop((opened.topic.uuid, number), None)
 
     def commit(self, opened: OpenTopic[L], log: L, rows: Rows) -> L:
         """Append; if the topic was deleted meanwhile, to the one of that name that comes after it. Returns the log."""
@@ -189,19 +223,18 @@ class Topics(Generic[L]):
     def after_fork(self) -> None:
         """In a forked child: begin anew, with descriptors and locks of its own."""
         self._mutex = threading.Lock()
-        for opened in self.open.values():
-            for log in opened.logs:
-                log.after_fork()
+        for log in list(self._logs.values()):
+            log.after_fork()
 
     def close(self) -> None:
         """Stop all followers, and let go of all files, after appends under way."""
         with self._mutex:
-            opened = list(self.open.values())
+            logs = list(self._logs.values())
             self.open.clear()
-        for topic in opened:
-            for log in topic.logs:
-                log.stop_followers()
-                log.close()
+            self._logs.clear()
+        for log in logs:
+            log.stop_followers()
+            log.close()
 
     def _successor(self, opened: OpenTopic[L], log: L) -> L:
         """The same partition of the topic that took the name of a deleted one; NotFound if it has other partitions."""

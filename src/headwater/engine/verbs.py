@@ -294,7 +294,7 @@ class Verbs(Serving[L]):
         `type` is an RE2 pattern over the whole type; `match` asks for fields of JSON and BSON data (docs/MATCH.md).
         Raises NotFound for a missing topic, Invalid for a bad pattern or match, Corrupt on damage.
         """
-        logs = self._topics.live(topic).chosen(partition)
+        logs = self._topics.live_logs(topic, partition)
         return reading.read_events(logs, start, end, self._selection(type, key, match), reverse=reverse)
 
     def read_batches(
@@ -310,7 +310,7 @@ class Verbs(Serving[L]):
         reverse: bool = False,
     ) -> Iterator[EventBatch]:
         """Like `read`, batch by batch, partition after partition. In reverse, the last batch comes first."""
-        logs = self._topics.live(topic).chosen(partition)
+        logs = self._topics.live_logs(topic, partition)
         return reading.read_batches(logs, start, end, self._selection(type, key, match), reverse=reverse)
 
     @enough_memory("the events cannot be read as one table")
@@ -345,7 +345,7 @@ class Verbs(Serving[L]):
         to what is durable now. Both may be a list, too: an offset for each partition. No event is read for that.
         Raises NotFound for a missing topic, and for an offset that retention has deleted (`offset_gone`).
         """
-        return splitting.splits(self._topics.live(topic).chosen(partition), start, end, split_bytes)
+        return splitting.splits(self._topics.live_logs(topic, partition), start, end, split_bytes)
 
     @enough_memory("the key cannot be looked for")
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
@@ -368,7 +368,7 @@ class Verbs(Serving[L]):
         match: Mapping[str, Any] | None = None,
     ) -> Follow:
         """The events from `start` on, then those that come, from any process, until `timeout` seconds bring none."""
-        logs = self._topics.live(topic).chosen(partition)
+        logs = self._topics.live_logs(topic, partition)
         selection = self._selection(type, key, match)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
 

@@ -3,7 +3,8 @@
 `Disk` and `Clock` are all that the storage layer knows of the machine. Tests replace them with ones that record,
 cut, tear and fail. Methods on the hot path are the functions of `os` themselves. Errors are plain `OSError`s: the
 callers, who know the topic and the offset, turn them into Headwater's own. But a directory in the place of a file is
-`Corrupt`, and memory that the system does not give is `Unavailable`, for all of them. Safe from any thread.
+`Corrupt`, and memory or descriptors that the system does not give are `Unavailable`, for all of them. Safe from any
+thread.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from headwater.errors import Corrupt, out_of_memory
+from headwater.errors import Corrupt, Unavailable, out_of_memory
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.storage import futex
+from headwater.storage.maps import map_file
+from headwater.storage.open_files import open_files
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _held: set[int] = set()  # descriptors that are locked until their release
 
@@ -77,6 +83,26 @@ def _boot_id() -> bytes:
         return hashlib.sha256(booted).digest()[:16]
 
 
+def _sparing(call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Make a call that needs a descriptor: if the process has none left, after logs have given some back."""
+    try:
+        return call(*args, **named)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        if not open_files.spare():
+            raise Unavailable(
+                "this process has no file descriptor left",
+                hint="raise its limit ('ulimit -n', or LimitNOFILE= of systemd), or use fewer connections at once",
+                code="too_many_files",
+            ) from error
+    return call(*args, **named)
+
+
+def _open(path: Path, flags: int, mode: int = 0o600) -> int:
+    return _sparing(os.open, path, flags | os.O_CLOEXEC, mode)
+
+
 class Disk:
     """Files, directories, maps and locks."""
 
@@ -102,7 +128,7 @@ class Disk:
             raise OSError(number, os.strerror(number), str(one), None, str(other))
 
     def open_read(self, path: Path) -> int:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = _open(path, os.O_RDONLY)
         if stat.S_ISDIR(os.fstat(fd).st_mode):  # which opens, and then cannot be read
             os.close(fd)
             raise _not_a_file(path)
@@ -111,21 +137,21 @@ class Disk:
     def open_write(self, path: Path) -> int:
         """Open an existing file for reading and writing."""
         try:
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            return _open(path, os.O_RDWR)
         except IsADirectoryError as error:
             raise _not_a_file(path) from error
 
     def create(self, path: Path) -> int:
         """Make a new file; it must not exist."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
 
     def create_private(self, path: Path) -> int:
         """Make a new file that only this user may read; it must not exist."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
     def open_append(self, path: Path) -> int:
         """Open a file, made if it is not there, whose writes go to its end: a log for people, which nobody syncs."""
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        return _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
 
     def append(self, fd: int, data: bytes) -> None:
         """Write all of it where the descriptor is."""
@@ -183,7 +209,7 @@ class Disk:
 
     def read_file(self, path: Path) -> bytes:
         try:
-            return path.read_bytes()
+            return _sparing(path.read_bytes)
         except IsADirectoryError as error:
             raise _not_a_file(path) from error
         except MemoryError as error:
@@ -196,14 +222,14 @@ class Disk:
     def names(self, path: Path) -> list[str]:
         """What a directory holds; nothing if it is not there."""
         try:
-            return os.listdir(path)
+            return _sparing(os.listdir, path)
         except FileNotFoundError:
             return []
 
     def sizes(self, path: Path) -> dict[str, int]:
         """What a directory holds, and the bytes of each; nothing if it is not there."""
         found: dict[str, int] = {}
-        with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+        with contextlib.suppress(FileNotFoundError), _sparing(os.scandir, path) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     found[entry.name] = entry.stat().st_size
@@ -212,7 +238,7 @@ class Disk:
     def entries(self, path: Path) -> list[tuple[str, bool]]:
         """What a directory holds, and whether each is a directory; nothing if there is no such directory."""
         try:
-            with os.scandir(path) as entries:
+            with _sparing(os.scandir, path) as entries:
                 return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -233,7 +259,7 @@ class Disk:
         shutil.rmtree(path, ignore_errors=True)
 
     def sync_directory(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = _open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
         finally:
@@ -283,15 +309,16 @@ class Disk:
                 return temporary, fd
             self.release(fd)  # a sweeper came between making and locking it
 
-    def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
+    def map(self, fd: int, size: int, *, write: bool = False) -> memoryview:
+        """Map the beginning of an open file, which may be closed then."""
         try:
-            return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+            return map_file(fd, size, write=write)
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
             raise out_of_memory(f"{size} bytes of a file cannot be mapped") from error
 
-    def store(self, mapped: mmap.mmap, position: int, data: bytes) -> None:
+    def store(self, mapped: memoryview | mmap.mmap, position: int, data: bytes) -> None:
         """Write into a shared map; other processes see it at once, the disk some time later."""
         mapped[position : position + len(data)] = data
 

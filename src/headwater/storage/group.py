@@ -10,8 +10,10 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 
 from headwater.errors import Unavailable
+from headwater.storage.open_files import open_files
 from headwater.storage.rows import Rows
 from headwater.storage.writer import Writer
 
@@ -19,10 +21,14 @@ GROUP_EVENTS_MAX = 50_000
 
 
 class Group:
-    """The threads of one process that append to one log."""
+    """The threads of one process that append to one log. Between two appends it keeps the writer's files open."""
+
+    files = 2  # the lock and the active segment
 
     def __init__(self, writer: Writer, bytes_max: int) -> None:
         self.writer = writer  # for the leader alone
+        self.used = 0
+        writer.on_open = partial(open_files.opened, self)
         self._bytes_max = bytes_max
         self._queue: deque[Rows] = deque()
         self._mutex = threading.Lock()  # protects `_led` and the moment of queueing; never held during I/O
@@ -33,12 +39,34 @@ class Group:
         """Whether a thread of this process is at the writer."""
         return self._led
 
+    def rest(self) -> bool:
+        """Close the writer's files until they are needed; False if a thread is at it or waits for it. Never waits."""
+        with self.idle() as writer:
+            if writer is not None:
+                self.let_go(writer)
+            return writer is not None
+
+    def let_go(self, writer: Writer) -> None:
+        """Close the writer's files. For the leader."""
+        open_files.closed(self)
+        writer.trim()
+        writer.close()
+
+    def after_fork(self) -> None:
+        """In a forked child, which makes a group of its own: close the descriptors that it got from its parent."""
+        open_files.closed(self)
+        self.writer.close()
+
+    def __del__(self) -> None:
+        self.after_fork()
+
     def append(self, rows: Rows) -> None:
         """Return when the rows are committed, with their offset and ticks set; raises what the commit raised.
 
         A signal that comes while they wait is raised afterwards: rows that a leader may have taken cannot be recalled.
         """
         rows.error = None  # it may be tried again, on another log
+        self.used = open_files.turn
         with self._mutex:
             alone = not self._led
             self._led = True
@@ -63,6 +91,7 @@ class Group:
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[Writer]:
         """The writer for this thread alone, when the appends that came before are committed."""
+        self.used = open_files.turn
         turn = Rows("bytes", False)
         turn.count = 0  # which no leader takes along
         interruption = self._wait_for_turn(turn)
@@ -72,6 +101,18 @@ class Group:
             yield self.writer
         finally:
             self._hand_over()
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[Writer | None]:
+        """The writer, if no thread is at it or waits for it; None if one does. Never waits."""
+        with self._mutex:
+            free = not self._led
+            self._led = True
+        try:
+            yield self.writer if free else None
+        finally:
+            if free:
+                self._hand_over()
 
     def _wait_for_turn(self, rows: Rows) -> BaseException | None:
         """Wait until these rows lead, or a leader has committed them; returns what interrupted that."""

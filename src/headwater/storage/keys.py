@@ -1,7 +1,8 @@
 """Finding the batches of a key: by the index of a sealed segment, in memory for one that has none.
 
 Both tell where a key *may* be, by its hash; whoever reads a batch compares the real key. Neither is truth: what is
-missing or damaged is told as such, and the segment is then read whole. Safe from several threads.
+missing or damaged is told as such, and the segment is then read whole. So are the batches of a type. Safe from several
+threads.
 """
 
 from __future__ import annotations

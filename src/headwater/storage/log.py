@@ -53,7 +53,10 @@ def create(place: Place, base: int = 0, previous_ticks: int = 0) -> None:
 
 
 class LocalLog:
-    """An open log. Before it is first used, only its tail is looked at."""
+    """An open log. Before it is first used, only its tail is looked at.
+
+    It keeps files open for its next use, and closes them when the process has many (see `open_files`).
+    """
 
     def __init__(
         self,
@@ -286,16 +289,29 @@ class LocalLog:
         with self._writer() as writer, writer.deleting():
             yield
 
+    @property
+    def used(self) -> int:
+        """The turn of `open_files` in which it was used last."""
+        return max(self._group.used, self._reader.used)
+
+    def idle(self) -> bool:
+        """Let go of all that it holds, if it can be made anew when it is needed; False if it is in use, or frozen."""
+        with self._group.idle() as writer:
+            if writer is None or writer.frozen():
+                return False
+            self._group.let_go(writer)
+        self._reader.close()
+        return True
+
     def close(self) -> None:
         """Let go of all files, after appends under way."""
         with self._writer() as writer:
-            writer.trim()
-            writer.close()
+            self._group.let_go(writer)
         self._reader.close()
 
     def after_fork(self) -> None:
         """In a forked child: begin anew, with descriptors and locks of its own."""
-        self._group.writer.close()
+        self._group.after_fork()
         self._reader.after_fork()
         self._begin()
 

@@ -10,7 +10,7 @@ from headwater.format.batch import LOST, Batch, corrupt
 from headwater.format.losses import Ranges, total, warn, within
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
-from headwater.storage.segment import SegmentFile
+from headwater.storage.segment import SegmentFile, StaleSegment
 
 if TYPE_CHECKING:
     from headwater.storage.reader import Reader
@@ -39,6 +39,15 @@ class Cursor:
         Those that cannot hold a wanted type or the key are left out; others may hold neither. `lost`: those that stand
         for lost events come, too; else they are counted, and a warning tells of them.
         """
+        while True:
+            try:
+                yield from self._batches(stop, types, key, lost=lost)
+            except StaleSegment:  # whoever reads paused for long: go on in the file that is there now
+                self._segment = None
+            else:
+                return
+
+    def _batches(self, stop: int, types: TypeTest | None, key: bytes | None, *, lost: bool) -> Iterator[Batch]:
         slot = self._reader.slot()
         stop = min(stop, slot.visible_offset)
         while self.offset < stop:

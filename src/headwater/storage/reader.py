@@ -5,6 +5,7 @@ A `Reader` belongs to one log in one process. A `Cursor` (log_cursor.py) moves t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -26,14 +27,14 @@ from headwater.storage.holes import beginning, missing
 from headwater.storage.keys import KeyIndexes
 from headwater.storage.log_cursor import Cursor, TypeTest
 from headwater.storage.losses import Losses
+from headwater.storage.open_files import open_files
 from headwater.storage.place import Place
 from headwater.storage.places import NOWHERE, Places, last_of, wanted_batches
-from headwater.storage.segment import SegmentFile, open_segments
+from headwater.storage.segment import SegmentFile, StaleSegment
 from headwater.storage.tail import Tail
 
-OPEN_SEGMENTS_MAX = 32  # of a log, kept open between reads: a key's history may touch as many again and again
-OPEN_SEGMENTS_FEW = 8  # when the process has many open: it may read many logs, and descriptors are scarce
-OPEN_SEGMENTS_ALL = 256
+OPEN_SEGMENTS_MAX = 32  # of a log, kept between reads: a key's history may touch as many again and again
+OPEN_SEGMENTS_FEW = 8  # when the process has many files open: it may read many logs, and each takes memory
 
 
 class Reader:
@@ -66,9 +67,11 @@ class Reader:
         self._opening = threading.Lock()  # protects `_segments`
         self.key_indexes = KeyIndexes(place, on_damage)
         self.losses = Losses(self, place)
+        self.used = 0  # the turn of `open_files` in which it was last
 
     def slot(self) -> Slot:
         """What is visible now."""
+        self.used = open_files.turn
         tail = self._tail
         slot = tail.newest() if tail is not None else self._still
         if slot is None or slot.boot_id != self._boot_id or slot.state == DELETING:
@@ -96,6 +99,8 @@ class Reader:
         while True:
             try:
                 return self._previous_ticks(self.start(), self.slot())
+            except StaleSegment:
+                continue
             except NotFound as error:
                 if error.code != "offset_gone":  # else retention came in between
                     raise
@@ -103,12 +108,15 @@ class Reader:
     def wait_on(self) -> Tail | None:
         """The tail to sleep on; None if the log cannot change."""
         self.slot()
-        return self._tail
+        while (tail := self._tail) is None and self._still is None:
+            self.slot()  # it came to rest in between
+        return tail
 
     def wake(self) -> None:
-        """Wake whoever sleeps on the tail."""
-        if self._tail is not None:
-            self._tail.wake()
+        """Wake whoever sleeps on the tail, also if this reader has come to rest since."""
+        tail = self._tail or Tail.open(self._place)
+        if tail is not None:
+            tail.wake()
 
     def batches(
         self,
@@ -147,6 +155,8 @@ class Reader:
         while True:
             try:
                 return self._offset_at(ticks)
+            except StaleSegment:
+                continue
             except NotFound as error:
                 if error.code != "offset_gone":  # else retention came in between: look again in what is left
                     raise
@@ -188,8 +198,9 @@ class Reader:
         while start < stop:
             base = self.base_of(start, slot)
             end = min(stop, self.end_offset(base, slot))
-            found.append(self._extents(base, start, end, whole, slot))
-            start = end
+            with contextlib.suppress(StaleSegment):  # else it is looked at again
+                found.append(self._extents(base, start, end, whole, slot))
+                start = end
         return joined(found)
 
     def _extents(self, base: int, start: int, stop: int, whole: int, slot: Slot) -> Extents:
@@ -283,11 +294,12 @@ class Reader:
                 found is None
                 or found[1] != slot.generation
                 or not there
+                or found[0].stale()
                 or (base != slot.segment and found[0].replaced())
             ):
-                found = self._segments[base] = SegmentFile(self._place, base), slot.generation
+                found = self._segments[base] = SegmentFile(self._place, base, rests=True), slot.generation
             self._segments.move_to_end(base)
-            most = OPEN_SEGMENTS_MAX if len(open_segments) < OPEN_SEGMENTS_ALL else OPEN_SEGMENTS_FEW
+            most = OPEN_SEGMENTS_FEW if open_files.many else OPEN_SEGMENTS_MAX
             while len(self._segments) > most:
                 # The active one stays: what it knows of its keys would take long to learn again.
                 del self._segments[next(other for other in self._segments if other != slot.segment)]
@@ -387,8 +399,9 @@ class Reader:
         return offset_gone(self._place, offset, self._oldest())
 
     def close(self) -> None:
-        """Let go of the files; batches that were handed out stay valid."""
-        self._segments.clear()
+        """Let go of the files; batches that were handed out stay valid, and it can be used again."""
+        with self._opening:
+            self._segments.clear()
         self._tail = None
         if self._archived is not None:
             self._archived.close()
@@ -481,19 +494,22 @@ class Reader:
             bases = self._known_bases(slot)
             if not bases or stop <= bases[0]:  # all that is there was read, and more was asked for
                 raise self.gone(start)
-            self.check_joined(self.base_of(stop - 1, slot), slot, stop)
-            base = self.base_of(stop - 1, slot)
-            found = self.places(base, slot, types, key) if types is not None or key is not None else None
-            lost = self.losses.of(base, slot) if found is not None and tell else []
-            for batch in self._segment_backwards(base, slot, stop, found):
-                if found is None and tell and batch.flags & LOST:
-                    lost = [(batch.base_offset, batch.end_offset)]
-                warn(self._place, within(lost, max(start, batch.base_offset), stop)[::-1])
-                if batch.end_offset <= start:
-                    return
-                if not batch.flags & LOST:
-                    yield batch
-                stop = min(stop, batch.base_offset)
+            try:
+                self.check_joined(self.base_of(stop - 1, slot), slot, stop)
+                base = self.base_of(stop - 1, slot)
+                found = self.places(base, slot, types, key) if types is not None or key is not None else None
+                lost = self.losses.of(base, slot) if found is not None and tell else []
+                for batch in self._segment_backwards(base, slot, stop, found):
+                    if found is None and tell and batch.flags & LOST:
+                        lost = [(batch.base_offset, batch.end_offset)]
+                    warn(self._place, within(lost, max(start, batch.base_offset), stop)[::-1])
+                    if batch.end_offset <= start:
+                        return
+                    stop = min(stop, batch.base_offset)
+                    if not batch.flags & LOST:
+                        yield batch
+            except StaleSegment:  # whoever reads paused for long: go on in the file that is there now
+                continue
             warn(self._place, within(lost, max(start, base), stop)[::-1])
             stop = base
 

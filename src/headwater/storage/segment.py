@@ -1,21 +1,20 @@
 """Reading one segment file: windows of verified batches, and the map of where its batches are.
 
 A segment file is never changed below what is visible, and a sealed one is replaced as a whole, so an open
-`SegmentFile` stays right for as long as it is held. Safe from several threads.
+`SegmentFile` stays right for as long as it is held. One that `rests` closes its file between two uses when the process
+has many open; if another file has its name when it is needed again, that is told. Safe from several threads.
 """
 
 from __future__ import annotations
 
-import mmap
 import re
 import threading
 from array import array
 from collections.abc import Iterator
-from weakref import WeakSet
 
 import numpy as np
 
-from headwater.errors import Corrupt, NotFound
+from headwater.errors import Corrupt, NotFound, Unavailable
 from headwater.format import segment as format
 from headwater.format.batch import LOST, Batch, corrupt, decode, header_sound, peek, size_before, torn
 from headwater.format.column import I64
@@ -23,6 +22,7 @@ from headwater.format.index import Index
 from headwater.format.losses import Ranges, merged
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.storage.keys import POSITION_MAX, KeyRuns, Positions, read_index
+from headwater.storage.open_files import open_files
 from headwater.storage.place import Place
 
 BACKWARDS_BYTES = 64 * 1024  # how much to read at once on the way back
@@ -31,7 +31,11 @@ MAP_BYTES_MIN = 256 * 1024  # below this, one read is cheaper than a map and its
 
 _LOST = re.compile(rb"HWB1.{4}\x28\0\0\0", re.DOTALL)  # how a batch begins that has no columns
 
-open_segments: WeakSet[SegmentFile] = WeakSet()  # of this process, so that descriptors can be spared
+
+class StaleSegment(Unavailable):
+    """The file of a segment was closed between two uses, and has been replaced or deleted since."""
+
+    code = "segment_replaced"
 
 
 class Window:
@@ -87,21 +91,27 @@ class Map:
 class SegmentFile:
     """An open segment. `header` is verified."""
 
-    def __init__(self, place: Place, base: int, header: SegmentHeader | None = None) -> None:
+    files = 1
+
+    def __init__(self, place: Place, base: int, header: SegmentHeader | None = None, *, rests: bool = False) -> None:
         """Raises NotFound if it is not there, and Corrupt if its header is not what it should be.
 
-        Repair gives the `header` that it will write in place of a damaged one.
+        Repair gives the `header` that it will write in place of a damaged one. One that `rests` may close its file
+        between two uses, which raise StaleSegment if that cannot be opened again.
         """
         self.base = base
         self.path = str(place.segment(base))
+        self.used = 0
         self._disk = place.disk
         self._fd = -1
+        self._rests = False
+        self._using = threading.Lock()  # protects `_fd` from being closed while it is used
         try:
             self._fd = place.disk.open_read(place.segment(base))
         except FileNotFoundError as error:
             message = f"{place} has no segment {base}"
             raise NotFound(message, code="segment_not_found", path=self.path, base=base) from error
-        self._mapped: mmap.mmap | None = None
+        self._mapped: memoryview | None = None
         self._walked = (array("q"), array("q"), array("q"))
         self._walked_to = HEADER_BYTES
         self._walked_lost: Ranges = []
@@ -111,12 +121,15 @@ class SegmentFile:
         self._index_tried = False
         self._keys = KeyRuns(HEADER_BYTES, base)
         self._place = place
-        open_segments.add(self)
+        self._begins_with = self._pread(HEADER_BYTES, 0)  # what tells it from a file that takes its place
         self.header = header or self._read_header(place.uuid)
+        self._rests = rests
+        if rests:
+            open_files.opened(self)
 
     def _read_header(self, uuid: bytes) -> SegmentHeader:
         try:
-            header = format.decode(self._disk.pread(self._fd, HEADER_BYTES, 0))
+            header = format.decode(self._begins_with)
         except Corrupt as error:
             raise corrupt(error.message, self.path, 0, HEADER_BYTES) from None
         if header.base_offset != self.base or header.log_uuid != uuid:
@@ -124,7 +137,46 @@ class SegmentFile:
         return header
 
     def size(self) -> int:
-        return self._disk.size(self._fd)
+        with self._using:
+            return self._disk.size(self._descriptor())
+
+    def rest(self) -> bool:
+        """Close the file until it is needed; False if it is in use just now."""
+        if not self._using.acquire(blocking=False):
+            return False
+        try:
+            self._close()
+        finally:
+            self._using.release()
+        return True
+
+    def stale(self) -> bool:
+        """Whether the file was closed, and another one has its name or none. Else it is open."""
+        try:
+            with self._using:
+                self._descriptor()
+        except StaleSegment:
+            return True
+        return False
+
+    def _pread(self, size: int, position: int) -> bytes:
+        with self._using:
+            return self._disk.pread(self._descriptor(), size, position)
+
+    def _descriptor(self) -> int:
+        """The open file, opened again if it was closed. The caller has `_using`."""
+        self.used = open_files.turn
+        if self._fd < 0:
+            try:
+                fd = self._disk.open_read(self._place.segment(self.base))
+            except FileNotFoundError as error:
+                raise StaleSegment(f"{self.path} was deleted", hint="read again") from error
+            if self._disk.pread(fd, HEADER_BYTES, 0) != self._begins_with:
+                self._disk.close(fd)
+                raise StaleSegment(f"{self.path} was replaced", hint="read again")
+            self._fd = fd
+            open_files.opened(self)
+        return self._fd
 
     def end_offset(self) -> int:
         """The offset behind the last event of a finished segment, by its last batch, or else by its index."""
@@ -153,8 +205,10 @@ class SegmentFile:
 
     def replaced(self) -> bool:
         """Whether sealing has put a packed file in the place of this one."""
-        path, inode = self._place.segment(self.base), self._disk.inode
-        return not self.header.packed and inode(path) != inode(self._fd)
+        if self.header.packed:
+            return False
+        with self._using:
+            return self._disk.inode(self._place.segment(self.base)) != self._disk.inode(self._descriptor())
 
     def data_end(self, position: int) -> int:
         """Where bytes other than reserved space, which is zeros, end behind a position; that position if nowhere."""
@@ -168,7 +222,7 @@ class SegmentFile:
     def window(self, position: int, end: int) -> Window:
         """The bytes from `position` to `end`, at most what is visible. Raises Corrupt if they are not there."""
         if end - position < MAP_BYTES_MIN:
-            stored = self._disk.pread(self._fd, end - position, position)
+            stored = self._pread(end - position, position)
             found = position + len(stored)
             if found < end:
                 raise corrupt("the segment was cut short", self.path, found, end - found)
@@ -177,8 +231,9 @@ class SegmentFile:
         if mapped is None or len(mapped) < end:
             if (size := self.size()) < end:
                 raise corrupt("the segment was cut short", self.path, size, end - size)
-            mapped = self._mapped = self._disk.map(self._fd, end)
-        return Window(memoryview(mapped)[:end], 0, self.path)
+            with self._using:
+                mapped = self._mapped = self._disk.map(self._descriptor(), end)
+        return Window(mapped[:end], 0, self.path)
 
     def index(self) -> Index | None:
         """The index of a sealed segment; None if it is missing, damaged or of another file: it is never truth."""
@@ -292,14 +347,18 @@ class SegmentFile:
 
     def close(self) -> None:
         """Close the file; windows that were handed out stay valid."""
+        self._close()
+        self._mapped = None
+
+    def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            open_segments.discard(self)
+            if self._rests:
+                open_files.closed(self)
             self._disk.close(fd)
-            self._mapped = None
 
     def __del__(self) -> None:
-        self.close()
+        self._close()
 
 
 def read_header(place: Place, base: int) -> SegmentHeader:

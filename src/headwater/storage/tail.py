@@ -6,8 +6,6 @@ wrong checksum, and the other one is then the newest.
 
 from __future__ import annotations
 
-import mmap
-
 from headwater.errors import Corrupt
 from headwater.format import tail as format
 from headwater.format.tail import Slot
@@ -23,11 +21,12 @@ _SLOTS = slice(format.SLOTS_AT[0], format.SIZE)
 class Tail:
     """One process's map of a tail file. It is unmapped with the last reference: a follower may still sleep on it."""
 
-    def __init__(self, place: Place, mapped: mmap.mmap, *, writable: bool) -> None:
+    def __init__(self, place: Place, mapped: memoryview, *, writable: bool) -> None:
         self.writable = writable
         self._disk = place.disk
         self._map = mapped
-        self._words = memoryview(mapped).cast("I")
+        self._slots = mapped[_SLOTS]
+        self._words = mapped.cast("I")
         self._looked: tuple[bytes, Slot | None] = b"", None  # what was seen, and the slot in it; replaced as one
 
     @classmethod
@@ -64,31 +63,31 @@ class Tail:
     def newest(self) -> Slot | None:
         """The newest valid slot, by a look at memory."""
         seen, slot = self._looked
-        now = self._map[_SLOTS]
+        now = self._slots.tobytes()
         while now != seen:
-            seen, slot = now, format.newest(self._map[:])
+            seen, slot = now, format.newest(self._map.tobytes())
             self._looked = seen, slot
-            now = self._map[_SLOTS] if slot is None else seen  # both slots may have changed under our eyes
+            now = self._slots.tobytes() if slot is None else seen  # both slots may have changed under our eyes
         return slot
 
     def changed(self) -> bool:
         """Whether anybody has published since this object last looked or published."""
-        return self._map[_SLOTS] != self._looked[0]
+        return self._slots.tobytes() != self._looked[0]
 
     def disturbed(self) -> bool:
         """Whether anybody has published since, or died in the midst of a commit. The caller holds the lock."""
-        return self._map[_SLOTS] != self._looked[0] or self._words[_BUSY] != 0
+        return self._slots.tobytes() != self._looked[0] or self._words[_BUSY] != 0
 
     def sound(self) -> bool:
         """Whether no slot is damaged. One that is being written looks damaged for a moment."""
-        return any(format.sound(self._map[:]) for _ in range(100))
+        return any(format.sound(self._map.tobytes()) for _ in range(100))
 
     def publish(self, slot: Slot) -> None:
         """Make a slot the newest. The caller holds the lock, and calls `wake` when it has let go of it."""
         self._disk.store(self._map, format.SLOTS_AT[slot.counter & 1], slot.encode())
         if self._words[_BUSY]:
             self._disk.store(self._map, format.BUSY_AT, _CLEAR)
-        self._looked = self._map[_SLOTS], slot
+        self._looked = self._slots.tobytes(), slot
 
     def begin(self) -> None:
         """Say that a commit is under way, until the next publication. The caller holds the lock."""
@@ -101,7 +100,7 @@ class Tail:
     def heal(self) -> None:
         """Write anew what no publication ever touches. The caller holds the lock."""
         reserved = slice(format.RESERVED_AT, format.SLOTS_AT[0])
-        if self._map[reserved].strip(b"\0"):
+        if any(self._map[reserved]):
             self._disk.store(self._map, reserved.start, bytes(reserved.stop - reserved.start))
 
     def wake(self) -> None:
@@ -118,7 +117,7 @@ class Tail:
             words[_WAITING] = 0
             self._disk.wake(self._map, format.WAKE_AT)
 
-    def expect(self) -> tuple[mmap.mmap, int, int]:
+    def expect(self) -> tuple[memoryview, int, int]:
         """What to wait on. Call it, look for news once more, and only then wait."""
         if self.writable:
             self._words[_WAITING] = 1

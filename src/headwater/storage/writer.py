@@ -74,6 +74,7 @@ class Writer:
         self._may_roll = may_roll
         self._guard = guard
         self._boot_id = place.clock.boot_id()
+        self.on_open: Callable[[], None] = lambda: None  # hears that files are kept open from now on, until `close`
         self._lock_fd = -1
         self._fd = -1
         self._reserved_to = 0
@@ -81,11 +82,12 @@ class Writer:
         self._segment_bytes = place.limits.segment_bytes
         self._header = SegmentHeader(0, place.uuid, 0, 0, 0)  # of the active segment, once it is open
         self._segment_ends_ticks = 0  # when the active segment is too old to be appended to
-        self._tail = Tail.open(place)
+        self._tail: Tail | None = None
         self._slot: Slot | None = None
         self._admission = Admission(place, version_of)
         # Only who opens the log after it was frozen may bring it back: the counter tells what came later.
-        known = self._tail.newest() if self._tail is not None else None
+        tail = Tail.open(place)
+        known = tail.newest() if tail is not None else None
         self._opened_at = known.counter if known is not None else 0
 
     @property
@@ -365,7 +367,7 @@ class Writer:
 
     def abandoned(self) -> bool:
         """Whether somebody died in the midst of a commit: nobody holds the lock, and it is not finished."""
-        tail = self._tail
+        tail = self._tail = self._tail or Tail.open(self._place)
         if tail is None or not tail.busy():
             return False
         if self._lock_fd < 0:
@@ -425,8 +427,17 @@ class Writer:
             self._unlock()
             tail.wake()
 
+    def frozen(self) -> bool:
+        """Whether a write or sync failed since this writer was made, and it must not be made anew unasked."""
+        tail = self._tail or Tail.open(self._place)
+        slot = tail.newest() if tail is not None else None
+        return slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and slot.counter > self._opened_at
+
     def close(self) -> None:
-        """Let go of the files. In a forked child this does not release a lock that the parent holds."""
+        """Let go of the files, until it is used again.
+
+        In a forked child this does not release a lock that the parent holds.
+        """
         self._use(-1)
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
@@ -479,6 +490,7 @@ class Writer:
             fd, self._lock_fd = self._lock_fd, -1
             self._disk.close(fd)
             raise deleted(self._place)
+        self.on_open()
 
     def _wait_for_lock(self) -> None:
         self._tail = self._tail or Tail.open(self._place)

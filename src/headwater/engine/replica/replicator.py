@@ -36,6 +36,7 @@ BYTES_MAX = (
     8 * 1024 * 1024
 )  # of one answer: large enough to make its sync and its way cheap, and two are held in memory
 LOOK_EVERY_S = 1.0  # at the topics of the source, and for how it is told how far this is
+LOOK_PAUSE = 5  # times as long as a look at them takes, which is long if they are many
 WRITERS = 4  # logs that are written at the same time: each waits for its sync
 BACKOFF_S, BACKOFF_MAX_S = 0.1, 5.0
 TRIES = 8  # in a row, after which a huge event is given up, with its topic, and who copies only once gives up at all
@@ -90,7 +91,7 @@ class Replicator:
         self._copies: dict[tuple[str, int], Copy] = {}
         self._troubles: dict[str, HeadwaterError] = {}
         self._turn = 0
-        self._looked_s = self._wrote_s = float("-inf")
+        self._look_s = self._wrote_s = float("-inf")  # when to look at the topics; when it was told how far this is
         self._once = False
         self._targets: dict[tuple[str, int], int] | None = None
         self._heard: str | None = None
@@ -258,10 +259,11 @@ class Replicator:
     def _look(self) -> bool:
         """Look at the topics of the source, now and then; whether the logs that are copied are others now."""
         now_s = self._clock.monotonic()
-        if now_s - self._looked_s < LOOK_EVERY_S:
+        if now_s < self._look_s:
             return False
         states = {state.name: state for state in self._asked(self._source.topics) if self._wants(state.name)}
-        self._looked_s = now_s
+        took_s = self._clock.monotonic() - now_s
+        self._look_s = now_s + max(LOOK_EVERY_S, took_s * LOOK_PAUSE)
         before = set(self._copies)
         for name in self._restart & set(self._here.topics()):
             self._here.drop(name)
@@ -332,7 +334,7 @@ class Replicator:
             self._give_up(name, _deleted(name, again=False))
         elif share.state == "behind" and not self._holds_any(name):
             self._drop(name)  # the source has deleted what it would have begun with: it is made anew at the next look
-            self._looked_s = float("-inf")
+            self._look_s = float("-inf")
         elif share.state == "behind":
             self._give_up(name, _fell_behind(copy, share))
         elif share.state == "damaged":

@@ -32,6 +32,10 @@ _log = logging.getLogger("headwater")
 SYNC_EVERY_S = 0.05  # events without durability of their own are synced for replicas, but not more often than this
 
 
+Opened = dict[str, tuple[Topic, list[LocalLog]] | HeadwaterError]
+"""Topics and their logs, by name."""
+
+
 class Source(Protocol):
     """A log that can be copied, batch by batch. Safe from any thread."""
 
@@ -76,12 +80,13 @@ class LocalSource:
         """What follows in these logs; one that is damaged says so, and the others go on."""
         clock = self._engine.clock
         deadline = clock.monotonic() + wait_s
+        opened = self._open(logs)  # once: there may be more than stay open
         while True:
-            answer = self._look(logs, bytes_max)
+            answer = self._look(logs, opened, bytes_max)
             left_s = deadline - clock.monotonic()
             if answer.shares or left_s <= 0 or self._over:
                 return answer
-            self._wait(logs, min(left_s, SLICE_S))
+            self._wait(logs, opened, min(left_s, SLICE_S))
 
     def blob(self, topic: str, partition: int, batch: Batch) -> Blob:
         log = self._engine.partition_log(topic, partition)
@@ -109,9 +114,9 @@ class LocalSource:
         except (Corrupt, Unsupported) as error:  # who copies it already is told when it asks
             _log.warning("topic %r cannot be replicated: %s", name, error)
 
-    def _open(self, logs: Sequence[Wanted]) -> dict[str, tuple[Topic, list[LocalLog]] | HeadwaterError]:
+    def _open(self, logs: Sequence[Wanted]) -> Opened:
         """The topics that are asked for, each looked at once, or why one cannot be; those not there are left out."""
-        opened: dict[str, tuple[Topic, list[LocalLog]] | HeadwaterError] = {}
+        opened: Opened = {}
         for name in {wanted.topic for wanted in logs}:
             try:
                 opened[name] = self._engine.partition_logs(name)
@@ -121,11 +126,10 @@ class LocalSource:
                 opened[name] = error
         return opened
 
-    def _look(self, logs: Sequence[Wanted], bytes_max: int) -> Answer:
+    def _look(self, logs: Sequence[Wanted], opened: Opened, bytes_max: int) -> Answer:
         shares: list[Share] = []
         data: list[memoryview] = []
         room = bytes_max
-        opened = self._open(logs)
         for number, wanted in enumerate(logs):
             there = opened.get(wanted.topic)
             if isinstance(there, HeadwaterError):
@@ -177,10 +181,9 @@ class LocalSource:
             self._synced_s[log] = now
         return True
 
-    def _wait(self, logs: Sequence[Wanted], wait_s: float) -> None:
+    def _wait(self, logs: Sequence[Wanted], opened: Opened, wait_s: float) -> None:
         places = []
         bell = self._bell, 0, 0
-        opened = self._open(logs)
         for wanted in logs:
             try:
                 there = opened[wanted.topic]
@@ -217,7 +220,7 @@ def _read(log: LocalLog, offset: int, end: int, room: int) -> tuple[bytes, int]:
     found: list[memoryview] = []
     size = 0
     for batch in log.stored(offset, end):
-        if found and size + batch.size > room:
+        if found and (size + batch.size > room or batch.base_offset < offset):
             break
         found.append(batch.raw())
         size += batch.size

@@ -77,21 +77,21 @@ class Archived:
         """An archived segment, open, fetched if need be. Raises Unavailable if the archive is out of reach."""
         with self._opening:
             found = self._open.get(base)
-            if found is not None:
+            if found is not None and not found.stale():
                 self._open.move_to_end(base)
                 return found
         for attempt in range(TRIES):
             self.fetch_index(base)
             self._fetch(base, file_of(base, "log"))
             try:
-                found = SegmentFile(self._cached, base)
+                found = SegmentFile(self._cached, base, rests=True)
                 break
             except NotFound:
                 if attempt == TRIES - 1:
                     raise
         assert found is not None
         with self._opening:
-            found = self._open.setdefault(base, found)
+            self._open[base] = found
             self._open.move_to_end(base)
             # Others may have deleted some to make room, which comes back when nobody has them open.
             for other in [other for other in self._open if other != base and not self._is_cached(other)]:

@@ -27,6 +27,7 @@ NONCE_BYTES = 16
 FAILED_MAX = 1000  # appends that failed and are kept to tell of; one is enough to know that it is not all
 LOSSES_IN_A_ROW = 3  # then a writer lets the others go first for a moment
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.005, 0.5
+IDLE_S = 10.0  # a log that nobody appends to for so long needs no thread: there may be many
 REFUSED_S_MAX = 60.0  # how long a store may refuse an object as being there which is not
 
 
@@ -160,8 +161,14 @@ class Appender:
             self._closed = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._queue and not self._busy)
-        if self._thread is not None:
-            self._thread.join()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def idle(self) -> bool:
+        """Whether nothing waits or is on its way, and nobody has yet to hear of a failure."""
+        with self._changed:
+            return not self._queue and not self._busy and not self._failed
 
     def finish_log(self) -> None:
         """Put the last object of the log, after which nobody can append: its topic is deleted. The first one counts."""
@@ -218,14 +225,19 @@ class Appender:
                 self._changed.notify_all()
 
     def _gather(self) -> list[Unit]:
-        """What goes into the next object, when it is time for that; nothing when all is put and it was closed."""
+        """What goes into the next object, when it is time for that.
+
+        Nothing when all is put and it was closed, or nobody has appended for a while: then the thread is over.
+        """
         limits = self._place.limits
         with self._changed:
             while not self._due():
-                if self._closed and not self._queue:
+                wait_s = IDLE_S
+                if self._queue and not self._busy:
+                    wait_s = self._since_s + limits.linger_ms / 1000 - self._place.clock.monotonic()
+                if (self._closed and not self._queue) or not (self._changed.wait(max(0.0, wait_s)) or self._queue):
+                    self._thread = None
                     return []
-                left_s = self._since_s + limits.linger_ms / 1000 - self._place.clock.monotonic()
-                self._changed.wait(max(0.0, left_s) if self._queue and not self._busy else None)
             self._busy = True
             units = [self._queue.popleft()]
             size = units[0].size

@@ -24,6 +24,7 @@ from headwater.storage.bucket.chain import Chain
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.bucket.reader import Missed, ObjectCursor, Reader, TypeTest
 from headwater.storage.extents import Extents
+from headwater.storage.open_files import open_files
 from headwater.storage.rows import Rows
 from headwater.storage.upload import Upload
 
@@ -56,24 +57,29 @@ class ObjectLog:
         self.blob_bytes_in_memory = place.limits.blob_bytes_in_memory
         self.chain = Chain(place, cache)
         self._reader = Reader(place, self.chain, pool)
+        self.used = open_files.turn
         self._appender = Appender(place, self.chain, patient=patient, was_put=partial(was_put, self))
 
     # Appending
 
     def append(self, rows: Rows) -> None:
         """Append rows; returns when they are durable, with their offset and ticks set."""
+        self.used = open_files.turn
         self._appender.append([rows])
 
     def append_all(self, group: list[Rows]) -> None:
         """Append the rows of many requests; each has then its offset and ticks, or its `error`."""
+        self.used = open_files.turn
         self._appender.append_all(group)
 
     def append_together(self, group: list[Rows]) -> None:
         """Append rows as one: all of them are there, or none."""
+        self.used = open_files.turn
         self._appender.append(group)
 
     def append_later(self, rows: Rows) -> Unit:
         """Have rows appended with what else comes soon; waits while too much waits already."""
+        self.used = open_files.turn
         return self._appender.submit([rows])
 
     def flush(self) -> None:
@@ -115,14 +121,17 @@ class ObjectLog:
 
     def start(self) -> int:
         """The oldest readable offset."""
+        self.used = open_files.turn
         return self._reader.start()
 
     def end(self) -> int:
         """The offset that the next event will get."""
+        self.used = open_files.turn
         return self.chain.advance().end
 
     def seen(self) -> int:
         """The same, for whoever asks again and again: it is looked for ever more rarely while nothing comes."""
+        self.used = open_files.turn
         return self.chain.seen()
 
     def pause_s(self) -> float:
@@ -131,6 +140,7 @@ class ObjectLog:
 
     def state(self) -> ObjectState:
         """How far it has come now; raises NotFound if its topic was deleted."""
+        self.used = open_files.turn
         tip = self.chain.advance()
         return ObjectState(tip.end, tip.end, tip.ticks)
 
@@ -148,6 +158,7 @@ class ObjectLog:
         key: bytes | None = None,  # noqa: ARG002
     ) -> Iterator[Batch]:
         """Batches that hold the offsets from `start` to `stop`, whole, whatever types and keys are wanted."""
+        self.used = open_files.turn
         return self._reader.batches(start, stop, backwards=backwards)
 
     def version(self, key: bytes) -> int | None:
@@ -159,6 +170,7 @@ class ObjectLog:
 
     def cursor(self, offset: int) -> ObjectCursor:
         """A place that moves forward through the log."""
+        self.used = open_files.turn
         return ObjectCursor(self._reader, offset)
 
     def ticks_before_start(self) -> int:
@@ -203,6 +215,10 @@ class ObjectLog:
     def finish(self) -> None:
         """Close the log for all: its topic is deleted. Raises NotFound if somebody else has done so."""
         self._appender.finish_log()
+
+    def idle(self) -> bool:
+        """Whether nobody waits for an append: then it can be made anew when it is needed."""
+        return self._appender.idle()
 
     def close(self) -> None:
         """Append what waits, and let go of it."""
