@@ -58,7 +58,7 @@ class Catalogue:
             return False
         try:
             with contextlib.suppress(FileExistsError):
-                self._disk.mkdir(self.path)
+                self._disk.make_root(self.path)
             self.refuse_strangers()
             if any(not name.startswith(".") for name in self._disk.names(self._topics)):
                 raise _missing(self.path / SETTINGS_FILE, f"{self.path} holds topics")

@@ -156,7 +156,7 @@ def finishing(path: Path, uuid: str, topics: list[Topic], disk: Disk, clock: Clo
     building = building_at(path)
     try:
         with contextlib.suppress(FileExistsError):
-            disk.mkdir(building)
+            disk.make_root(building, like=path)
         with locked(building / ".lock", disk, clock, 0.0):
             yield
             _settle(building, topics, uuid, disk)

@@ -99,6 +99,16 @@ def _sparing(call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     return call(*args, **named)
 
 
+def _shared(directory: Path) -> int:
+    """What the group of a directory may do with all that is made in it: what it may with a directory made for it.
+
+    That lets in the group and nobody else, or lets it write; not so 0755, which nobody chose. Others get nothing. The
+    umask narrows it.
+    """
+    mode = os.stat(directory).st_mode
+    return mode & 0o070 if mode & 0o020 or not mode & 0o007 else 0
+
+
 def _open(path: Path, flags: int, mode: int = 0o600) -> int:
     return _sparing(os.open, path, flags | os.O_CLOEXEC, mode)
 
@@ -116,7 +126,22 @@ class Disk:
     link = staticmethod(os.link)
     symlink = staticmethod(os.symlink)
     readlink = staticmethod(os.readlink)
-    mkdir = staticmethod(os.mkdir)
+
+    def mkdir(self, path: Path, *, ordinary: bool = False) -> None:
+        """Make a directory for this user, and for a group where the one above is shared with it.
+
+        An `ordinary` one is for whoever the umask lets in: what is in it is not the log's.
+        """
+        os.mkdir(path, 0o777 if ordinary else 0o700 | _shared(path.parent))
+
+    def make_root(self, path: Path, like: Path | None = None) -> None:
+        """Make a directory for this user alone, wherever it is; or with the mode of another, if that is there."""
+        self.mkdir(path)
+        mode = os.stat(path).st_mode & 0o7700
+        if like is not None:
+            with contextlib.suppress(FileNotFoundError):
+                mode = os.stat(like).st_mode & 0o7777
+        os.chmod(path, mode)
 
     def exchange(self, one: Path, other: Path) -> None:
         """Give two files or directories the name of the other, at once. Raises OSError where the system cannot."""
@@ -142,8 +167,12 @@ class Disk:
             raise _not_a_file(path) from error
 
     def create(self, path: Path) -> int:
-        """Make a new file; it must not exist."""
-        return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        """Make a new file for this user, and for a group where the directory is shared with it; it must not exist."""
+        return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600 | _shared(path.parent) & 0o060)
+
+    def create_ordinary(self, path: Path) -> int:
+        """Make a new file for whoever the umask lets read it; it must not exist."""
+        return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
 
     def create_private(self, path: Path) -> int:
         """Make a new file that only this user may read; it must not exist."""
@@ -274,9 +303,15 @@ class Disk:
             self.write(fd, data, 0)
 
     @contextlib.contextmanager
-    def replacing(self, path: Path, *, sync: bool = True, private: bool = False) -> Iterator[int]:
-        """A new file to write, which takes the name `path` when the block ends, durably; if that raises, it is gone."""
-        temporary, fd = self.create_temporary(path, private=private)
+    def replacing(
+        self, path: Path, *, sync: bool = True, private: bool = False, ordinary: bool = False
+    ) -> Iterator[int]:
+        """A new file to write, which takes the name `path` when the block ends, durably; if that raises, it is gone.
+
+        An `ordinary` one may be read by whoever the umask lets.
+        """
+        make = self.create_private if private else self.create_ordinary if ordinary else self.create
+        temporary, fd = self.create_temporary(path, make)
         try:
             if private:
                 self._keep_owner(path, fd)
@@ -300,11 +335,11 @@ class Disk:
             os.fchown(fd, found.st_uid, found.st_gid)  # first: a mode for one group must not serve another
             os.fchmod(fd, found.st_mode & 0o777)
 
-    def create_temporary(self, path: Path, *, private: bool = False) -> tuple[Path, int]:
+    def create_temporary(self, path: Path, make: Callable[[Path], int] | None = None) -> tuple[Path, int]:
         """A new file beside `path`, locked until its `release` so that nobody sweeps it away."""
         while True:
             temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-            fd = self.create_private(temporary) if private else self.create(temporary)
+            fd = (make or self.create)(temporary)
             if self.hold(fd) and self.inode(temporary) is not None:
                 return temporary, fd
             self.release(fd)  # a sweeper came between making and locking it

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
+from headwater.storage.disk import Disk
 
 FORMAT = 1  # of the tables; stored as SQLite's user_version
 APPLICATION_ID = 0x48574244  # "HWBD", which the program `file` shows
@@ -176,6 +177,9 @@ def connect_counts(path: Path, *, create: bool = False) -> sqlite3.Connection:
 
 def _connect(path: Path, mode: str, busy_s: float = BUSY_S) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
+    if mode == "rwc":  # SQLite would let everybody read it
+        with contextlib.suppress(OSError):  # it is there; or it cannot be made, which SQLite tells
+            Disk().close(Disk().create(path))
     connection = sqlite3.connect(
         uri, uri=True, isolation_level=None, timeout=busy_s, check_same_thread=False, cached_statements=64
     )

@@ -112,7 +112,7 @@ class Marker:
         path = self._path / REPLICA_LOCK
         try:
             with contextlib.suppress(FileExistsError):
-                self._disk.mkdir(self._path)
+                self._disk.make_root(self._path)
             with contextlib.suppress(FileExistsError):
                 self._disk.close(self._disk.create(path))
             fd = self._disk.open_write(path)

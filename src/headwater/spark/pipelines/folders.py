@@ -82,7 +82,7 @@ class Folder:
         if self._disk.inode(certain) is None:
             staged = self._staged(write, "new")
             with contextlib.suppress(FileExistsError):
-                self._disk.mkdir(self._beside)
+                self._disk.mkdir(self._beside, ordinary=True)
                 self._disk.sync_directory(self.path.parent)
             self._disk.rename(staged, certain)
             self._disk.sync_directory(self._beside)
@@ -98,7 +98,7 @@ class Folder:
         """A directory below ours, for what Spark calls a partition."""
         if self._disk.inode(directory) is None:
             self._make(directory.parent)
-            self._disk.mkdir(directory)
+            self._disk.mkdir(directory, ordinary=True)
             self._disk.sync_directory(directory.parent)
 
     def _staged(self, write: Write, name: str) -> Path:

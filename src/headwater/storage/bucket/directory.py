@@ -255,7 +255,7 @@ class DirectoryStore:
         if inside or self._disk.inode(directory.parent) is None:
             self._make(directory.parent)
         with contextlib.suppress(FileExistsError):
-            self._disk.mkdir(directory)
+            (self._disk.mkdir if inside else self._disk.make_root)(directory)
         try:
             self._disk.sync_directory(directory.parent)
         except PermissionError:
