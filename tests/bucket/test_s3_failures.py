@@ -9,15 +9,21 @@ import socket
 import threading
 from collections.abc import Iterator
 from itertools import chain, repeat
+from pathlib import Path
 
 import pytest
+from obstore.exceptions import GenericError
 
+from headwater.engine.bucket import open_bucket
+from headwater.engine.engine import Engine
 from headwater.errors import Denied, HeadwaterError, Invalid, Unavailable, Unsupported
 from headwater.limits import Limits
 from headwater.storage.bucket.backoff import Backoff
 from headwater.storage.bucket.opening import open_store
+from headwater.storage.bucket.s3 import S3Store
 from headwater.storage.bucket.store import Store
 from headwater.storage.disk import Clock, Disk
+from headwater.storage.dynamodb import DynamoCoordinator
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: "x"\r\n\r\n'
 FOUND = (
@@ -234,3 +240,88 @@ def test_a_pause_is_anything_between_nothing_and_its_ceiling() -> None:
         clock = CountedClock(random)
         assert Backoff(clock, 1.0, 5.0, 20.0).pause()
         assert clock.slept == [expected]
+
+
+def unreachable() -> str:
+    """An address at which nobody listens, nor will as long as the process lives."""
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    _taken.append(taken)
+    return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+_taken: list[socket.socket] = []
+
+
+def test_a_bucket_that_cannot_be_reached_is_asked_no_more_once_the_time_is_over() -> None:
+    """Not even to delete what was to try it out, for as long again."""
+    with answering(b"", retry_s=0.1) as (server, _):
+        with pytest.raises(Unavailable, match=r"has failed for 0\.1 s") as failed:
+            open_bucket(server.url, limits=Limits(store_retry_s=0.1), clock=HastyClock())
+        assert {line.partition(" ")[0] for line in server.lines} == {"PUT"}
+        assert failed.value.code == "store_unavailable"
+
+
+@pytest.mark.parametrize("named", ["address", "environment"])
+def test_the_error_names_the_bucket_and_its_endpoint_and_no_probe(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = unreachable()
+    url = "s3://bucket/x?region=us-east-1"
+    if named == "environment":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    else:
+        url += f"&endpoint={endpoint}"
+    with pytest.raises(Unavailable) as failed:
+        open_bucket(url, limits=Limits(store_retry_s=0.1), clock=HastyClock())
+    assert endpoint in failed.value.message
+    assert "s3://bucket/x" in failed.value.message
+    assert "probe" not in str(failed.value)
+    assert "endpoint" in failed.value.hint
+
+
+def test_the_error_of_an_archive_names_its_endpoint_too(tmp_path: Path) -> None:
+    endpoint = unreachable()
+    with Engine(tmp_path / "data", limits=Limits(archive_retry_s=0.1)) as hw, pytest.raises(Unavailable) as failed:
+        hw.archive(f"s3://bucket/x?region=us-east-1&endpoint={endpoint}")
+    assert failed.value.code == "archive_unavailable"
+    assert endpoint in failed.value.message
+    assert "probe" not in str(failed.value)
+
+
+def test_the_error_of_a_table_names_its_endpoint_too() -> None:
+    endpoint = unreachable()
+    with pytest.raises(Unavailable) as failed:
+        DynamoCoordinator(f"dynamodb://t?region=us-east-1&endpoint={endpoint}", Clock())
+    assert endpoint in failed.value.message
+
+
+class CountingClock(Clock):
+    """Time goes on by the pauses and by what requests are said to take."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:  # type: ignore[override]
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize(("takes_s", "least"), [(0.0, 10), (5.0, 6), (29.0, 2)])
+def test_requests_that_take_long_end_in_time(takes_s: float, least: int) -> None:
+    """One that hangs is not begun when it would end long after the time is over."""
+    clock = CountingClock()
+    store = open_store(f"s3://bucket/x?endpoint={unreachable()}", clock=clock, disk=Disk())
+    assert isinstance(store, S3Store)
+    asked = 0
+
+    def ask() -> None:
+        nonlocal asked
+        asked += 1
+        clock.now_s += takes_s
+        raise GenericError("HTTP error")
+
+    with pytest.raises(Unavailable):
+        store._call("key", ask)
+    assert asked >= least
+    assert clock.now_s <= 65.0

@@ -14,10 +14,13 @@ class Backoff:
         self._max_s = max_s
         self._deadline = clock.monotonic() + total_s
 
-    def pause(self) -> bool:
-        """Sleep for anything up to the present ceiling, and double that; False, at once, if the time is over."""
+    def pause(self, ahead_s: float = 0.0) -> bool:
+        """Sleep for anything up to the present ceiling, and double that; False, at once, if the time is over.
+
+        It is over, too, if what takes `ahead_s` would end after it.
+        """
         left_s = self._deadline - self._clock.monotonic()
-        if left_s <= 0:
+        if left_s <= max(0.0, ahead_s):
             return False
         fraction = int.from_bytes(self._clock.random_bytes(4)) / 2**32
         self._clock.sleep(min(left_s, self._ceiling_s * fraction))

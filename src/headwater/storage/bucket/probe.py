@@ -20,6 +20,7 @@ def probe(store: Store, clock: Clock) -> None:
 
     Six requests, one after the other; none if this process has done so before. An answer that was lost on the way looks
     like a condition that was kept, so a good store is never refused, and a bad one passes only if just that is lost.
+    Raises Unavailable, as any request does, if the store fails for too long; then nothing more is asked of it.
     """
     if store.url in _passed:
         return
@@ -27,8 +28,10 @@ def probe(store: Store, clock: Clock) -> None:
     missing = PREFIX + clock.random_bytes(16).hex()
     try:
         _probe(store, name, missing)
-    finally:
+    except Unsupported:
         store.delete([name, missing])
+        raise
+    store.delete([name, missing])
     _passed.add(store.url)
 
 

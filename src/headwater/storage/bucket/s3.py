@@ -26,7 +26,14 @@ from headwater.errors import Unsupported
 from headwater.limits import DEFAULTS, MIB, Limits
 from headwater.storage.bucket.backoff import Backoff
 from headwater.storage.bucket.keys import checked, checked_prefix
-from headwater.storage.bucket.s3_failures import answer_of, gave_up, missing_bucket, refusal, without_conditions
+from headwater.storage.bucket.s3_failures import (
+    answer_of,
+    gave_up,
+    missing_bucket,
+    never_answered,
+    refusal,
+    without_conditions,
+)
 from headwater.storage.bucket.store import Listed, Stored
 from headwater.storage.disk import Clock
 
@@ -65,6 +72,7 @@ class S3Store:
         self._endpoint = options.get("endpoint", "")
         self._clock = clock
         self._retry_s = limits.store_retry_s
+        self._connect_s = limits.store_connect_s
         self._answered = False  # whether it ever did, so that what is wrong from the start is told at once
         client_options = {
             "timeout": timedelta(seconds=limits.store_request_s),
@@ -220,6 +228,7 @@ class S3Store:
         _Process.used = True
         backoff = Backoff(self._clock, PAUSE_S, PAUSE_MAX_S, self._retry_s)
         while True:
+            began_s = self._clock.monotonic()
             try:
                 answer = ask()
             except (BaseError, OSError) as error:
@@ -227,7 +236,10 @@ class S3Store:
                 refused = missing_bucket(self.url, error) or refusal(where, error, self._answered)
                 if refused is not None:
                     raise refused from error
-                if not backoff.pause():
+                took_s = self._clock.monotonic() - began_s  # the next one may take as long, which must end in time
+                if not backoff.pause(took_s - self._connect_s):
+                    if not self._answered:
+                        raise never_answered(self.url, error, self._retry_s) from error
                     raise gave_up(where, error, self._retry_s) from error
             else:
                 self._answered = True

@@ -11,6 +11,7 @@ _STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _METADATA = re.compile(r"https?://([^/ ]+/latest/(api/token|meta-data/)|169\.254\.170\.)")
 """Where machines on AWS ask for their credentials."""
+_ADDRESS = re.compile(r"https?://[^/ )]+")
 
 _DENIED_HINTS = {
     "ExpiredToken": "the session token has expired: get a new one",
@@ -90,6 +91,19 @@ def gave_up(url: str, error: Exception, after_s: float) -> Unavailable:
     return Unavailable(
         f"{url} has failed for {after_s:g} s; what was asked last may or may not be done: {answer_of(error).line}",
         hint="look at the network and at the store's health, then try again",
+        code="store_unavailable",
+    )
+
+
+def never_answered(url: str, error: Exception, after_s: float) -> Unavailable:
+    """The store failed for too long, and has not answered anything before."""
+    line = answer_of(error).line
+    asked = _ADDRESS.search(line)
+    address = f" at {asked[0]}" if asked is not None and asked[0] not in url else ""
+    why = line.rpartition(" - ")[2].partition(" for url (")[0]
+    return Unavailable(
+        f"{url}{address} cannot be reached: it has failed for {after_s:g} s: {why}",
+        hint="are bucket and endpoint right, is the store up, and do proxies and firewalls let this machine in?",
         code="store_unavailable",
     )
 
