@@ -174,7 +174,7 @@ def changing(path: Path, disk: Disk, clock: Clock) -> Iterator[dict[str, Account
     Nothing is written after an error. One process at a time: the lock is on the directory, as the file is replaced.
     """
     path = path.resolve()  # a link stays a link
-    directory = disk.open_read(path.parent)
+    directory = disk.open_directory(path.parent)
     try:
         if not wait_for_lock(disk.hold, directory, clock, DEFAULTS.lock_wait_s):
             hint = f"'fuser {path.parent}' names it"

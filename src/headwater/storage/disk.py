@@ -159,6 +159,10 @@ class Disk:
             raise _not_a_file(path)
         return fd
 
+    def open_directory(self, path: Path) -> int:
+        """Open a directory, to sync or to lock it."""
+        return _open(path, os.O_RDONLY | os.O_DIRECTORY)
+
     def open_write(self, path: Path) -> int:
         """Open an existing file for reading and writing."""
         try:
@@ -288,7 +292,7 @@ class Disk:
         shutil.rmtree(path, ignore_errors=True)
 
     def sync_directory(self, path: Path) -> None:
-        fd = _open(path, os.O_RDONLY | os.O_DIRECTORY)
+        fd = self.open_directory(path)
         try:
             os.fsync(fd)
         finally:

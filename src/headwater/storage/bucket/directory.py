@@ -26,7 +26,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import NoReturn, TypeVar
 
-from headwater.errors import HeadwaterError, Invalid, Unavailable, Unsupported
+from headwater.errors import Corrupt, HeadwaterError, Invalid, Unavailable, Unsupported
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.limits import DEFAULTS
 from headwater.storage.bucket.keys import RESERVED, checked, checked_prefix
@@ -145,13 +145,14 @@ class DirectoryStore:
         with self._failures(key):
             try:
                 fd = self._disk.open_read(path)
-            except (FileNotFoundError, NotADirectoryError):
+            except (
+                FileNotFoundError,
+                NotADirectoryError,
+                Corrupt,
+            ):  # the last: other keys have this one before a slash
                 return None
             try:
-                found = self._disk.status(fd)
-                if S_ISDIR(found.st_mode):
-                    return None
-                self._settle(path.parent, found.st_ctime_ns)
+                self._settle(path.parent, self._disk.status(fd).st_ctime_ns)
                 return take(fd)
             finally:
                 self._disk.close(fd)
