@@ -123,18 +123,19 @@ def test_a_damaged_header_is_refused_and_one_of_another_topic_is_not_found(tmp_p
 
 def test_a_file_that_was_replaced_while_its_lock_was_awaited_is_not_written(tmp_path: Path) -> None:
     class Replacing(Disk):
-        def hold(self, fd: int) -> bool:
+        def try_lock(self, fd: int) -> bool:
             if not replaced:
                 replaced.append(True)
                 new(tmp_path / "c")
-            return super().hold(fd)
+            return super().try_lock(fd)
 
     replaced = [True]
     cursors = new(tmp_path / "c", Replacing())
     replaced.clear()
     with cursors.held():
         cursors.put(0, cursors.next(0, cursor=3))
-    with opened(tmp_path / "c").held() as fresh:
+    fresh = opened(tmp_path / "c")
+    with fresh.held():
         assert fresh.slot(0).cursor == 3
 
 
@@ -203,7 +204,8 @@ def test_a_redo_that_fails_is_tried_again(tmp_path: Path) -> None:
     def redo(_: Cursors) -> None:
         raise Unavailable("not now")
 
-    with new(tmp_path / "c").held() as cursors:
+    cursors = new(tmp_path / "c")
+    with cursors.held():
         cursors.set_busy(True)
     for _ in range(2):
         with pytest.raises(Unavailable), Cursors.open(tmp_path / "c", UUID, 2, Disk(), Clock(), WAIT_S, redo).held():
@@ -282,7 +284,8 @@ def test_a_power_loss_leaves_the_last_synced_cursor_or_a_later_one(tmp_path: Pat
         for loss in LOSSES:
             path = tmp_path / f"{count}"
             write_tree(machine.after_power_loss(loss._replace(seed=loss.seed + count)), path)
-            with opened(path / "c", clock=SteadyClock(NEXT_BOOT), partitions=1).held() as cursors:
+            cursors = opened(path / "c", clock=SteadyClock(NEXT_BOOT), partitions=1)
+            with cursors.held():
                 assert synced <= cursors.slot(0).cursor <= put
             count += 1
     assert count > 100
@@ -305,5 +308,6 @@ def test_a_kill_loses_nothing_and_what_follows_is_safe_from_a_power_loss(tmp_pat
         for seed in range(3):
             after = tmp_path / f"{number}-{seed}"
             write_tree(after_all.after_power_loss(Loss("random", "adversarial", seed)), after)
-            with opened(after / "c", clock=SteadyClock(NEXT_BOOT), partitions=1).held() as cursors:
+            cursors = opened(after / "c", clock=SteadyClock(NEXT_BOOT), partitions=1)
+            with cursors.held():
                 assert cursors.slot(0).cursor in (found, 100)

@@ -115,7 +115,9 @@ def stop_with(consumer: Consumer) -> None:
     """Stop this process while none of its threads has the consumer's file locked: else nobody could take over."""
     leases = consumer._leases
     assert isinstance(leases, FileLeases)
-    with leases.cursors._mutex:
+    with leases.cursors._mutex:  # nobody takes the file's lock then; who has it lets go of it
+        with leases.cursors.path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
         stop()
 
 

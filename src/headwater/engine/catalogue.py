@@ -220,8 +220,8 @@ class Catalogue:
         self._disk.sync_directory(self._topics)
         self._disk.remove_tree(hidden)
 
-    def _locked(self) -> AbstractContextManager[None]:
-        """Hold the lock under which topics are made; what is unfinished then belongs to nobody."""
+    def _locked(self) -> AbstractContextManager[object]:
+        """Take the lock under which topics are made; what is unfinished then belongs to nobody."""
         return locked(self._topics / ".lock", self._disk, self._clock, self._limits.lock_wait_s)
 
     def _sweep(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -38,6 +37,7 @@ from headwater.limits import DEFAULTS, Limits
 from headwater.storage import repair as log_repair
 from headwater.storage.archive.archive import Archive
 from headwater.storage.disk import Clock, Disk
+from headwater.storage.group import Turns
 from headwater.storage.journal import Journal, restore
 from headwater.storage.log import LocalLog
 from headwater.storage.parquet import location
@@ -134,18 +134,21 @@ class Engine(Verbs[LocalLog]):
         self._delete(opened)
 
     def _delete(self, opened: OpenTopic[LocalLog]) -> None:
-        with ExitStack() as stack:
+        turns = Turns()
+        try:
             for log in opened.logs:  # in the order of partitions, as everybody who locks several
-                stack.enter_context(log.deleting())
-            try:
-                self._catalogue.remove(opened.topic)
-            except FileNotFoundError as error:  # another process was first
-                self._topics.forget(opened)
-                raise not_found(opened.topic.name, self.path) from error
-            except OSError as error:
-                hint = "is the directory writable?"
-                message = f"topic {opened.topic.name!r} cannot be deleted: {error.strerror}: {error.filename}"
-                raise Unavailable(message, hint=hint, path=str(error.filename)) from error
+                turns.take(log.transacting()).begin_deleting()
+            self._catalogue.remove(opened.topic)
+        except FileNotFoundError as error:  # another process was first
+            self._topics.forget(opened)
+            raise not_found(opened.topic.name, self.path) from error
+        except OSError as error:
+            hint = "is the directory writable?"
+            message = f"topic {opened.topic.name!r} cannot be deleted: {error.strerror}: {error.filename}"
+            raise Unavailable(message, hint=hint, path=str(error.filename)) from error
+        finally:
+            any(turns.locks)
+            turns.leave()
         self._topics.forget(opened)
         for log in opened.logs:
             log.close()

@@ -184,8 +184,8 @@ class FileConsumers:
     def _file(self, name: str, topic: str) -> Path:
         return self._path / check_name(name) / names.directory_of(topic)
 
-    def _locked(self) -> AbstractContextManager[None]:
-        """Hold the lock under which consumers are made and deleted."""
+    def _locked(self) -> AbstractContextManager[object]:
+        """Take the lock under which consumers are made and deleted."""
         with contextlib.suppress(FileExistsError):
             self._disk.mkdir(self._path)
         return locked(self._path / LOCK_FILE, self._disk, self._clock, self._limits.lock_wait_s)

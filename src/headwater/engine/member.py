@@ -20,6 +20,7 @@ from headwater.engine.log import Log
 from headwater.errors import Fenced, HeadwaterError, NotFound
 from headwater.limits import Limits
 from headwater.storage.disk import Clock
+from headwater.storage.latch import Latch
 
 TEND_S = 1.0  # how often, at least, a member that waits looks for partitions that have become free
 
@@ -53,7 +54,7 @@ class Member:
         self._renew_s = limits.lease_ms / 3000
         self._tended_s = 0.0
         self._refused: Fenced | None = None
-        self._wake = threading.Event()
+        self._wake = Latch()
         try:
             self.tend(claim=True)
         except BaseException:
@@ -302,7 +303,7 @@ def _changed(holding: Holding) -> bool:
     return holding.cursor != holding.stored or bool(holding.failures)
 
 
-def _keep(member_of: weakref.ref[Member], wake: threading.Event) -> None:
+def _keep(member_of: weakref.ref[Member], wake: Latch) -> None:
     """The thread. Between two rounds it does not keep the member alive."""
     pause_s = 0.0
     while True:

@@ -6,7 +6,7 @@ in one order, one entry with the final bytes, then each log is written and made 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from io import FileIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from headwater.format.journal import Entry, Move
 from headwater.format.producers import Producer
 from headwater.storage.cursors import Cursors
 from headwater.storage.failures import unjournaled
+from headwater.storage.group import Turns
 from headwater.storage.journal import Journal, JournalFile, relative_path
 from headwater.storage.log import LocalLog
 from headwater.storage.rows import Rows, one_batch
@@ -128,47 +129,78 @@ def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal
     # Everybody who holds several logs takes them in this order.
     logs = sorted(by_log, key=lambda log: (log.place.topic, log.place.partition))
     journaled = len(logs) > 1 or bool(moves) or not one_batch(by_log[logs[0]], logs[0].place.limits)
-    with ExitStack() as stack:
-        file = stack.enter_context(journal.taken()) if journaled else None
-        parts: list[tuple[Writer, Prepared]] = []
-        try:
-            for log in logs:
-                writer = stack.enter_context(log.transacting())
-                stack.callback(writer.leave)  # whatever interrupts this: whoever locks it next finishes or forgets it
-                parts.append((writer, writer.prepare(by_log[log], journaled=journaled)))
-            turns = _Turns(moves, stack)
-            if file is not None:
-                _write(journal, file, parts, turns)
-        except BaseException as error:
-            if file is not None and file.committed:
-                raise  # an interrupt, too late: whoever locks the logs next finishes it
-            # An entry that could be neither written nor made void may yet be found: nobody must append before that.
-            doubtful = file is not None and file.unfinished
-            for writer, prepared in parts:
-                writer.drop(prepared, freeze=doubtful)
-            if doubtful and isinstance(error, Exception):
-                raise Unavailable(
-                    f"whether the transaction is committed is not known: {error}",
-                    hint="do not repeat it; see to the disk, open the log again, and look",
-                    code="transaction_in_doubt",
-                ) from error
-            raise
-        _apply(parts, journaled=journaled)
-        turns.put()
+    turns = Turns()
+    cursors = _HeldCursors()
+    file = None
+    try:
+        file = journal.take() if journaled else None
+        _commit_held(logs, by_log, moves, journal, file, turns, cursors)
+    finally:  # whatever interrupts this: whoever locks the logs and the cursors next finishes or forgets it
+        any(cursors.locks)
+        any(turns.locks)
+        turns.leave()
         if file is not None:
-            file.unfinished = False
+            journal.give_back(file)
     return journaled
 
 
-class _Turns:
-    """The consumers' files that a transaction changes: held, in the order of their paths, behind all logs."""
+def _commit_held(
+    logs: list[LocalLog],
+    by_log: dict[LocalLog, list[Rows]],
+    moves: list[CursorMove],
+    journal: Journal,
+    file: JournalFile | None,
+    turns: Turns,
+    cursors: _HeldCursors,
+) -> None:
+    """Lock the logs, then the cursors, write the entry and apply it. The caller unlocks, whatever this raises."""
+    journaled = file is not None
+    parts: list[tuple[Writer, Prepared]] = []
+    try:
+        for log in logs:
+            writer = turns.take(log.transacting())
+            parts.append((writer, writer.prepare(by_log[log], journaled=journaled)))
+        cursors.take(moves)
+        if file is not None:
+            _write(journal, file, parts, cursors)
+    except BaseException as error:
+        if file is not None and file.committed:
+            raise  # an interrupt, too late: whoever locks the logs next finishes it
+        # An entry that could be neither written nor made void may yet be found: nobody must append before that.
+        doubtful = file is not None and file.unfinished
+        for writer, prepared in parts:
+            writer.drop(prepared, freeze=doubtful)
+        if doubtful and isinstance(error, Exception):
+            raise Unavailable(
+                f"whether the transaction is committed is not known: {error}",
+                hint="do not repeat it; see to the disk, open the log again, and look",
+                code="transaction_in_doubt",
+            ) from error
+        raise
+    _apply(parts, journaled=journaled)
+    cursors.put()
+    if file is not None:
+        file.unfinished = False
 
-    def __init__(self, moves: list[CursorMove], stack: ExitStack) -> None:
+
+class _HeldCursors:
+    """The consumers' files that a transaction changes: held, in the order of their paths, behind all logs.
+
+    `locks` unlocks them as it is iterated, in C, as that of `Turns`.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[FileIO] = []
         self._slots: list[tuple[Cursors, int, CursorSlot]] = []
+        self._held: list[Cursors] = []
+        self.locks = map(FileIO.close, self._files)
+
+    def take(self, moves: list[CursorMove]) -> None:
+        """Lock the files that are moved; raises Fenced if one of them is another's now."""
         by_path = {move.cursors.path: move.cursors for move in moves}
         for path in sorted(by_path):
             cursors = by_path[path]
-            stack.enter_context(cursors.held())
+            cursors.hold(self._files)
             for move in moves:
                 if move.cursors.path == path:
                     stored = cursors.owned(move.partition, move.owner, move.fence)
@@ -192,9 +224,9 @@ class _Turns:
             cursors.set_busy(False)
 
 
-def _write(journal: Journal, file: JournalFile, parts: list[tuple[Writer, Prepared]], turns: _Turns) -> None:
+def _write(journal: Journal, file: JournalFile, parts: list[tuple[Writer, Prepared]], cursors: _HeldCursors) -> None:
     try:
-        entry = Entry([writer.share(prepared) for writer, prepared in parts], turns.begin())
+        entry = Entry([writer.share(prepared) for writer, prepared in parts], cursors.begin())
         journal.write(file, entry, [prepared.data for _, prepared in parts])
     except OSError as error:
         raise unjournaled(error) from error

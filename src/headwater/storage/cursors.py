@@ -12,6 +12,7 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Cursors:
         self._clock = clock
         self._lock_wait_s = lock_wait_s
         self._redo = redo
-        self._mutex = threading.Lock()  # protects all below; held as long as the file's lock
+        self._mutex = threading.Lock()  # one thread at a time waits for the file's lock, which protects all below
         self.id = format.NOBODY  # of the file, once it was held
         self._fd = -1
         self._words = Words(0, 0, format.NOBODY)
@@ -99,21 +100,26 @@ class Cursors:
         disk.replace(path, format.encode(header, clock.boot_id(), slots))
         return cls(path, topic_uuid, len(starts), disk, clock, lock_wait_s, redo)
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[Cursors]:
-        """Hold the lock. Raises NotFound if the consumer was deleted, Unavailable if others keep the lock.
+    def held(self) -> FileIO:
+        """Take the lock until the `with` of what is returned ends. Raises NotFound if the consumer was deleted.
 
-        What was put and not synced is in the hands of the system: it survives the end of the process.
+        Raises Unavailable if others keep the lock. What was put and not synced is in the hands of the system: it
+        survives the end of the process.
         """
-        with self._mutex:
-            with self._translated():
-                self._fd = self._lock()
-            try:
-                self._settle()
-                yield self
-            finally:
-                fd, self._fd = self._fd, -1
-                self.disk.release(fd)
+        files: list[FileIO] = []
+        closing = map(FileIO.close, files)  # in C, as its `with` is: a signal handler may raise anywhere in between
+        try:
+            self.hold(files)
+        except BaseException:
+            any(closing)
+            raise
+        return files[0]
+
+    def hold(self, files: list[FileIO]) -> None:
+        """Take the lock until the file that is added to `files` is closed, which the caller does in any case."""
+        with self._translated():
+            self._fd = self._lock(files)
+        self._settle()
 
     # With the lock held
 
@@ -147,11 +153,13 @@ class Cursors:
         """
         if not self._words.unsynced:
             self._write_words(unsynced=self._mark)
+        mark, self._mark = self._mark, self._new_mark()  # if this is interrupted, the slots are written again
         if journaled:
             self._unsynced.discard(partition)
         else:
             self._unsynced.add(partition)
         self._write(slot.encode(), format.slot_at(partition, slot.counter))
+        self._mark = mark
 
     def restore(self, partition: int, slot: CursorSlot) -> bool:
         """Put a slot that a transaction decided on, unless it or a later one is there; for `redo`."""
@@ -224,30 +232,29 @@ class Cursors:
             self.disk.close(fd)
         return {number: slot for number, pair in pairs.items() if (slot := format.newest(pair)) is not None}
 
-    def _lock(self) -> int:
+    def _lock(self, files: list[FileIO]) -> int:
         disk = self.disk
         while True:
             try:
-                fd = disk.open_write(self.path)
+                files.append(disk.guard(disk.open_write(self.path)))
             except FileNotFoundError:
                 raise self._gone() from None
-            try:
-                if not wait_for_lock(disk.hold, fd, self._clock, self._lock_wait_s):
-                    raise Unavailable(
-                        f"{self.path} is locked by another process for more than {self._lock_wait_s:g} s",
-                        hint=f"is one stopped or stuck? 'fuser {self.path}' names it",
-                        code="locked",
-                    )
-                if disk.inode(fd) == disk.inode(self.path):  # else it was deleted or replaced while we waited
-                    header = _decode_header(self.path, disk.pread(fd, format.HEADER_BYTES, 0))
-                    if (header.topic_uuid, header.partitions) != (self.topic_uuid, self.partitions):
-                        raise self._gone()
-                    self.id = header.id
-                    return fd
-            except BaseException:
-                disk.release(fd)
-                raise
-            disk.release(fd)
+            fd = files[-1].fileno()
+            with self._mutex:
+                taken = wait_for_lock(disk.try_lock, fd, self._clock, self._lock_wait_s)
+            if not taken:
+                raise Unavailable(
+                    f"{self.path} is locked by another process for more than {self._lock_wait_s:g} s",
+                    hint=f"is one stopped or stuck? 'fuser {self.path}' names it",
+                    code="locked",
+                )
+            if disk.inode(fd) == disk.inode(self.path):  # else it was deleted or replaced while we waited
+                header = _decode_header(self.path, disk.pread(fd, format.HEADER_BYTES, 0))
+                if (header.topic_uuid, header.partitions) != (self.topic_uuid, self.partitions):
+                    raise self._gone()
+                self.id = header.id
+                return fd
+            files.pop().close()
 
     def _settle(self) -> None:
         """Finish what a crash of a process or of the machine left."""

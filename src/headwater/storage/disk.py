@@ -22,9 +22,11 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
+from io import FileIO
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from headwater.errors import Corrupt, Unavailable, out_of_memory
 from headwater.event import UNIX_EPOCH_TICKS
@@ -36,12 +38,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _held: set[int] = set()  # descriptors that are locked until their release
+_guarded: WeakSet[FileIO] = WeakSet()  # files that are locked until they are closed
 
 
 def _after_fork() -> None:
     for fd in _held:
         os.close(fd)
     _held.clear()
+    for file in _guarded:
+        file.close()
+    _guarded.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -371,6 +377,20 @@ class Disk:
 
     def unlock(self, fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def unlocking(self, fd: int) -> Callable[[], object]:
+        """What unlocks an open file, locked or not, for a `finally`: it is C, so that no signal comes before it."""
+        return partial(fcntl.flock, fd, fcntl.LOCK_UN)
+
+    def guard(self, fd: int) -> FileIO:
+        """The file of a descriptor, closed and so unlocked at the end of its `with`; a forked child has it closed.
+
+        That `with` is C: a signal handler that raises comes before it or after it, and never leaves the file locked.
+        """
+        file = FileIO(fd, "r")
+        _guarded.add(file)
+        _held.discard(fd)
+        return file
 
     def hold(self, fd: int) -> bool:
         """Like `try_lock`, for an open file that is locked until its `release`; a forked child does not inherit it."""

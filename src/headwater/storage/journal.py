@@ -59,9 +59,8 @@ class Journal:
         self._free: list[JournalFile] = []
         self._closed = False
 
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[JournalFile]:
-        """A journal for one transaction. The caller holds no lock of a log: it may have to be begun anew.
+    def take(self) -> JournalFile:
+        """A journal for one transaction, until it is given back. The caller holds no lock of a log: it may checkpoint.
 
         Raises Unavailable if there can be none.
         """
@@ -75,15 +74,16 @@ class Journal:
             except OSError as error:
                 raise unjournaled(error) from error
         file.committed = False
-        try:
-            yield file
-        finally:
-            with self._mutex:
-                kept = not file.unfinished and not self._closed
-                if kept:
-                    self._free.append(file)
-            if not kept:  # it is needed until the logs are well again: whoever opens them next finishes it
-                self._disk.release(file.fd)
+        return file
+
+    def give_back(self, file: JournalFile) -> None:
+        """Let other transactions have a journal, or leave it to whoever opens the log next, if they must finish it."""
+        with self._mutex:
+            kept = not file.unfinished and not self._closed
+            if kept:
+                self._free.append(file)
+        if not kept:  # it is needed until the logs are well again
+            self._disk.release(file.fd)
 
     def write(self, file: JournalFile, entry: Entry, datas: list[bytes]) -> None:
         """Commit a transaction: durable when it returns, and `unfinished` until the caller says otherwise.

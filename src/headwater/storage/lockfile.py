@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 from headwater.errors import Unavailable
 from headwater.storage.disk import Clock, Disk, wait_for_lock
 
 
-@contextlib.contextmanager
-def locked(path: Path, disk: Disk, clock: Clock, wait_s: float) -> Iterator[None]:
-    """Hold the lock, whose file is made if it is not there; raises Unavailable if others keep it for too long."""
+def locked(path: Path, disk: Disk, clock: Clock, wait_s: float) -> FileIO:
+    """Take the lock until the `with` of what is returned ends; raises Unavailable if others keep it for too long.
+
+    The file is made if it is not there.
+    """
     with contextlib.suppress(FileExistsError):
         disk.close(disk.create(path))
-    fd = disk.open_write(path)
+    file = disk.guard(disk.open_write(path))
     try:
-        if not wait_for_lock(disk.hold, fd, clock, wait_s):
+        if not wait_for_lock(disk.try_lock, file.fileno(), clock, wait_s):
             raise Unavailable(
                 f"{path} is locked by another process",
                 hint=f"is one stopped or stuck? 'fuser {path}' names it",
                 code="locked",
             )
-        yield
-    finally:
-        disk.release(fd)
+    except BaseException:
+        file.close()
+        raise
+    return file

@@ -25,7 +25,7 @@ from headwater.storage.archive.archived import Archived
 from headwater.storage.blobs import Spool, StoredBlob
 from headwater.storage.extents import Extents
 from headwater.storage.failures import deleted
-from headwater.storage.group import Group
+from headwater.storage.group import Group, Turn
 from headwater.storage.log_cursor import Cursor, TypeTest
 from headwater.storage.place import Place
 from headwater.storage.producers import Producers
@@ -178,13 +178,13 @@ class LocalLog:
         For a replica, which takes them from its source: whatever guards against appends does not hold here.
         """
         copying.check(batches)
-        with self._writer() as writer:
+        with self._group.exclusive() as writer:
             writer.take(batches, spooled)
 
     def producers(self) -> tuple[int, dict[str, Known]]:
         """What is remembered of producers now, and the offset as of which that is."""
         try:
-            with self._writer() as writer:
+            with self._group.exclusive() as writer:
                 return writer.producers()
         except Unavailable as error:
             if error.code != "read_only":
@@ -197,7 +197,7 @@ class LocalLog:
 
         Nothing that it tells may be behind the end of this log.
         """
-        with self._writer() as writer:
+        with self._group.exclusive() as writer:
             done, rolled = writer.remember(known)
         if rolled:
             self._on_roll(self.place)
@@ -255,22 +255,22 @@ class LocalLog:
         """Finish what a process that died in the midst of a commit has left, so that it can be read; best effort."""
         tail = self._reader.wait_on()
         if tail is not None and tail.writable and tail.busy() and not self._group.led:
-            with contextlib.suppress(HeadwaterError), self._writer() as writer:
+            with contextlib.suppress(HeadwaterError), self._group.exclusive() as writer:
                 if writer.abandoned():
                     writer.recover()
 
-    def transacting(self) -> contextlib.AbstractContextManager[Writer]:
-        """The writer, for a transaction of the caller's thread over several logs, which it takes in one order."""
+    def transacting(self) -> Turn:
+        """The writer, for a transaction or a deletion by the caller's thread, which takes several in one order."""
         return self._group.exclusive()
 
     def sync(self) -> None:
         """Make all that is visible durable."""
-        with self._writer() as writer:
+        with self._group.exclusive() as writer:
             writer.sync()
 
     def roll(self, *, tell: bool = True) -> bool:
         """Begin a new segment; False if the active one is empty. `tell` has the old one sealed in the background."""
-        with self._writer() as writer:
+        with self._group.exclusive() as writer:
             rolled = writer.roll()
         if rolled and tell:
             self._on_roll(self.place)
@@ -278,16 +278,10 @@ class LocalLog:
 
     def repair(self) -> list[Action]:
         """Cut out damage, keeping it beside the log, and mark its offsets as lost."""
-        with self._writer() as writer:
+        with self._group.exclusive() as writer:
             done = writer.repair()
         seal_all(self.place)
         return done
-
-    @contextlib.contextmanager
-    def deleting(self) -> Iterator[None]:
-        """Hold the log while its topic is removed; every process then finds it gone."""
-        with self._writer() as writer, writer.deleting():
-            yield
 
     @property
     def used(self) -> int:
@@ -296,16 +290,14 @@ class LocalLog:
 
     def idle(self) -> bool:
         """Let go of all that it holds, if it can be made anew when it is needed; False if it is in use, or frozen."""
-        with self._group.idle() as writer:
-            if writer is None or writer.frozen():
-                return False
-            self._group.let_go(writer)
+        if not self._group.rest(lambda writer: not writer.frozen()):
+            return False
         self._reader.close()
         return True
 
     def close(self) -> None:
         """Let go of all files, after appends under way."""
-        with self._writer() as writer:
+        with self._group.exclusive() as writer:
             self._group.let_go(writer)
         self._reader.close()
 
@@ -326,13 +318,8 @@ class LocalLog:
         )
         self._group = Group(writer, self.place.limits.commit_bytes_max)
 
-    @contextlib.contextmanager
-    def _writer(self) -> Iterator[Writer]:
-        with self._group.exclusive() as writer:
-            yield writer
-
     def _recover(self) -> Slot:
-        with self._writer() as writer:
+        with self._group.exclusive() as writer:
             return writer.recover()
 
 

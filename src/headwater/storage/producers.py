@@ -39,7 +39,9 @@ class Producers:
 
     def note(self, producer: Producer, offset: int, ticks: int, count: int) -> None:
         """Remember a request that was just committed."""
+        generation, self._generation = self._generation, -1  # if this is interrupted, all is read again
         note(self._known, producer, Answer(producer.seq, offset, ticks, count), self._place.limits)
+        self._generation = generation
 
     def read_to(self, slot: Slot) -> None:
         """All up to a slot was noted: what others had brought, by `answer`, and what this process added to it."""
@@ -89,14 +91,14 @@ class Producers:
 
     def _absorb(self, slot: Slot) -> None:
         """Read what others have appended since this process last looked."""
-        if slot.segment == self._segment and slot.generation == self._generation:
-            if self._position >= slot.producers_position:
-                return
-            segment = SegmentFile(self._place, slot.segment)
-        else:
-            segment = SegmentFile(self._place, slot.segment)
+        behind = slot.segment != self._segment or slot.generation != self._generation
+        if not behind and self._position >= slot.producers_position:
+            return
+        segment = SegmentFile(self._place, slot.segment)
+        self._generation = -1  # if this is interrupted, all is read again
+        if behind:
             self._known = read_snapshot(self._place, slot.segment) if segment.header.producers else {}
-            self._segment, self._generation, self._position = slot.segment, slot.generation, HEADER_BYTES
+            self._segment, self._position = slot.segment, HEADER_BYTES
         try:
             if self._position < slot.producers_position:
                 window = segment.window(self._position, slot.producers_position)
@@ -108,6 +110,7 @@ class Producers:
                     self._position = batch.end_position
         finally:
             segment.close()
+        self._generation = slot.generation
 
 
 def read_snapshot(place: Place, base: int) -> dict[str, Known]:
@@ -152,7 +155,8 @@ def note(known: dict[str, Known], producer: Producer, answer: Answer, limits: Li
     """Remember the answer to a request; who was silent longest is forgotten when there are too many."""
     mine = known.pop(producer.id, None) or Known(producer.epoch, [])
     mine.epoch = producer.epoch
-    mine.answers.append(answer)
+    if not mine.answers or mine.answers[-1].offset < answer.offset:  # else whoever was interrupted has noted it
+        mine.answers.append(answer)
     del mine.answers[: -limits.producer_answers_max]
     known[producer.id] = mine
     while len(known) > limits.producers_max:

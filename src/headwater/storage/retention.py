@@ -9,8 +9,9 @@ the syncs, and giving the space back, come after it. Safe from any thread and pr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
@@ -263,36 +264,34 @@ def _try_to_take_away(place: Place, base: int) -> Outcome:
             place.path
         )  # whoever removed it may not have come to this, and the next one must not go first
         return "gone"
-    try:
+    with disk.guard(fd):  # closed last, and outside the log's lock: this is what gives the space back
         with _locked(place):
-            if not disk.hold(fd) or disk.inode(path) != disk.inode(fd):
+            if not disk.try_lock(fd) or disk.inode(path) != disk.inode(fd):
                 return "busy"
             _check_own(place, fd)
             disk.unlink(path)
         disk.sync_directory(place.path)
-    finally:
-        disk.release(fd)  # last, and outside the log's lock: this is what gives the space back
     return "deleted"
 
 
-@contextlib.contextmanager
-def _locked(place: Place) -> Iterator[None]:
-    """Hold the log's lock; raises NotFound if the topic was deleted."""
+def _locked(place: Place) -> FileIO:
+    """Take the log's lock until the `with` of what is returned ends; raises NotFound if the topic was deleted."""
     disk = place.disk
     try:
-        fd = disk.open_write(place.lock)
+        file = disk.guard(disk.open_write(place.lock))
     except FileNotFoundError as error:
         raise deleted(place) from error
     try:
         tail = Tail.open(place)
         contend = tail.contend if tail is not None and tail.writable else None
-        if not wait_for_lock(disk.hold, fd, place.clock, place.limits.lock_wait_s, contend):
+        if not wait_for_lock(disk.try_lock, file.fileno(), place.clock, place.limits.lock_wait_s, contend):
             raise locked(place)
-        if disk.inode(place.lock) != disk.inode(fd):
+        if disk.inode(place.lock) != disk.inode(file.fileno()):
             raise deleted(place)
-        yield
-    finally:
-        disk.release(fd)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _check_own(place: Place, fd: int) -> None:

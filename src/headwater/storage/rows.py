@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from sys import _current_frames
+from types import FrameType
 
 from headwater.event import Content
 from headwater.format import batch as format
@@ -27,7 +29,8 @@ class Rows:
 
     __slots__ = (
         *("columns", "content", "count", "data", "key", "meta", "size", "spooled", "sync", "type"),
-        *("done", "error", "leads", "offset", "ticks"),
+        *("done", "error", "offset", "ticks"),
+        *("frame", "leader", "settled", "thread"),
         *("answered", "expected", "guarded", "producer"),
     )
 
@@ -46,7 +49,10 @@ class Rows:
         self.ticks = 0
         self.error: BaseException | None = None
         self.done: threading.Lock | None = None  # held while the append waits for its leader
-        self.leads = False
+        self.settled = False  # a leader has committed or refused them
+        self.leader: Rows | None = None  # who took them along
+        self.frame: FrameType | None = None  # the call that appends them
+        self.thread = 0
         self.guarded = False
         self.answered = False  # it is a retry, and `offset` and `ticks` are of the first time
         self.expected: int | None = None
@@ -78,6 +84,13 @@ class Rows:
         """Commit only if the key's version is as expected, and only once for this request of the producer."""
         self.expected, self.producer = expected, producer
         self.guarded = expected is not None or producer is not None
+
+    def runs(self) -> bool:
+        """Whether the call that appends them has not ended: an exception may have ended it at any instruction."""
+        frame = _current_frames().get(self.thread) if self.frame is not None else None
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        return frame is not None
 
     def depends_on(self, other: Rows) -> bool:
         """Whether it must wait for the other rows to be committed: of the same producer, or of the expected key."""

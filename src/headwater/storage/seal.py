@@ -9,6 +9,7 @@ stays as it is.
 from __future__ import annotations
 
 import contextlib
+from io import FileIO
 
 import msgspec
 import numpy as np
@@ -35,28 +36,25 @@ def seal(place: Place, base: int, pause: Pause = lambda: None, *, anew: bool = F
     """
     disk = place.disk
     path = place.segment(base)
-    fd = disk.open_read(path)
-    try:
-        if not disk.hold(fd) or disk.inode(path) != disk.inode(fd):
+    with disk.guard(disk.open_read(path)) as file:
+        if not disk.try_lock(file.fileno()) or disk.inode(path) != disk.inode(file.fileno()):
             return False
-        segment = SegmentFile(place, base)
-        try:
-            if anew or segment.index() is None:
-                if not segment.header.packed and _worth_packing(place, segment):
-                    packed = _pack(place, segment, pause)
-                    disk.release(fd)
-                    fd = packed
-                    segment.close()
-                    segment = SegmentFile(place, base)
-                index = build_index(segment, pause)
-                _remove_orphans(place, segment)
-                place.make_room(place.index(base))
-                disk.replace(place.index(base), index.encode(), sync=False)
-        finally:
-            segment.close()
-    finally:
-        disk.release(fd)
+        with contextlib.closing(SegmentFile(place, base)) as segment:
+            if not anew and segment.index() is not None:
+                return True
+            if segment.header.packed or not _worth_packing(place, segment):
+                _index(place, segment, pause)
+                return True
+            with _pack(place, segment, pause), contextlib.closing(SegmentFile(place, base)) as packed:
+                _index(place, packed, pause)
     return True
+
+
+def _index(place: Place, segment: SegmentFile, pause: Pause) -> None:
+    index = build_index(segment, pause)
+    _remove_orphans(place, segment)
+    place.make_room(place.index(segment.base))
+    place.disk.replace(place.index(segment.base), index.encode(), sync=False)
 
 
 def unsealed(place: Place, active: int) -> list[int]:
@@ -120,13 +118,14 @@ def _worth_packing(place: Place, segment: SegmentFile) -> bool:
     )
 
 
-def _pack(place: Place, segment: SegmentFile, pause: Pause) -> int:
+def _pack(place: Place, segment: SegmentFile, pause: Pause) -> FileIO:
     """Put a packed file in the place of the segment; returns it, locked, so that it stays until it is indexed."""
     disk = place.disk
     path = place.segment(segment.base)
     file_id = int.from_bytes(place.clock.random_bytes(4), "little")
     header = msgspec.structs.replace(segment.header, file_id=file_id, packed=True)
     temporary, fd = disk.create_temporary(path)
+    file = disk.guard(fd)
     try:
         disk.write(fd, header.encode(), 0)
         position = segment_format.HEADER_BYTES
@@ -140,11 +139,11 @@ def _pack(place: Place, segment: SegmentFile, pause: Pause) -> int:
         disk.rename(temporary, path)
         disk.sync_directory(place.path)
     except BaseException:
+        file.close()
         with contextlib.suppress(OSError):
             disk.unlink(temporary)
-        disk.release(fd)
         raise
-    return fd
+    return file
 
 
 def _remove_orphans(place: Place, segment: SegmentFile) -> None:

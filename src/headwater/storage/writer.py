@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import structs
@@ -32,6 +32,7 @@ from headwater.storage.tail import Tail
 
 YIELD_S = 0.0002  # how long a writer stands back when another process waits for the lock
 TICKS_PER_MS = 10_000
+_unlock_nothing: Callable[[], object] = bool
 RESERVE_BYTES_MIN, RESERVE_BYTES_MAX = 16 * 1024, 4 * 1024 * 1024
 
 
@@ -76,6 +77,7 @@ class Writer:
         self._boot_id = place.clock.boot_id()
         self.on_open: Callable[[], None] = lambda: None  # hears that files are kept open from now on, until `close`
         self._lock_fd = -1
+        self._unlock = _unlock_nothing  # C, and no method: a signal handler that raises must not come before it
         self._fd = -1
         self._reserved_to = 0
         self._zstd = place.zstd
@@ -103,10 +105,10 @@ class Writer:
         """
         if self._guard is not None:
             self._guard()
-        tail = self._lock()
         rolled = False
         rest: list[Rows] = []
         try:
+            tail = self._lock()
             slot = self._absorb(tail)
             for rows in group:
                 if rows.guarded:
@@ -149,8 +151,8 @@ class Writer:
         """Take the lock for a transaction, and make ready what it brings to this log. Raises if it may not go in."""
         if self._guard is not None:
             self._guard()
-        tail = self._lock()
         try:
+            tail = self._lock()
             slot = self._absorb(tail)
             for rows in group:
                 if rows.guarded and self._admission.answered(rows, slot):
@@ -215,8 +217,8 @@ class Writer:
 
         What it brought is as durable as the rows want to be when this returns.
         """
-        tail = self._lock()
         try:
+            tail = self._lock()
             slot = self._absorb(tail)
             if not self._admission.recalled(rows, slot):
                 return False
@@ -228,9 +230,9 @@ class Writer:
 
     def take(self, batches: Sequence[Batch], spooled: Mapping[int, Path]) -> None:
         """Append batches of another log as they are, durably; raises Conflict if they do not follow on what is here."""
-        tail = self._lock()
         rolled = False
         try:
+            tail = self._lock()
             slot = self._absorb(tail)
             copying.check_follows(self._place, slot, batches)
             old = self._clock.ticks() > self._segment_ends_ticks and slot.visible_position > HEADER_BYTES
@@ -261,8 +263,8 @@ class Writer:
 
     def producers(self) -> tuple[int, dict[str, Known]]:
         """What is remembered of producers, and the offset as of which that is."""
-        tail = self._lock()
         try:
+            tail = self._lock()
             slot = self._absorb(tail)
             return slot.visible_offset, self._admission.producers.known(slot)
         finally:
@@ -273,8 +275,8 @@ class Writer:
 
         An empty segment has no place for it: its snapshot is of its first offset, which is written already.
         """
-        tail = self._lock()
         try:
+            tail = self._lock()
             slot = self._absorb(tail)
             news = self._admission.producers.merged(known, slot)
             if news is None:
@@ -294,17 +296,18 @@ class Writer:
             if freeze:
                 self._freeze(prepared.tail, prepared.slot, FROZEN_BY_SYNC)
             else:
-                self._slot = prepared.slot.then(OPEN)
-                prepared.tail.publish(self._slot)
+                self._slot = None
+                prepared.tail.publish(prepared.slot.then(OPEN))
         finally:
             self._unlock()
         if prepared.rolled:
             self._on_roll()
 
-    def leave(self) -> None:
-        """Let go of the lock, if it is held. In the midst of a transaction, whoever takes it next recovers."""
-        if self._lock_fd >= 0:
-            self._unlock()
+    def unlocking(self) -> Callable[[], object]:
+        """What unlocks the log, in C, if it is locked. In the midst of a transaction, who locks it next recovers."""
+        if self._lock_fd < 0:
+            self._open_lock()
+        return self._unlock
 
     def _must_roll(self, slot: Slot, size: int, ticks: int) -> bool:
         return slot.visible_position > HEADER_BYTES and (
@@ -352,8 +355,8 @@ class Writer:
 
     def sync(self) -> None:
         """Make all that is visible durable."""
-        tail = self._lock()
         try:
+            tail = self._lock()
             slot = self._absorb(tail)
             if slot.durable_offset < slot.visible_offset:
                 self._sync_visible(tail, slot)
@@ -370,25 +373,27 @@ class Writer:
         tail = self._tail = self._tail or Tail.open(self._place)
         if tail is None or not tail.busy():
             return False
-        if self._lock_fd < 0:
-            self._open_lock()
-        if not self._disk.try_lock(self._lock_fd):
-            return False
-        self._unlock()
+        try:
+            if self._lock_fd < 0:
+                self._open_lock()
+            if not self._disk.try_lock(self._lock_fd):
+                return False
+        finally:
+            self._unlock()
         return tail.busy()
 
     def recover(self) -> Slot:
         """Take the lock and bring the log into order, whatever state it is in; returns that state."""
-        tail = self._lock()
         try:
+            tail = self._lock()
             return self._absorb(tail)
         finally:
             self._unlock()
 
     def roll(self) -> bool:
         """Begin a new segment, so that the events so far can be sealed. False if there is nothing to seal."""
-        tail = self._lock()
         try:
+            tail = self._lock()
             slot = self._absorb(tail)
             if slot.visible_position == HEADER_BYTES:
                 return False
@@ -400,8 +405,8 @@ class Writer:
 
     def repair(self) -> list[Action]:
         """Cut out damage, keeping it beside the log; then bring the log into order."""
-        tail = self._lock()
         try:
+            tail = self._lock()
             journal.redo(self._place, None)
             done = repair.apply(self._place)
             if self._place.segments():
@@ -411,21 +416,20 @@ class Writer:
         tail.wake()
         return done
 
-    @contextlib.contextmanager
-    def deleting(self) -> Iterator[None]:
-        """Hold the lock while the topic is being removed, and tell every process that it is."""
+    def begin_deleting(self) -> None:
+        """Take the lock, and tell every process that the topic is being removed. Call `wake` when it is unlocked."""
         tail = self._lock()
-        try:
-            if self._disk.inode(self._place.lock) != self._identity:
-                raise deleted(self._place)  # by another process, while this one waited; one of its name is not ours
-            slot = tail.newest()
-            if slot is not None and slot.state == OPEN:  # a frozen one stays frozen, should the removal fail
-                tail.publish(slot.then(DELETING))
-            yield
-        finally:
-            self._slot = None
-            self._unlock()
-            tail.wake()
+        if self._disk.inode(self._place.lock) != self._identity:
+            raise deleted(self._place)  # by another process, while this one waited; one of its name is not ours
+        slot = tail.newest()
+        self._slot = None
+        if slot is not None and slot.state == OPEN:  # a frozen one stays frozen, should the removal fail
+            tail.publish(slot.then(DELETING))
+
+    def wake(self) -> None:
+        """Wake the followers, after an interruption or a deletion: there may be news."""
+        if self._tail is not None:
+            self._tail.wake()
 
     def frozen(self) -> bool:
         """Whether a write or sync failed since this writer was made, and it must not be made anew unasked."""
@@ -440,15 +444,18 @@ class Writer:
         """
         self._use(-1)
         fd, self._lock_fd = self._lock_fd, -1
+        self._unlock = _unlock_nothing
         if fd >= 0:
             self._disk.close(fd)
         self._tail = self._slot = None
 
     def trim(self) -> None:
         """Give back reserved space, if nobody else is at the log: before closing. Best effort."""
-        if self._fd < 0 or self._tail is None or self._slot is None or not self._disk.try_lock(self._lock_fd):
+        if self._fd < 0 or self._tail is None or self._slot is None:
             return
         try:
+            if not self._disk.try_lock(self._lock_fd):
+                return
             quiet = not self._tail.changed() and not self._tail.busy() and self._slot.state == OPEN
             if quiet and self._disk.size(self._fd) > self._slot.visible_position:
                 with contextlib.suppress(OSError):
@@ -464,7 +471,7 @@ class Writer:
             self._disk.close(fd)
 
     def _lock(self) -> Tail:
-        """Take the lock, waiting for other processes up to a limit."""
+        """Take the lock, waiting for other processes up to a limit. Called in a `try` that ends in `_unlock`."""
         if self._lock_fd < 0:
             self._open_lock()
         if not self._disk.try_lock(self._lock_fd):
@@ -473,7 +480,6 @@ class Writer:
             try:
                 self._tail = Tail.open(self._place) or Tail.create(self._place)
             except OSError as error:
-                self._unlock()
                 raise unavailable(self._place, "the tail cannot be made", error) from error
         return self._tail
 
@@ -481,15 +487,16 @@ class Writer:
         try:
             if self._identity is None:  # it was missing where nothing can be made: the error says why
                 self._disk.close(self._disk.create(self._place.lock))
-            self._lock_fd = self._disk.open_write(self._place.lock)
+            fd = self._disk.open_write(self._place.lock)
         except FileNotFoundError as error:
             raise deleted(self._place) from error
         except OSError as error:
             raise unavailable(self._place, "the log cannot be written", error) from error
-        if self._disk.inode(self._lock_fd) != self._identity:
-            fd, self._lock_fd = self._lock_fd, -1
+        if self._disk.inode(fd) != self._identity:
             self._disk.close(fd)
             raise deleted(self._place)
+        self._unlock = self._disk.unlocking(fd)  # first: nothing is locked without it
+        self._lock_fd = fd
         self.on_open()
 
     def _wait_for_lock(self) -> None:
@@ -498,24 +505,19 @@ class Writer:
         if not wait_for_lock(self._disk.try_lock, self._lock_fd, self._clock, self._place.limits.lock_wait_s, contend):
             raise locked(self._place)
 
-    def _unlock(self) -> None:
-        self._disk.unlock(self._lock_fd)
-
     def _absorb(self, tail: Tail) -> Slot:
         """Learn what others did since this writer last held the lock; recover if somebody died holding it."""
-        slot = self._slot
-        if slot is None or slot.state != OPEN or tail.disturbed():
-            try:
-                slot = self._absorb_slot(tail)
-                if tail.busy():
-                    slot = self._recover(tail)
-            except BaseException:
-                self._slot = None  # the next append must find what this one found: it is frozen, or deleted
-                raise
-            self._slot = slot
+        mine = self._slot
+        if mine is not None and mine.state == OPEN and not tail.disturbed():
+            return mine
+        self._slot = None  # if this raises, the next append must find what this one found: it is frozen, or deleted
+        slot = self._absorb_slot(tail, mine)
+        if tail.busy():
+            slot = self._recover(tail)
+        self._slot = slot
         return slot
 
-    def _absorb_slot(self, tail: Tail) -> Slot:
+    def _absorb_slot(self, tail: Tail, mine: Slot | None) -> Slot:
         slot = tail.newest()
         if slot is not None and slot.state == DELETING:
             if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
@@ -525,7 +527,6 @@ class Writer:
         # Whoever left it deleting or rolling died in the midst of that.
         if slot is None or slot.boot_id != self._boot_id or slot.state != OPEN or not tail.sound():
             return self._recover(tail)
-        mine = self._slot
         if mine is None or slot.generation != mine.generation or slot.segment != mine.segment:
             self._open_segment(slot.segment)
             position = slot.visible_position
@@ -534,11 +535,11 @@ class Writer:
         return slot
 
     def _recover(self, tail: Tail, *, believe: bool = True) -> Slot:
+        self._slot = None  # so that the next append tries again, whatever this one leaves
         try:
             slot = recovery.recover(self._place, tail, believe=believe)
             self._open_segment(slot.segment)
         except OSError as error:
-            self._slot = None  # so that the next append tries again, whatever this one left
             raise unavailable(self._place, "the log cannot be recovered", error) from error
         return slot
 
@@ -668,7 +669,8 @@ class Writer:
     ) -> Slot:
         if safe is None:
             safe = durable if durable == visible else slot.safe_offset
-        self._slot = Slot(
+        self._slot = None  # until it is published: whoever is interrupted in between looks at what is
+        slot = Slot(
             slot.counter + 1,
             self._boot_id,
             slot.segment,
@@ -682,5 +684,6 @@ class Writer:
             safe,
             slot.producers_position if producers is None else producers,
         )
-        tail.publish(self._slot)
-        return self._slot
+        tail.publish(slot)
+        self._slot = slot
+        return slot

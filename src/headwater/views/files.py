@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -137,15 +138,12 @@ class Files:
     def _lock(self, name: str) -> Path:
         return self.path / f".{self.link(name).stem}.lock"
 
-    @contextlib.contextmanager
-    def _locked(self, name: str, wait_s: float) -> Iterator[None]:
+    def _locked(self, name: str, wait_s: float) -> FileIO:
         lock = self._lock(name)
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(locked(lock, self._disk, self._clock, wait_s))
-            except OSError as error:
-                raise _read_only(lock, error) from error
-            yield
+        try:
+            return locked(lock, self._disk, self._clock, wait_s)
+        except OSError as error:
+            raise _read_only(lock, error) from error
 
     def _sweep(self, name: str) -> None:
         """Remove the files of a binder that are not read: of rebuilds that ended early, or that were replaced."""

@@ -21,6 +21,7 @@ from headwater.storage.bucket.backoff import Backoff
 from headwater.storage.bucket.chain import Chain, Tip
 from headwater.storage.bucket.packed import packed_in
 from headwater.storage.bucket.place import ObjectPlace
+from headwater.storage.latch import Latch
 from headwater.storage.rows import Rows, encode, mergeable
 
 NONCE_BYTES = 16
@@ -42,7 +43,7 @@ class Unit:
         self.size = sum(each.size for each in rows)
         self.error: BaseException | None = None
         self.told = False  # whether somebody knows of the error
-        self._done = threading.Event()
+        self._done = Latch()
 
     @property
     def done(self) -> bool:
@@ -82,14 +83,14 @@ class Appender:
         self._patient = patient
         self._was_put = was_put
         self._writer = place.clock.random_bytes(8).hex()
-        self._changed = threading.Condition()  # protects all below
+        self._mutex = threading.Lock()  # protects all below
+        self._asleep: list[Latch] = []  # of who wait for a change of it
         self._queue: deque[Unit] = deque()
         self._waiting_bytes = 0
         self._since_s = 0.0  # when the first of the queue came
         self._flushing = 0  # who wait for all that was queued
         self._failed: list[Unit] = []  # of which nobody may know yet
-        self._on_way: list[Unit] = []
-        self._busy = False
+        self._on_way: list[Unit] | None = None  # what is put now: the turn of whoever puts it
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -100,11 +101,17 @@ class Appender:
         """
         _check(rows)
         unit = Unit(rows, hurry=True)
-        if not self._patient and self._alone(unit):
-            self._work([unit])
-        else:
-            unit = self.submit(rows, hurry=not self._patient)
-            unit.wait()
+        alone = [unit]
+        try:
+            if not self._patient and self._alone(alone):
+                self._work(alone)
+            else:
+                unit = self.submit(rows, hurry=not self._patient)
+                unit.wait()
+        finally:
+            with self._mutex:  # also when a signal handler raised: the turn must not stay taken
+                if self._on_way is alone:
+                    self._on_way = None
         unit.check()
 
     def append_all(self, group: list[Rows]) -> None:
@@ -123,65 +130,75 @@ class Appender:
         _check(rows)
         unit = Unit(rows, hurry=hurry)
         limits = self._place.limits
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._closed or not self._queue or self._waiting_bytes + unit.size <= max(1, limits.buffer_bytes)
-                )
-            )
-            self._check_open()
-            if not self._queue:
-                self._since_s = self._place.clock.monotonic()
-            self._queue.append(unit)
-            self._waiting_bytes += unit.size
+        while True:
+            with self._mutex:
+                self._check_open()
+                if not self._queue or self._waiting_bytes + unit.size <= max(1, limits.buffer_bytes):
+                    if not self._queue:
+                        self._since_s = self._place.clock.monotonic()
+                    self._queue.append(unit)
+                    self._waiting_bytes += unit.size
+                    break
+                change = self._next_change()
+            change.wait()
+        with self._mutex:
             if self._thread is None:
                 name = f"headwater-{self._place.topic}-{self._place.partition}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            self._tell()
         return unit
 
     def flush(self) -> None:
         """Put all that waits now; returns when it is durable. Raises an error since the last time, if nobody heard."""
-        with self._changed:
-            waiting = [*self._on_way, *self._queue]
-            self._flushing += 1
-            self._changed.notify_all()
-            try:
-                self._changed.wait_for(lambda: all(unit.done for unit in waiting))
-            finally:
-                self._flushing -= 1
+        waiting: list[Unit] | None = None
+        try:
+            with self._mutex:
+                waiting = [*(self._on_way or ()), *self._queue]
+                self._flushing += 1
+                self._tell()
+            for unit in waiting:
+                unit.wait()
+        finally:
+            with self._mutex:
+                self._flushing -= waiting is not None
+        with self._mutex:
             failed, self._failed = [unit for unit in self._failed if not unit.told], []
         for unit in failed:
             unit.check()
 
     def close(self) -> None:
         """Put what waits, and end. May be called twice."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._queue and not self._busy)
-            thread = self._thread
+        while True:
+            with self._mutex:
+                self._closed = True
+                self._tell()
+                thread = self._thread
+                if not self._queue and self._on_way is None:
+                    break
+                change = self._next_change()
+            change.wait()
         if thread is not None:
             thread.join()
 
     def idle(self) -> bool:
         """Whether nothing waits or is on its way, and nobody has yet to hear of a failure."""
-        with self._changed:
-            return not self._queue and not self._busy and not self._failed
+        with self._mutex:
+            return not self._queue and self._on_way is None and not self._failed
 
     def finish_log(self) -> None:
         """Put the last object of the log, after which nobody can append: its topic is deleted. The first one counts."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._busy)
-            self._busy = True
+        turn: list[Unit] = []
         try:
+            while not self._take_turn(turn):
+                pass
             while not self._put_last():
                 self._chain.advance()  # raises NotFound if somebody else has closed it
         finally:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
+            with self._mutex:
+                if self._on_way is turn:
+                    self._on_way = None
+                self._tell()
 
     # The thread, and whoever appends alone
 
@@ -192,17 +209,38 @@ class Appender:
                 return
             self._work(units)
 
-    def _alone(self, unit: Unit) -> bool:
+    def _alone(self, units: list[Unit]) -> bool:
         """Whether nothing waits or is on its way; then it is this thread's turn, until it is done with `_work`."""
-        with self._changed:
+        with self._mutex:
             self._check_open()
-            if self._busy or self._queue:
-                return False
-            self._busy, self._on_way = True, [unit]
-            return True
+            alone = self._on_way is None and not self._queue
+            if alone:
+                self._on_way = units
+        return alone
+
+    def _take_turn(self, units: list[Unit]) -> bool:
+        """Take the turn, if nothing is on its way; else wait until that may have changed."""
+        with self._mutex:
+            if self._on_way is None:
+                self._on_way = units
+                return True
+            change = self._next_change()
+        change.wait()
+        return False
+
+    def _next_change(self) -> Latch:
+        """What is set when something has changed, behind the mutex, which the caller has."""
+        self._asleep.append(change := Latch())
+        return change
+
+    def _tell(self) -> None:
+        """Wake all who wait for a change. The caller has the mutex."""
+        for change in self._asleep:
+            change.set()
+        self._asleep = []
 
     def _work(self, units: list[Unit]) -> None:
-        """Append units, whoever waits for them is told; `_busy` is this thread's, and ends with it."""
+        """Append units, whoever waits for them is told; it is this thread's turn, which ends with it."""
         error: BaseException | None = None
         try:
             try:
@@ -217,41 +255,45 @@ class Appender:
             finally:
                 _finish(units, error)
         finally:
-            with self._changed:
-                self._on_way = []
+            with self._mutex:
+                self._on_way = None
                 if error is not None and len(self._failed) < FAILED_MAX:
                     self._failed += [unit for unit in units if not unit.hurry]
-                self._busy = False
-                self._changed.notify_all()
+                self._tell()
 
     def _gather(self) -> list[Unit]:
         """What goes into the next object, when it is time for that.
 
         Nothing when all is put and it was closed, or nobody has appended for a while: then the thread is over.
         """
-        limits = self._place.limits
-        with self._changed:
-            while not self._due():
-                wait_s = IDLE_S
-                if self._queue and not self._busy:
-                    wait_s = self._since_s + limits.linger_ms / 1000 - self._place.clock.monotonic()
-                if (self._closed and not self._queue) or not (self._changed.wait(max(0.0, wait_s)) or self._queue):
+        idle = False
+        while True:
+            with self._mutex:
+                if self._due():
+                    self._on_way = units = self._take_due()
+                    self._tell()
+                    return units
+                if not self._queue and (self._closed or idle):
                     self._thread = None
                     return []
-            self._busy = True
-            units = [self._queue.popleft()]
-            size = units[0].size
-            while self._queue and size + self._queue[0].size <= limits.object_bytes:
-                units.append(self._queue.popleft())
-                size += units[-1].size
-            self._on_way = units
-            self._waiting_bytes -= size
-            self._since_s = self._place.clock.monotonic()
-            self._changed.notify_all()
-            return units
+                left_s = self._since_s + self._place.limits.linger_ms / 1000 - self._place.clock.monotonic()
+                wait_s = max(0.0, left_s) if self._queue and self._on_way is None else IDLE_S
+                change = self._next_change()
+            idle = not change.wait(wait_s)
+
+    def _take_due(self) -> list[Unit]:
+        """Take from the queue what fits one object."""
+        units = [self._queue.popleft()]
+        size = units[0].size
+        while self._queue and size + self._queue[0].size <= self._place.limits.object_bytes:
+            units.append(self._queue.popleft())
+            size += units[-1].size
+        self._waiting_bytes -= size
+        self._since_s = self._place.clock.monotonic()
+        return units
 
     def _due(self) -> bool:
-        if not self._queue or self._busy:
+        if not self._queue or self._on_way is not None:
             return False
         limits = self._place.limits
         return (

@@ -22,6 +22,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from stat import S_ISDIR
 from typing import NoReturn, TypeVar
@@ -282,12 +283,10 @@ class DirectoryStore:
         with contextlib.suppress(OSError):  # the next process sweeps
             self._disk.unlink(temporary)
 
-    @contextlib.contextmanager
-    def _locked(self, key: str) -> Iterator[None]:
+    def _locked(self, key: str) -> FileIO:
         self._make(self._locks)
         number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) % LOCKS
-        with locked(self._locks / f"{number:02x}", self._disk, self._clock, self._lock_wait_s):
-            yield
+        return locked(self._locks / f"{number:02x}", self._disk, self._clock, self._lock_wait_s)
 
     def _keys(self, directory: str, prefix: str, after: str) -> Iterator[str]:
         """The keys below a directory, in order. Directories that hold none of those asked for are not opened."""

@@ -1,0 +1,89 @@
+"""Interrupting a call wherever CPython may run a signal handler, one place after the other.
+
+CPython looks for signals when a Python function begins, at jumps back, and behind calls: there, and nowhere else, a
+handler can raise. `interrupted` raises at the n-th of these places that a call comes to.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import count
+from types import CodeType, FrameType
+from typing import Any
+
+OURS = ("headwater/", "contextlib.py", "threading.py")
+
+
+class Interruption(BaseException):
+    """What a signal handler raises, as KeyboardInterrupt is."""
+
+
+@cache
+def places(code: CodeType) -> frozenset[int]:
+    """The instructions of a function before which a signal handler may raise."""
+    if not any(part in code.co_filename for part in OURS):
+        return frozenset()
+    ranges = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+
+    def handler(offset: int) -> list[int]:
+        return [entry.target for entry in ranges if entry.start <= offset < entry.end]
+
+    found = set()
+    previous = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "RESUME" or instruction.opname.startswith("JUMP_BACKWARD"):
+            found.add(instruction.offset)
+        # What is raised behind a call is raised by the call: it meets the handler of the call.
+        if (
+            previous is not None
+            and previous.opname.startswith("CALL")
+            and handler(previous.offset) == handler(instruction.offset)
+        ):
+            found.add(instruction.offset)
+        if instruction.opname not in ("CACHE", "EXTENDED_ARG"):
+            previous = instruction
+    return frozenset(found)
+
+
+def interrupted(work: Callable[[], Any], number: int) -> bool:
+    """Run `work` and raise at the `number`-th place that it comes to; False if it ended before."""
+    left = number
+    fired = False
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left, fired
+        if fired:
+            return None
+        at = places(frame.f_code)
+        if not at:
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        if event == "opcode" and frame.f_lasti in at:
+            left -= 1
+            if left < 0:
+                fired = True
+                sys.settrace(None)
+                raise Interruption
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except Interruption:
+        assert fired
+    finally:
+        sys.settrace(before)
+    return fired
+
+
+def interrupt_everywhere(work: Callable[[], Any], step: int = 1) -> Iterator[int]:
+    """Run `work` again and again, interrupted at each place in turn; the caller looks around after each."""
+    for number in count(step=step):
+        if not interrupted(work, number):
+            return
+        yield number
