@@ -200,10 +200,12 @@ def test_an_error_of_a_commit_reaches_everyone_who_waits(tmp_path: Path, disk: G
         assert {type(result) for result in results} == {Unavailable}
         assert all(result.hint for result in results)
         disk.failure = None
-        with pytest.raises(Unavailable) as caught:
-            hw.append("t", b"later")
-        assert caught.value.code == "frozen"
         assert datas(hw.read("t")) == [b"before", b"before too"]
+        if code == errno.EIO:
+            with pytest.raises(Unavailable) as caught:
+                hw.append("t", b"later")
+            assert caught.value.code == "frozen"
+            assert datas(hw.read("t")) == [b"before", b"before too"]
     with open_unsynced(tmp_path / "data") as hw:
         assert datas(hw.read("t")) == [b"before", b"before too"]
         assert hw.append("t", b"after").offset == 2

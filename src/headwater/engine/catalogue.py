@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import errno
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,6 +23,7 @@ from headwater.format.settings import Retention, Store, Topic, TopicSettings
 from headwater.limits import Limits
 from headwater.storage import log
 from headwater.storage.disk import Clock, Disk
+from headwater.storage.failures import FULL
 from headwater.storage.lockfile import locked
 from headwater.storage.place import Place
 from headwater.storage.retention import Rules
@@ -271,7 +271,7 @@ def _not_writable(what: str, error: OSError) -> Unavailable:
     return Unavailable(
         f"{what}: {error.strerror}",
         hint="is the directory writable, and is there space?",
-        code="disk_full" if error.errno == errno.ENOSPC else "read_only",
+        code="disk_full" if error.errno in FULL else "read_only",
     )
 
 

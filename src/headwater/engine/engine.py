@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from datetime import datetime
@@ -17,7 +18,7 @@ from headwater.engine.archiving import Archiver
 from headwater.engine.catalogue import Catalogue
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.file_consumers import FileConsumers
-from headwater.engine.info import partition_info
+from headwater.engine.info import STATES, partition_info
 from headwater.engine.replica.marker import Marker
 from headwater.engine.replica.source import LocalSource
 from headwater.engine.retaining import Keeper
@@ -98,6 +99,20 @@ class Engine(Verbs[LocalLog]):
         """Raise what keeps the log from being read: it is closed, its directory is gone or damaged. Reads one file."""
         self.check_open()
         self._catalogue.open()
+
+    def frozen(self) -> list[tuple[str, int, str]]:
+        """The open logs that are frozen: topic, partition and why. Looks at memory only."""
+        return [(log.topic, log.partition, STATES[state]) for log, state in self._frozen()]
+
+    def thaw(self) -> None:
+        """Bring the frozen logs back that can be, as opening the directory again does; the others stay frozen."""
+        for log, _ in self._frozen():
+            with contextlib.suppress(HeadwaterError):
+                log.thaw()
+
+    def _frozen(self) -> list[tuple[LocalLog, int]]:
+        logs = [log for opened in list(self._topics.open.values()) for log in opened.logs]
+        return [(log, state) for log in logs if (state := log.frozen()) is not None]
 
     def replication(self) -> LocalSource:
         """What a replica asks this directory."""

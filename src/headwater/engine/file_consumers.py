@@ -23,6 +23,7 @@ from headwater.info import ConsumerInfo
 from headwater.limits import Limits
 from headwater.storage.cursors import Cursors, Redo, read_header, read_slots, redo_nothing, slots_damaged
 from headwater.storage.disk import Clock, Disk
+from headwater.storage.failures import FULL
 from headwater.storage.lockfile import locked
 
 LOCK_FILE = ".lock"
@@ -172,7 +173,7 @@ class FileConsumers:
             raise Unavailable(
                 f"consumer {name!r} cannot be made: {error.strerror}",
                 hint="is the directory writable, and is there space?",
-                code="read_only",
+                code="disk_full" if error.errno in FULL else "read_only",
             ) from error
 
     def _made(self, name: str, topic: Topic) -> Cursors:

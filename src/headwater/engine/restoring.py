@@ -7,7 +7,6 @@ like a log. Called again, it goes on with what is there.
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -31,6 +30,7 @@ from headwater.storage.archive.archive import ArchiveStore, reaching
 from headwater.storage.archive.restore import Bound, LogRestore, fetch
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.disk import Clock, Disk
+from headwater.storage.failures import FULL
 from headwater.storage.lockfile import locked
 from headwater.storage.losses import stored_losses
 from headwater.storage.parquet.archive import is_parquet
@@ -196,7 +196,7 @@ def _clear(directory: Path, wanted: set[Path], disk: Disk) -> None:
 
 
 def _failed(path: Path, error: OSError) -> Unavailable:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = error.errno in FULL
     return Unavailable(
         f"{path} cannot be restored: {error.strerror or error}",
         hint="free some space, and call it again: it goes on" if full else "call it again: it goes on",

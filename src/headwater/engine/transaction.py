@@ -245,6 +245,6 @@ def _apply(parts: list[tuple[Writer, Prepared]], *, journaled: bool) -> None:
             raise refused
         raise Unavailable(
             f"the transaction is committed, and a log could not take its part yet: {refused.message}",
-            hint="do not repeat it; see to the disk and open the log again, which finishes it",
+            hint="do not repeat it; see to the disk: the next append to the log, or opening it again, finishes it",
             code="transaction_unfinished",
         ) from refused

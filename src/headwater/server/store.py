@@ -23,6 +23,9 @@ from headwater.server.settings import Settings
 from headwater.views.local import Local
 
 _log = logging.getLogger("headwater.server")
+
+THAW_S, THAW_S_MAX = 1.0, 15.0  # how often to look whether a log is frozen, and to bring it back
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -50,6 +53,7 @@ class Store:
         self.changes = Changes(engine, self.blocking, self.loop, settings)
         self.replicas = Replicas(engine, settings.limits.replicas_max)
         self.members = Members(engine, settings.limits, settings.heartbeat_s)
+        self._thawing = self.loop.create_task(self._thaw())
 
     def ignored(self, headers: Mapping[str, str]) -> bool:
         """Whether a client sent credentials that nobody checks; the log says so the first time."""
@@ -76,6 +80,16 @@ class Store:
         found: R = await asyncio.shield(task)
         return found
 
+    async def _thaw(self) -> None:
+        """Bring frozen logs back when the disk works again, as a restart does; seldomer the longer it does not."""
+        pause_s = THAW_S
+        while True:
+            await asyncio.sleep(pause_s)
+            frozen = self.engine.frozen()
+            if frozen:
+                await self.shared("thaw", self.engine.thaw)
+            pause_s = min(pause_s * 2, THAW_S_MAX) if frozen else THAW_S
+
     async def make(self, topic: str) -> None:
         """Make a topic that is not there: that of the bus as it is to be, any other with one partition."""
         bus = self.settings.bus
@@ -96,6 +110,7 @@ class Store:
     async def close(self) -> None:
         """End live delivery, finish what waits, and let go of the threads. The log stays open: it is not ours."""
         self.arrivals.close()
+        self._thawing.cancel()
         self.feeds.close()
         self.changes.close()
         await self.loop.run_in_executor(None, self.replicas.close)

@@ -9,7 +9,6 @@ thread: a second one waits.
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
@@ -23,6 +22,7 @@ from headwater.format import cursors as format
 from headwater.format.cursors import CursorsHeader, CursorSlot, Member, Words
 from headwater.limits import CONSUMER_MEMBERS_MAX
 from headwater.storage.disk import Clock, Disk, wait_for_lock
+from headwater.storage.failures import FULL
 
 Redo = Callable[["Cursors"], None]
 """Finish the transactions that name this file: `restore` the slots that they say. Called with the lock held."""
@@ -294,7 +294,7 @@ class Cursors:
             raise Unavailable(
                 f"{self.path}: {error.strerror or error}",
                 hint="is the directory writable, and is there space?",
-                code="disk_full" if error.errno == errno.ENOSPC else "disk_failed",
+                code="disk_full" if error.errno in FULL else "disk_failed",
                 errno=error.errno,
             ) from error
 

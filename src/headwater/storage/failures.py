@@ -6,8 +6,10 @@ import errno
 from typing import Protocol
 
 from headwater.errors import Conflict, NotFound, Unavailable
-from headwater.format.tail import FROZEN_BY_SYNC
 from headwater.storage.place import Place
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a write says when there is no space for it: on the disk, for this user, or for this process."""
 
 
 class Named(Protocol):
@@ -19,8 +21,8 @@ class Named(Protocol):
 
 def unavailable(place: Place, what: str, error: OSError) -> Unavailable:
     """The disk would not."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint, code = "the disk is full: free some space, then open the log again", "disk_full"
+    if error.errno in FULL:
+        hint, code = "the disk is full: free some space, and try again", "disk_full"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint, code = "it can be read; to append, make it writable for this user", "read_only"
     else:
@@ -32,7 +34,7 @@ def unavailable(place: Place, what: str, error: OSError) -> Unavailable:
 
 def unjournaled(error: OSError) -> Unavailable:
     """The disk would not take the journal's part of a transaction, of which nothing is done then."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = error.errno in FULL
     return Unavailable(
         f"the transaction cannot be written down: {error.strerror or error}",
         hint="free some space on the disk" if full else "look at the disk, and at who may write to it",
@@ -41,11 +43,10 @@ def unjournaled(error: OSError) -> Unavailable:
     )
 
 
-def frozen(place: Place, state: int) -> Unavailable:
-    """Somebody's write or sync failed, and nobody has opened the log since."""
-    why = "a sync failed" if state == FROZEN_BY_SYNC else "a write failed"
+def frozen(place: Place) -> Unavailable:
+    """Somebody's sync failed, and nobody has opened the log since."""
     return Unavailable(
-        f"{place} is frozen since {why}; nothing acknowledged is lost",
+        f"{place} is frozen since a sync failed; nothing acknowledged is lost",
         hint="see to the disk, then open the log again",
         code="frozen",
     )

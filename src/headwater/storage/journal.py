@@ -99,15 +99,22 @@ class Journal:
                 self._disk.reserve(file.fd, file.position, file.reserved_to)
             self._disk.write_synced(file.fd, data, file.position)
         except BaseException:
-            # It may be whole on the disk or not, and nobody must ever find it.
-            self._disk.write(file.fd, bytes(format.HEADER_BYTES), file.position)
-            self._disk.fdatasync(file.fd)
-            file.unfinished = False
+            self._void(file)
             raise
         file.committed = True
         file.position = end
         file.number += 1
         file.entries.append(entry)
+
+    def _void(self, file: JournalFile) -> None:
+        """Take back an entry that may be whole on the disk or not: nobody must ever find it."""
+        try:
+            self._disk.write(file.fd, bytes(format.HEADER_BYTES), file.position)
+        except OSError:  # a full disk has no space even for that
+            self._disk.truncate(file.fd, file.position)
+        file.reserved_to = 0
+        self._disk.fdatasync(file.fd)
+        file.unfinished = False
 
     def close(self) -> None:
         """Remove the journals, when the logs have all that is in them; those that are needed stay."""

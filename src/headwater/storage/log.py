@@ -268,6 +268,15 @@ class LocalLog:
         with self._group.exclusive() as writer:
             writer.sync()
 
+    def frozen(self) -> int | None:
+        """The state of the log if it is frozen, by a look at memory; None if it is not, or was never used."""
+        return self._group.writer.frozen()
+
+    def thaw(self) -> None:
+        """Bring a frozen log back, as opening it again does; raises what keeps it frozen."""
+        with self._group.exclusive() as writer:
+            writer.thaw()
+
     def roll(self, *, tell: bool = True) -> bool:
         """Begin a new segment; False if the active one is empty. `tell` has the old one sealed in the background."""
         with self._group.exclusive() as writer:

@@ -2,18 +2,20 @@
 
 A `Writer` is used by one thread at a time (see `group`), and by as many processes as like: the `flock` on the
 log's `lock` file orders them. Nothing is visible before its batch is whole, and nothing is acknowledged as
-`fsync` before `fdatasync` returned. A failed write or sync freezes the log for all processes.
+`fsync` before `fdatasync` returned. A failed sync freezes the log for all processes until it is opened again, a failed
+write until the next append.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import structs
 
+from headwater.errors import Unavailable
 from headwater.format.batch import BLOB, Batch, encode_one
 from headwater.format.journal import Share
 from headwater.format.producers import Known, stamped_bytes
@@ -22,13 +24,15 @@ from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPE
 from headwater.storage import copying, journal, recovery, repair
 from headwater.storage.admission import Admission, VersionOf
 from headwater.storage.disk import wait_for_lock
-from headwater.storage.failures import deleted, frozen, locked, repeated, unavailable
+from headwater.storage.failures import FULL, deleted, frozen, locked, repeated, unavailable
 from headwater.storage.holes import missing
 from headwater.storage.place import Place
 from headwater.storage.repair import Action
 from headwater.storage.rows import Rows, encode, mergeable
 from headwater.storage.segment import read_header
 from headwater.storage.tail import Tail
+
+log = logging.getLogger("headwater")
 
 YIELD_S = 0.0002  # how long a writer stands back when another process waits for the lock
 TICKS_PER_MS = 10_000
@@ -91,6 +95,7 @@ class Writer:
         tail = Tail.open(place)
         known = tail.newest() if tail is not None else None
         self._opened_at = known.counter if known is not None else 0
+        self._refused = False  # whether an append failed and was told in the log, and none has worked since
 
     @property
     def segment(self) -> int:
@@ -294,7 +299,8 @@ class Writer:
         """Let go of a transaction that is not to be. `freeze` if a later recovery may yet find that it is."""
         try:
             if freeze:
-                self._freeze(prepared.tail, prepared.slot, FROZEN_BY_SYNC)
+                doubt = OSError(0, "it could be neither written nor taken back")
+                self._freeze(prepared.tail, prepared.slot, FROZEN_BY_SYNC, "the entry of a transaction", doubt)
             else:
                 self._slot = None
                 prepared.tail.publish(prepared.slot.then(OPEN))
@@ -389,6 +395,30 @@ class Writer:
             return self._absorb(tail)
         finally:
             self._unlock()
+
+    def frozen(self) -> int | None:
+        """The state of the log if it is frozen, by a look at memory; from any thread."""
+        tail = self._tail
+        slot = tail.newest() if tail is not None else None
+        return slot.state if slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) else None
+
+    def thaw(self) -> None:
+        """Bring a frozen log back, as opening it again does, once a write works; raises what keeps it frozen."""
+        opened_at = self._opened_at
+        try:
+            tail = self._lock()
+            newest = tail.newest()
+            if newest is not None:
+                self._opened_at = newest.counter
+            slot = self._absorb(tail)
+            opened_at = slot.counter
+            # Zeros stand behind the last batch in any case, where space is reserved.
+            self._write(tail, slot, bytes(RESERVE_BYTES_MIN), slot.visible_position + RESERVE_BYTES_MIN, sync=False)
+            if self._refused:
+                self._accepted()
+        finally:
+            self._unlock()
+            self._opened_at = opened_at
 
     def roll(self) -> bool:
         """Begin a new segment, so that the events so far can be sealed. False if there is nothing to seal."""
@@ -522,9 +552,9 @@ class Writer:
         if slot is not None and slot.state == DELETING:
             if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
                 raise deleted(self._place)
-        elif slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) and slot.counter > self._opened_at:
-            raise frozen(self._place, slot.state)
-        # Whoever left it deleting or rolling died in the midst of that.
+        elif slot is not None and slot.state == FROZEN_BY_SYNC and slot.counter > self._opened_at:
+            raise frozen(self._place)
+        # Whoever left it deleting or rolling died in the midst of that; what a failed write left is cut off.
         if slot is None or slot.boot_id != self._boot_id or slot.state != OPEN or not tail.sound():
             return self._recover(tail)
         if mine is None or slot.generation != mine.generation or slot.segment != mine.segment:
@@ -581,8 +611,7 @@ class Writer:
             )
             fd = recovery.write_segment(self._place, header)
         except OSError as error:
-            self._freeze(tail, slot, FROZEN_BY_WRITE)
-            raise unavailable(self._place, "a new segment cannot be made", error) from error
+            raise self._freeze(tail, slot, FROZEN_BY_WRITE, "a new segment cannot be made", error) from error
         old = self._header
         self._use(fd)
         self._begin_segment(header)
@@ -601,8 +630,7 @@ class Writer:
             if self._disk.size(self._fd) > slot.visible_position:
                 self._disk.truncate(self._fd, slot.visible_position)
         except OSError as error:
-            self._freeze(tail, slot, FROZEN_BY_WRITE)
-            raise unavailable(self._place, "a segment cannot be finished", error) from error
+            raise self._freeze(tail, slot, FROZEN_BY_WRITE, "a segment cannot be finished", error) from error
         self._sync(tail, slot)  # in any case: who cut it before, at a close or in a roll, may not have synced that
 
     def _write(self, tail: Tail, slot: Slot, data: bytes, end: int, sync: bool) -> None:
@@ -616,9 +644,8 @@ class Writer:
             if written < len(data):  # a full disk: try the rest, so that its error shows
                 self._disk.write(self._fd, data[written:], slot.visible_position + written)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self._freeze(tail, slot, FROZEN_BY_WRITE if full or not sync else FROZEN_BY_SYNC)
-            raise unavailable(self._place, "a write failed", error) from error
+            state = FROZEN_BY_WRITE if error.errno in FULL or not sync else FROZEN_BY_SYNC
+            raise self._freeze(tail, slot, state, "a write failed", error) from error
         if sync:
             self._sync(tail, slot)
 
@@ -632,15 +659,27 @@ class Writer:
         try:
             self._disk.fdatasync(self._fd)
         except OSError as error:
-            self._freeze(tail, slot, FROZEN_BY_SYNC)
-            raise unavailable(self._place, "a sync failed", error) from error
+            raise self._freeze(tail, slot, FROZEN_BY_SYNC, "a sync failed", error) from error
 
-    def _freeze(self, tail: Tail, slot: Slot, state: int) -> None:
-        """Stop all writers of this log. What was not acknowledged is cut, best effort, so that it cannot come back."""
+    def _freeze(self, tail: Tail, slot: Slot, state: int, what: str, error: OSError) -> Unavailable:
+        """Freeze the log for all processes: after a failed write up to the next append, after a failed sync for good.
+
+        What was not acknowledged is cut, best effort, so that it cannot come back. Returns what to raise.
+        """
         with contextlib.suppress(OSError):
             self._disk.truncate(self._fd, slot.visible_position)
         self._slot = slot.then(state)
         tail.publish(self._slot)
+        failure = unavailable(self._place, what, error)
+        if not self._refused:
+            self._refused = True
+            ends = "it is opened again" if state == FROZEN_BY_SYNC else "a write works again"
+            log.error("%s; the log is frozen until %s, and nothing acknowledged is lost", failure.message, ends)
+        return failure
+
+    def _accepted(self) -> None:
+        self._refused = False
+        log.warning("%s is not frozen any more, and takes appends", self._place)
 
     def _settle_blob(self, spooled: Path, offset: int, slot: Slot) -> None:
         """Move a spooled blob to its offset in the active segment, before the batch that names it is written."""
@@ -686,4 +725,6 @@ class Writer:
         )
         tail.publish(slot)
         self._slot = slot
+        if self._refused and slot.segment < visible:
+            self._accepted()
         return slot

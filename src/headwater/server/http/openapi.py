@@ -233,7 +233,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         body_required=False,
     ),
     ("GET", "/health"): Operation(
-        "Whether the log can be read.", _json({"type": "object", "properties": {"status": {"const": "ok"}}})
+        "Whether the log can be read and takes appends.",
+        _json({"type": "object", "properties": {"status": {"const": "ok"}}}),
     ),
     ("GET", "/version"): Operation("What runs here.", _json(_ref("Version"))),
     ("GET", "/metrics"): Operation("Metrics, for Prometheus.", {"text/plain": TEXT}),

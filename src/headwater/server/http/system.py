@@ -21,7 +21,7 @@ _log = logging.getLogger("headwater.server")
 
 
 async def health(store: Store, _request: Request) -> Response:
-    """Whether the log can be read. What is wrong in full is for the server's own log: anybody may ask this."""
+    """Whether the log can be read, and takes appends. What is wrong in full is for the server's own log."""
     try:
         await asyncio.wait_for(store.shared("health", store.engine.probe), HEALTH_S)
     except TimeoutError as error:
@@ -30,6 +30,19 @@ async def health(store: Store, _request: Request) -> Response:
         _log.error("the log cannot be read: %s", error)  # without its traceback: this is asked every few seconds
         code = error.code if isinstance(error, HeadwaterError) else "disk_failed"
         raise Unavailable("the log cannot be read", hint="the server's log tells more", code=code) from error
+    frozen = store.engine.frozen()
+    if frozen:
+        names = not store.access.authenticates  # else anybody could learn which topics there are
+        logs = [
+            {"topic": topic, "partition": partition, "reason": why} if names else {"reason": why}
+            for topic, partition, why in frozen
+        ]
+        raise Unavailable(
+            f"{len(frozen)} logs take no appends",
+            hint="see to the disk: they go on by themselves; the server's log tells more",
+            code="frozen",
+            frozen=logs,
+        )
     return json({"status": "ok"})
 
 
