@@ -38,6 +38,7 @@ from headwater.limits import DEFAULTS, Limits
 from headwater.storage import repair as log_repair
 from headwater.storage.archive.archive import Archive
 from headwater.storage.disk import Clock, Disk
+from headwater.storage.failures import deleted
 from headwater.storage.group import Turns
 from headwater.storage.journal import Journal, restore
 from headwater.storage.log import LocalLog
@@ -154,6 +155,8 @@ class Engine(Verbs[LocalLog]):
             for log in opened.logs:  # in the order of partitions, as everybody who locks several
                 turns.take(log.transacting()).begin_deleting()
             self._catalogue.remove(opened.topic)
+            for writer in turns.writers:
+                writer.end_deleting()
         except FileNotFoundError as error:  # another process was first
             self._topics.forget(opened)
             raise not_found(opened.topic.name, self.path) from error
@@ -320,7 +323,11 @@ class Engine(Verbs[LocalLog]):
 
     def _new_log(self, topic: Topic, partition: int) -> LocalLog:
         place = self._catalogue.place(topic, partition)
-        return LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged, self._archive, self._guard)
+        log = LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged, self._archive, self._guard)
+        # What all of them found there is of this topic only if that was there before the first and after the last.
+        if partition == topic.partitions - 1 and self._catalogue.find(topic.name).uuid != topic.uuid:
+            raise deleted(place)
+        return log
 
     def _rolled(self, place: Place) -> None:
         self._sealer.rolled(place)

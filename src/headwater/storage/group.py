@@ -249,7 +249,7 @@ class Turns:
     def __init__(self) -> None:
         self._frame = _getframe(1)  # the call that takes them
         self._taken: list[Turn] = []
-        self._writers: list[Writer] = []
+        self.writers: list[Writer] = []
         self._unlocking: list[Callable[[], object]] = []
         self.locks = map(call, self._unlocking)
 
@@ -257,7 +257,7 @@ class Turns:
         """Wait for one more writer; whatever it locks is unlocked with the others."""
         self._taken.append(turn)
         writer = turn.take(self._frame)
-        self._writers.append(writer)
+        self.writers.append(writer)
         self._unlocking.append(writer.unlocking())
         return writer
 
@@ -265,7 +265,7 @@ class Turns:
         """Let others have all of them, and wake who sleeps on their logs."""
         for turn in self._taken:
             turn.leave()
-        for writer in self._writers:
+        for writer in self.writers:
             writer.wake()
 
 

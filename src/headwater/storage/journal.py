@@ -24,7 +24,7 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import Slot
 from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Disk
-from headwater.storage.failures import unjournaled
+from headwater.storage.failures import FULL, unjournaled
 from headwater.storage.place import Place
 from headwater.storage.segment import read_header
 
@@ -110,8 +110,10 @@ class Journal:
         """Take back an entry that may be whole on the disk or not: nobody must ever find it."""
         try:
             self._disk.write(file.fd, bytes(format.HEADER_BYTES), file.position)
-        except OSError:  # a full disk has no space even for that
-            self._disk.truncate(file.fd, file.position)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._disk.truncate(file.fd, file.position)  # a full disk has no space even for zeros
         file.reserved_to = 0
         self._disk.fdatasync(file.fd)
         file.unfinished = False

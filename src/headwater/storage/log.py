@@ -299,7 +299,7 @@ class LocalLog:
 
     def idle(self) -> bool:
         """Let go of all that it holds, if it can be made anew when it is needed; False if it is in use, or frozen."""
-        if not self._group.rest(lambda writer: not writer.frozen()):
+        if not self._group.rest(lambda writer: not writer.froze()):
             return False
         self._reader.close()
         return True

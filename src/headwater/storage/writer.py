@@ -449,19 +449,24 @@ class Writer:
     def begin_deleting(self) -> None:
         """Take the lock, and tell every process that the topic is being removed. Call `wake` when it is unlocked."""
         tail = self._lock()
-        if self._disk.inode(self._place.lock) != self._identity:
-            raise deleted(self._place)  # by another process, while this one waited; one of its name is not ours
+        self._check_identity()
         slot = tail.newest()
         self._slot = None
         if slot is not None and slot.state == OPEN:  # a frozen one stays frozen, should the removal fail
             tail.publish(slot.then(DELETING))
+
+    def end_deleting(self) -> None:
+        """Tell every process that the topic is gone, in whatever state it was. The lock is held still."""
+        slot = self._tail.newest() if self._tail is not None else None
+        if self._tail is not None and slot is not None and slot.state != DELETING:
+            self._tail.publish(slot.then(DELETING))
 
     def wake(self) -> None:
         """Wake the followers, after an interruption or a deletion: there may be news."""
         if self._tail is not None:
             self._tail.wake()
 
-    def frozen(self) -> bool:
+    def froze(self) -> bool:
         """Whether a write or sync failed since this writer was made, and it must not be made anew unasked."""
         tail = self._tail or Tail.open(self._place)
         slot = tail.newest() if tail is not None else None
@@ -507,6 +512,7 @@ class Writer:
         if not self._disk.try_lock(self._lock_fd):
             self._wait_for_lock()
         if self._tail is None:
+            self._check_identity()
             try:
                 self._tail = Tail.open(self._place) or Tail.create(self._place)
             except OSError as error:
@@ -529,6 +535,11 @@ class Writer:
         self._lock_fd = fd
         self.on_open()
 
+    def _check_identity(self) -> None:
+        """Raise NotFound if another topic has the name by now. As long as the lock is held, none can take it."""
+        if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
+            raise deleted(self._place)
+
     def _wait_for_lock(self) -> None:
         self._tail = self._tail or Tail.open(self._place)
         contend = self._tail.contend if self._tail is not None else None
@@ -541,6 +552,7 @@ class Writer:
         if mine is not None and mine.state == OPEN and not tail.disturbed():
             return mine
         self._slot = None  # if this raises, the next append must find what this one found: it is frozen, or deleted
+        self._check_identity()
         slot = self._absorb_slot(tail, mine)
         if tail.busy():
             slot = self._recover(tail)
@@ -549,10 +561,7 @@ class Writer:
 
     def _absorb_slot(self, tail: Tail, mine: Slot | None) -> Slot:
         slot = tail.newest()
-        if slot is not None and slot.state == DELETING:
-            if self._disk.inode(self._place.lock) != self._disk.inode(self._lock_fd):
-                raise deleted(self._place)
-        elif slot is not None and slot.state == FROZEN_BY_SYNC and slot.counter > self._opened_at:
+        if slot is not None and slot.state == FROZEN_BY_SYNC and slot.counter > self._opened_at:
             raise frozen(self._place)
         # Whoever left it deleting or rolling died in the midst of that; what a failed write left is cut off.
         if slot is None or slot.boot_id != self._boot_id or slot.state != OPEN or not tail.sound():
