@@ -85,7 +85,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     producers_max: int = 10_000  # producers that a partition remembers; the one that was silent longest is forgotten
     producer_answers_max: int = 5  # answers kept for each: a producer has one request in flight, and a retry or two
-    producer_age_ms: int = 7 * 24 * 3600 * 1000  # a producer that was silent for this long does not retry any more
+    producer_age_ms: int = 7 * 24 * 3600 * 1000  # silent for this long while others appended: it does not retry
     producer_id_bytes_max: int = 255
 
     lease_ms: int = 10_000  # how long a dead reader keeps its partitions; long enough for a stall of a busy machine

@@ -295,19 +295,38 @@ def test_a_producer_that_was_silent_for_long_is_forgotten_when_a_segment_begins(
     limits = Limits(producer_age_ms=60_000)
     with Engine(path, disk=UnsyncedDisk(), clock=clock, limits=limits) as hw:
         hw.append("t", b"", producer=("old", 1, 1))
-        clock.ahead_ms = 50_000
-        hw.append("t", b"", producer=("new", 1, 1))
+        for number in range(1, 11):  # others append meanwhile
+            clock.ahead_ms = number * 5_000
+            hw.append("t", b"", producer=(f"other {number}", 1, 1))
         hw.seal("t")
         assert hw.append("t", b"", producer=("old", 1, 1)).offset == 0
-        clock.ahead_ms = 61_000
-        hw.append("t", b"")
+        for number in range(11, 14):
+            clock.ahead_ms = number * 5_000
+            hw.append("t", b"", producer=(f"other {number}", 1, 1))
         hw.seal("t")
-        assert hw.append("t", b"", producer=("new", 1, 1)).offset == 1
-        assert hw.append("t", b"", producer=("old", 1, 1)).offset == 3
-        clock.ahead_ms = 200_000
+        assert hw.append("t", b"", producer=("other 2", 1, 1)).offset == 2
+        assert hw.append("t", b"", producer=("old", 1, 1)).offset == 14
+
+
+@pytest.mark.parametrize("days", [8, 365, 10_000])
+def test_a_clock_that_jumps_ahead_forgets_no_producer(path: Path, days: int) -> None:
+    """Time is what stands between requests, and a jump is one time in which there was none, however long it looks."""
+    clock = SetClock()
+    with Engine(path, disk=UnsyncedDisk(), clock=clock) as hw:
+        for number in range(20):
+            hw.append("t", b"%d" % number, producer=(f"p{number}", 1, 1))
+        clock.ahead_ms = days * 24 * 3600 * 1000
+        for number in range(3):  # rolls, each with a snapshot
+            hw.append("t", b"after", producer=("later", 1, number + 1))
+            hw.seal("t")
+        for number in range(20):
+            assert hw.append("t", b"%d" % number, producer=(f"p{number}", 1, 1)).offset == number
+        clock.ahead_ms = 0
         hw.seal("t")
-        assert list((path / "topics/t/0").glob("*.producers")) == []
-        assert hw.append("t", b"", producer=("new", 1, 1)).offset == 4
+        assert hw.append("t", b"0", producer=("p0", 1, 1)).offset == 0
+    with Engine(path, disk=UnsyncedDisk()) as hw:
+        assert hw.append("t", b"19", producer=("p19", 1, 1)).offset == 19
+        assert hw.describe("t").partitions[0].end == 23
 
 
 # Groups and durability

@@ -115,11 +115,11 @@ def test_whatever_a_full_disk_refuses_works_again_when_there_is_space(tmp_path: 
             hw.append("t", acknowledged[-1])
         assert codes["disk_full"] or kind == "seal"
         assert set(codes) <= {"disk_full", "transaction_unfinished"}, codes
-        in_u = [data for data in datas(hw.read("u"))[1:] if data.startswith(b"y")]
+        in_u = [data for data in datas(hw.read("u"))[1:] if (data or b"").startswith(b"y")]
         assert len(in_u) == sum((data or b"").startswith(b"x") for data in datas(hw.read("t")))
         events = list(hw.read("t"))
         assert [event.offset for event in events] == list(range(len(events)))
-        assert [data for data in datas(events) if data in set(acknowledged)] == acknowledged
+        assert [data for data in datas(iter(events)) if data in set(acknowledged)] == acknowledged
         assert not hw.frozen()
         assert not hw.check().damaged
     with headwater.open(tmp_path / "data") as again:
@@ -186,7 +186,7 @@ def test_a_log_frozen_by_a_failed_sync_is_thawed_as_if_it_were_opened_again(tmp_
 def small_disk(path: Path) -> Iterator[Path]:
     """A file system of one MB, where one may be mounted."""
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("no file system may be mounted here")
     try:

@@ -17,6 +17,7 @@ from headwater.storage.place import Place
 from headwater.storage.segment import SegmentFile
 
 TICKS_PER_MS = 10_000
+GAPS = 7  # so many times must pass without any request before a producer is forgotten
 
 
 class Producers:
@@ -51,8 +52,7 @@ class Producers:
     def snapshot(self, slot: Slot, base: int) -> bytes | None:
         """What to keep beside a new segment that begins at `base`; None if there are no producers to remember."""
         self._absorb(slot)
-        oldest = self._oldest_ticks()
-        for id in [id for id, known in self._known.items() if known.answers[-1].ticks < oldest]:
+        for id in self._silent(self._known):
             del self._known[id]
         return format.encode(self._place.uuid, base, self._known) if self._known else None
 
@@ -64,9 +64,9 @@ class Producers:
     def merged(self, others: dict[str, Known], slot: Slot) -> dict[str, Known] | None:
         """What is remembered here and in another log that has the same events; None if that is no more than here."""
         merged = self.known(slot)
-        oldest = self._oldest_ticks()
+        silent = self._silent(others).difference(merged)
         for id, other in others.items():
-            if other.answers[-1].ticks < oldest:
+            if id in silent:
                 continue  # the next snapshot would leave it out
             mine = merged.setdefault(id, Known(0, []))
             answers = {answer.offset: answer for answer in (*other.answers, *mine.answers)}
@@ -81,9 +81,22 @@ class Producers:
         """Take this for what is remembered, up to where the log was read."""
         self._known = known
 
-    def _oldest_ticks(self) -> int:
-        """A producer whose last request is older than this is forgotten."""
-        return self._place.clock.ticks() - self._place.limits.producer_age_ms * TICKS_PER_MS
+    def _silent(self, known: dict[str, Known]) -> set[str]:
+        """The producers that have been silent for too long, and are forgotten.
+
+        A clock may step. So time in which none of them appended counts for a `GAPS`-th of that at most: a step is one
+        such time, however long it looks.
+        """
+        age_max = self._place.limits.producer_age_ms * TICKS_PER_MS
+        age, before = 0, self._place.clock.ticks()
+        silent = set()
+        for id in sorted(known, key=lambda each: known[each].answers[-1].ticks, reverse=True):
+            ticks = known[id].answers[-1].ticks
+            age += min(max(0, before - ticks), age_max // GAPS)
+            before = ticks
+            if age > age_max:
+                silent.add(id)
+        return silent
 
     def rolled(self, slot: Slot) -> None:
         """A new segment was begun with this process's snapshot."""
