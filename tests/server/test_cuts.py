@@ -53,7 +53,25 @@ REQUESTS = [
     (b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n", 200),
     (b"GET /version HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\n\r\nabc", 200),
     (b"POST /nowhere HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\n\r\nabc", 404),
+    (b"POST /nowhere HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", 404),
     (b"OPTIONS /topics HTTP/1.1\r\n" + HOST + b"\r\n", 204),
+]
+
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+# What ends the connection, and the status of its answer.
+ENDINGS = [
+    (append(b"one", b"Connection: close\r\n"), 200),
+    (b"GET /health HTTP/1.1\r\nConnection: close\r\n" + HOST + b"\r\n", 200),
+    (b"GET /health HTTP/1.0\r\n\r\n", 200),
+    (b"GET /health HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 200),
+    (b"\0\1\2 garbage\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\r\n\r\n", 400),  # no Host
+    (append(b"one", b"Content-Length: 3\r\n"), 400),
+    (b"GET /health HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 40_000 + b"\r\n\r\n", 431),
+    (CHUNKED + b"3\r\nabc\r\ngarbage\r\n", 400),
+    (CHUNKED + b"3\r\nabcdef\r\n0\r\n\r\n", 400),
+    (CHUNKED.replace(b"orders", b"missing") + b"3\r\nabc\r\ngarbage\r\n", 404),
 ]
 
 
@@ -64,14 +82,22 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written = bytearray()
         self.closed = False
+        self.sent_end = False
 
     def write(self, data: Any) -> None:
+        assert not self.sent_end, "written after the end"
         self.written += data
 
     async def answered(self, count: int) -> None:
         """Wait for so many answers, or the end."""
         async with asyncio.timeout(20):
             while bytes(self.written).count(b"HTTP/1.1 ") < count and not self.closed:
+                await asyncio.sleep(0.0002)
+
+    async def ended(self) -> None:
+        """Wait until the server has said all."""
+        async with asyncio.timeout(20):
+            while not (self.closed or self.sent_end):
                 await asyncio.sleep(0.0002)
 
     def is_closing(self) -> bool:
@@ -99,7 +125,7 @@ class Wire(asyncio.Transport):
         pass
 
     def write_eof(self) -> None:
-        pass
+        self.sent_end = True
 
 
 class Served:
@@ -167,6 +193,10 @@ class Served:
         return wire
 
 
+def cut(sent: bytes, places: set[int]) -> list[bytes]:
+    return [sent[first:end] for first, end in pairwise(sorted(places | {0, len(sent)}))]
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path: Path = tmp_path_factory.mktemp("cut") / "data"
@@ -198,8 +228,7 @@ def test_requests_mean_the_same_however_they_are_cut(
         pieces = [request for request, _ in asked]
     else:
         sent = b"".join(request for request, _ in asked)
-        places = sorted({round(cut * len(sent)) for cut in cuts} | {0, len(sent)})
-        pieces = [sent[first:end] for first, end in pairwise(places)]
+        pieces = cut(sent, {round(place * len(sent)) for place in cuts})
     before = served.engine.describe("orders").events
     ask = served.ask_over_tcp if tcp else served.ask
     wire = served.runner.run(ask(pieces, turns[: len(pieces)], len(asked), patient=whole and patient))
@@ -230,3 +259,58 @@ def test_requests_that_were_not_parsed_do_not_count_against_the_next_head(served
 
     wire = served.runner.run(drive())
     assert {answer.status for answer in answers(bytes(wire.written))} == {200}
+
+
+def ending(served: Served, asked: list[tuple[bytes, int]], pieces: list[bytes], turns: int) -> None:
+    """Check that all are answered, however they come, and that the last ends the connection and is the last."""
+    before = served.engine.describe("orders").events
+
+    async def drive() -> Wire:
+        wire = Wire()
+        connection = Connection(served.connections)
+        connection.connection_made(wire)
+        for piece in pieces:
+            connection.data_received(piece)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        await wire.ended()
+        connection.connection_lost(None)
+        return wire
+
+    found = answers(bytes(served.runner.run(drive()).written))
+    assert [answer.status for answer in found] == [status for _, status in asked]
+    assert [answer.headers.get("connection") for answer in found] == [None] * (len(found) - 1) + ["close"]
+    appends = sum(b"orders/items" in request and status == 200 for request, status in asked)
+    assert served.engine.describe("orders").events == before + appends
+
+
+@pytest.mark.parametrize("last", ENDINGS, ids=range(len(ENDINGS)))
+@pytest.mark.parametrize("turns", [0, 2])
+def test_what_ends_a_connection_is_answered_after_all_before_it_wherever_it_is_cut(
+    served: Served, last: tuple[bytes, int], turns: int
+) -> None:
+    asked = [(append(b"one"), 200), (b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n", 200), last]
+    sent = b"".join(request for request, _ in asked) + append(b"behind")
+    ending(served, asked, [sent], turns)
+    for place in range(1, len(sent), 1 + len(sent) // 500):
+        ending(served, asked, cut(sent, {place}), turns)
+
+
+@given(
+    asked=st.lists(st.sampled_from(REQUESTS), max_size=8),
+    last=st.sampled_from(ENDINGS),
+    behind=st.binary(max_size=30) | st.sampled_from([request for request, _ in REQUESTS]),
+    cuts=st.lists(st.floats(0, 1), max_size=12),
+    turns=st.integers(0, 3),
+)
+def test_whatever_comes_before_what_ends_a_connection_is_answered(
+    served: Served,
+    asked: list[tuple[bytes, int]],
+    last: tuple[bytes, int],
+    behind: bytes,
+    cuts: list[float],
+    turns: int,
+) -> None:
+    asked = [*asked, last]
+    sent = b"".join(request for request, _ in asked) + behind
+    ending(served, asked, cut(sent, {round(place * len(sent)) for place in cuts}), turns)

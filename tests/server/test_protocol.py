@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -129,6 +130,50 @@ def test_pipelined_requests_are_answered_in_their_order(server: Server) -> None:
     assert [answer.status for answer in found] == [200, 200, 404, 200] * 20 + [200]
     ids = [int(answer.body) for answer in found[:-1] if answer.body.isdigit()]
     assert ids == list(range(end, end + 40))
+
+
+@pytest.mark.parametrize("count", [2000, 20_000])
+def test_any_number_of_requests_in_one_write_are_answered_in_their_order(server: Server, count: int) -> None:
+    before = _end(server)
+    sent = b"".join(POST + HOST + b"Content-Length: %d\r\n\r\n%d" % (len(str(n)), n) for n in range(count))
+    with server.connect() as connection:
+        writer = threading.Thread(target=connection.sendall, args=(sent + HEALTH + CLOSE + b"\r\n",))
+        writer.start()
+        found = answers(until_closed(connection))
+        writer.join()
+    assert [answer.status for answer in found] == [200] * (count + 1)
+    assert [int(answer.body) for answer in found[:-1]] == list(range(before, before + count))
+
+
+def test_requests_before_one_that_cannot_be_parsed_are_answered_and_it_is_refused(server: Server) -> None:
+    with appended(server, 500):
+        found = server.raw(
+            (POST + HOST + b"Content-Length: 3\r\n\r\nabc") * 500 + b"garbage\r\n\r\n" + HEALTH + b"\r\n"
+        )
+    assert [answer.status for answer in found] == [200] * 500 + [400]
+    assert [answer.headers.get("connection") for answer in found] == [None] * 500 + ["close"]
+
+
+def test_requests_before_the_end_of_what_a_client_sends_are_answered(server: Server) -> None:
+    post = POST + HOST + b"Content-Length: 3\r\n\r\nabc"
+    with appended(server, 200):
+        found = server.raw(post + (HEALTH + b"\r\n" + post) * 199, half_close=True)
+    assert [answer.status for answer in found] == [200] * 399
+
+
+def test_an_unread_body_without_a_length_is_read_over_for_a_while(server: Server) -> None:
+    chunk = b"400\r\n" + b"x" * 1024 + b"\r\n"
+    begun = b"POST /nowhere HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n" + chunk
+    with server.connect() as connection:
+        connection.sendall(begun)
+        first = connection.recv(1 << 16)
+        connection.sendall(chunk * 100 + b"0\r\n\r\n" + HEALTH + CLOSE + b"\r\n")
+        assert [answer.status for answer in answers(first + until_closed(connection))] == [404, 200]
+    with server.connect() as connection:
+        connection.sendall(begun)
+        first = connection.recv(1 << 16)
+        connection.sendall(chunk * 3000)  # and there would be more
+        assert only(answers(first + connection.recv(1 << 16))).status == 404
 
 
 def test_a_request_may_arrive_byte_by_byte(server: Server) -> None:

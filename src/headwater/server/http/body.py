@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,8 +18,8 @@ class Body:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.pieces: deque[bytes] = deque()
-        self.size = 0  # of the pieces that wait
+        self.pieces: list[bytes] = []
+        self.size = 0  # of the pieces that wait, or were thrown away
         self.received = 0  # in all
         self.whole = False  # whether all of it has arrived
         self.taken = False  # whether its request has begun to be answered, or waits for that
@@ -36,16 +35,25 @@ class Body:
                 raise self.failure
             if self.whole:
                 return b""
+            waiter = self.waiter = self.connection.loop.create_future()
             self.connection.more_wanted(self)
-            self.waiter = self.connection.loop.create_future()
-            await self.waiter
-        piece = self.pieces.popleft()
-        self.size -= len(piece)
+            await waiter
+        piece = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)  # they are parsed in small slices
+        self.pieces.clear()
+        self.size = 0
         return piece
 
+    def drop(self) -> None:
+        """Throw away what has come of it, and what will."""
+        self.dropped = True
+        self.pieces.clear()
+        self.size = 0
+
     def put(self, piece: bytes) -> None:
-        self.pieces.append(piece)
         self.size += len(piece)
+        if self.dropped:
+            return
+        self.pieces.append(piece)
         self.received += len(piece)
         if self.waiter is not None:
             self._wake()

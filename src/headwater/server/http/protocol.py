@@ -1,8 +1,10 @@
-"""HTTP/1.1 over a connection: httptools parses, handlers answer, in the order of the requests.
+"""HTTP/1.1 over a connection: `parsing` cuts requests, handlers answer them in their order.
 
 The usual append, small and plain, is answered without a task of its own (`plain`); everything else is a `Request`
-for `App.answer`. Bodies are pulled: a client whose body nobody takes is not read. Every state has a deadline, looked at
-by one timer for all connections (`Connections`). Belongs to the loop's thread.
+for `App.answer`. Bodies are pulled: a client whose body nobody takes is not read. Requests wait for their turn, a few;
+when there are more, the rest is neither parsed nor read. What cannot be parsed is refused when all before it is
+answered. Every state has a deadline, looked at by one timer for all connections (`Connections`). Belongs to the loop's
+thread.
 """
 
 from __future__ import annotations
@@ -16,24 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
+from headwater.errors import HeadwaterError, Invalid
 from headwater.server.http.body import Body
-from headwater.server.http.errors import of_status, response_of
+from headwater.server.http.errors import of_status
 from headwater.server.http.head import SAFE, head
 from headwater.server.http.message import Client, Request, Response, Stream, whole
+from headwater.server.http.parsing import RequestParser, parse_failure
 from headwater.server.http.plain import Answer, Head
 from headwater.server.http.target import parts_of
 from headwater.server.prompt import Way
 
 if TYPE_CHECKING:
-    from headwater.limits import ServerLimits
     from headwater.server.connections import Connections
     from headwater.server.scopes import User
 
 BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
 LINGER_S = 2.0  # how long a refused upload is read and thrown away, so that the client can read why
 LINGER_BYTES = 1024 * 1024  # an unread rest of a body up to this is read, and the connection kept
-PIPELINED_REFUSED = 16  # times `pipelined_max`, which came in one piece: the rest is not even parsed
 NEVER = float("inf")
 
 _PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
@@ -46,10 +47,9 @@ class Connection(asyncio.Protocol):
     __slots__ = (  # found quicker than what is in a dictionary, and every request looks for dozens
         *("app", "client", "connections", "deadline", "limits", "loop", "sent"),
         *("granted_head", "granted_user", "secret_head", "plain_answer", "_plain", "_plain_keep", "_way"),
-        *("_begun", "_body", "_header_bytes", "_headers", "_silent_bytes", "_twice", "_url"),
+        *("_body", "_ended", "_parser", "_parsing", "_reading", "_refusal"),
         *("_answering", "_begun_s", "_busy", "_chunked", "_full", "_head_only", "_http10", "_keep_alive", "_over"),
-        *("_metrics", "_parser", "_reading", "_request", "_room", "_status", "_stream", "_task", "_transport"),
-        *("_waiting", "_waits"),
+        *("_metrics", "_request", "_room", "_status", "_stream", "_task", "_transport", "_waiting", "_waits"),
     )
 
     def __init__(self, connections: Connections) -> None:
@@ -64,13 +64,9 @@ class Connection(asyncio.Protocol):
         self._transport: Any = None
         self._parser: Any = None
         # The message that is being parsed
-        self._begun = False  # a first byte has come, and the headers are not whole
-        self._header_bytes = 0  # of the names and values that have come
-        self._silent_bytes = 0  # that have come since the last event of the parser, which may keep them
-        self._url = b""
-        self._headers: dict[str, str] = {}
-        self._twice = False  # a header came twice which may come only once
+        self._parsing = False  # a slice of what has come, now
         self._body: Body | None = None
+        self._refusal: Response | None = None  # of what cannot be parsed, for when all before it is answered
         # What is being answered
         self._waiting: deque[tuple[Request, Body]] = deque()
         self._busy = False
@@ -88,7 +84,8 @@ class Connection(asyncio.Protocol):
         self._room: asyncio.Future[None] | None = None
         self._full = False
         self._reading = True
-        self._over = False  # nothing is read or begun any more
+        self._over = False  # nothing more is parsed; what was is still answered
+        self._ended = False  # the client sends no more
         self._plain: Head | None = None  # of a plain append that came last
         self.plain_answer: Answer | None = None  # that is under way
         self._way: Way | None = None
@@ -110,7 +107,7 @@ class Connection(asyncio.Protocol):
             return
         self.client = client
         self._transport.set_write_buffer_limits(high=self.limits.write_buffer_bytes)
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser = RequestParser(self, self.limits)
         self.deadline = self.loop.time() + self.limits.idle_s
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -135,9 +132,9 @@ class Connection(asyncio.Protocol):
         """The client sends no more. It may still read an answer; but a stream without an end has nobody to end it."""
         if self._body is not None and not self._body.whole:
             self._body.fail(ConnectionResetError("the body ended too early"))
-        self._over = True
-        ended = self._stream is not None or self._waits
-        return (self._busy or bool(self._waiting)) and not ended and not self.client.secure
+        self._over = self._ended = True
+        endless = self._stream is not None or self._waits
+        return (self._busy or bool(self._waiting)) and not endless and not self.client.secure
 
     def pause_writing(self) -> None:
         self._full = True
@@ -159,30 +156,49 @@ class Connection(asyncio.Protocol):
             return
         if self.plain_answer is not None and self.plain_answer.written:
             self.app.plain.finish(self.plain_answer)  # the client was quicker than our loop
-        first = not self._begun and not self._busy and self._body is None
+        first = not self._parser.begun and not self._busy and self._body is None
         if first:
             if not self._full and self._take_known(data):
                 return
-            self._begun = True
+            self._parser.begun = True
             self._plain = None
-        self._silent_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # No other protocol is spoken here: the request was answered in this one, and what follows it is not ours.
-            self._stop_reading()
-        except httptools.HttpParserError as error:
-            self._refuse(_parse_failure(error))
+        self._parser.add(data)
+        if not self._flow():
             return
-        if self._silent_bytes > self.limits.header_bytes_max:  # a header, a trailer or a chunk's line without an end
-            self._refuse(response_of(_too_large(self._silent_bytes, self.limits)))
-        elif self._begun:
+        if self._parser.begun:
             if first:
                 self.deadline = self.loop.time() + self.limits.header_s
         elif self._body is not None:
             self.deadline = self.loop.time() + self.limits.body_idle_s
         elif first and self._plain is not None and self._plain_keep:
             self.app.plain.remember(self, data, self._plain)
+
+    def _flow(self) -> bool:
+        """Parse what has come, and read on, while requests have room and bodies are taken; False if that is over."""
+        if self._parsing:
+            return True  # it looks again after each slice
+        self._parsing = True
+        try:
+            while self._parser.rest and not (self._over or self._crowded):
+                if not self._parser.parse():
+                    self._over = True  # no other protocol is spoken here: what follows is not ours
+        except (httptools.HttpParserError, HeadwaterError) as error:
+            self._refuse(parse_failure(error))
+        finally:
+            self._parsing = False
+        body = self._body
+        stuck = body is not None and not body.dropped and body.size > BODY_BYTES_READY
+        self._read(self._over or not (self._parser.rest or self._crowded or stuck))
+        return not self._over
+
+    @property
+    def _crowded(self) -> bool:
+        return len(self._waiting) > self.limits.pipelined_max
+
+    def _read(self, wanted: bool) -> None:
+        if wanted != self._reading and not self._transport.is_closing():
+            self._reading = wanted
+            (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
     def _take_known(self, data: bytes) -> bool:
         """Take a plain append whose head was seen before, as a whole: it need not be parsed again."""
@@ -194,83 +210,35 @@ class Connection(asyncio.Protocol):
         self._busy = plain.take(self, head, data[end:])
         if self._busy:
             self._plain_keep = True
-            self._silent_bytes = 0
             self.deadline = NEVER
         return self._busy
 
     # The parser
 
-    def on_message_begin(self) -> None:
-        self._begun = True
-        self._silent_bytes = self._header_bytes = 0
-        self._url = b""
-        self._headers = {}
-        self._twice = False
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._begun:
-            return  # a trailer: nobody who looked at the headers, such as a proxy, has seen it
-        self._header_bytes += len(name) + len(value)
-        key = _NAMES.get(name) or name.lower().decode("latin-1")
-        headers = self._headers
-        if key in headers:
-            if key in _ONCE:
-                self._twice = True
-            headers[key] = f"{headers[key]}, {value.decode('latin-1')}"
-        else:
-            headers[key] = value.decode("latin-1")
-
     def on_headers_complete(self) -> None:
-        self._begun = False
-        self._silent_bytes = 0
-        self._check_head()
-        if len(self._waiting) > PIPELINED_REFUSED * self.limits.pipelined_max:
-            raise Unavailable("too many requests wait for their answers", code="overloaded")
         body = self._body = Body(self)
-        expect = self._headers.get("expect")
+        headers = self._parser.headers
+        expect = headers.get("expect")
         if expect is not None:
             body.expected = expect.lower() == "100-continue"
-        length = self._headers.get("content-length")
-        small = (length is None or int(length) <= BODY_BYTES_READY) and "transfer-encoding" not in self._headers
+        length = headers.get("content-length")
+        small = (length is None or int(length) <= BODY_BYTES_READY) and "transfer-encoding" not in headers
         if not small or body.expected:
             self._take(body)
 
-    def _check_head(self) -> None:
-        """Raise what is wrong with the headers as such. Where the request ends is in doubt then: no other is read."""
-        headers = self._headers
-        if self._header_bytes + len(self._url) > self.limits.header_bytes_max:
-            raise _too_large(self._header_bytes + len(self._url), self.limits)
-        if self._twice:
-            raise Invalid("a header came twice which may come only once", code="bad_request")
-        coding = headers.get("transfer-encoding")
-        if coding is None and "host" in headers:
-            return
-        version = self._parser.get_http_version()
-        if version not in ("1.1", "1.0"):
-            raise Invalid(f"HTTP/{version} is not spoken here", hint="use HTTP/1.1", code="bad_request")
-        if version == "1.1" and "host" not in headers:
-            raise Invalid("the Host header is missing", code="bad_request")
-        if coding is not None and (coding.strip().lower() != "chunked" or version == "1.0"):
-            raise Invalid("the body is sent in a way that is not understood", hint="use chunked", code="bad_request")
-
     def on_body(self, piece: bytes) -> None:
-        self._silent_bytes = 0
+        self._parser.progress()
         body = self._body
         if body is None:
             return
+        body.put(piece)
         if body.dropped:
             self.deadline = self.loop.time() + self.limits.body_idle_s
-            return
-        body.put(piece)
-        if body.size > BODY_BYTES_READY and self._reading:
-            self._reading = False
-            self._transport.pause_reading()
+            if body.size > LINGER_BYTES:  # of one whose length was not said
+                self._linger()
 
     def on_message_complete(self) -> None:
-        self._silent_bytes = 0
+        self._parser.progress()
         body, self._body = self._body, None
         if body is None or self._over:
             return
@@ -282,10 +250,11 @@ class Connection(asyncio.Protocol):
         if body.taken:
             body.end()
             return
-        if not self._busy and not self._waiting and not self._full and self._parser.get_method() == b"POST":
+        parser = self._parser
+        if not self._busy and not self._waiting and not self._full and parser.method == "POST":
             data = body.pieces[0] if len(body.pieces) == 1 else b"".join(body.pieces)
-            self._plain_keep = self._parser.should_keep_alive()
-            plain = self._plain = self.app.plain.learn(self._url, self._headers)
+            self._plain_keep = parser.keeps_alive
+            plain = self._plain = self.app.plain.learn(parser.url, parser.headers)
             if plain is not None and self.app.plain.take(self, plain, data):
                 self._busy = True
                 self.deadline = NEVER
@@ -329,31 +298,41 @@ class Connection(asyncio.Protocol):
         self.plain_answer = None
         if not self._plain_keep or self.connections.stopping:
             self._transport.close()
-        elif self._waiting:
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """All that has begun is answered: begin the next request, or say why there is none, or wait for one."""
+        if self._waiting:
             self._next()
+            self._flow()
+        elif self._refusal is not None:
+            response, self._refusal = self._refusal, None
+            data = whole(response)
+            self.app.refused(response)
+            self._transport.write(head(response, length=len(data), close=True) + data)
+            self._linger()
+        elif self._ended:
+            self._transport.close()
+        elif self._over:
+            self._linger()
         else:
             self.deadline = self.loop.time() + self.limits.idle_s
-            if self._over:
-                self._transport.close()
+            self._flow()
 
     def _take(self, body: Body) -> None:
         """The request of the message that is being parsed goes into the queue."""
         body.taken = True
         parser = self._parser
-        method = parser.get_method().decode("ascii")
-        http10 = parser.get_http_version() == "1.0"
-        path, query, failure = _target(self._url)
-        if "expect" in self._headers and not body.expected:
+        path, query, failure = _target(parser.url)
+        if "expect" in parser.headers and not body.expected:
             failure = Invalid("this cannot be expected", code="expectation_failed")
-        request = Request(method, path, query, self._headers, body.receive, self.client)
+        request = Request(parser.method, path, query, parser.headers, body.receive, self.client)
         request.failure = failure
-        request.target = self._url
-        request.keep_alive = parser.should_keep_alive()
-        request.http10 = http10
+        request.target = parser.url
+        request.keep_alive = parser.keeps_alive
+        request.http10 = parser.http10
         self._waiting.append((request, body))
-        if len(self._waiting) > self.limits.pipelined_max and self._reading:
-            self._reading = False
-            self._transport.pause_reading()
         if not self._busy:
             self._next()
 
@@ -366,9 +345,6 @@ class Connection(asyncio.Protocol):
         self._http10 = request.http10
         self._head_only = request.method == "HEAD"
         self._request, self._status, self.sent, self._begun_s = request, 0, 0, perf_counter()
-        if not self._reading and len(self._waiting) <= self.limits.pipelined_max and body.size <= BODY_BYTES_READY:
-            self._reading = True
-            self._transport.resume_reading()
         self._task = self.loop.create_task(self._answer(request, body))
 
     async def _answer(self, request: Request, body: Body) -> None:
@@ -376,7 +352,7 @@ class Connection(asyncio.Protocol):
         response = await self.app.answer(request)
         self._status = response.status
         self._waits = response.waits
-        if self._waits and self._over:  # the client has left before it began
+        if self._waits and self._ended:  # the client has left before it began
             await _let_go(response)
             self._transport.close()
             return
@@ -469,15 +445,15 @@ class Connection(asyncio.Protocol):
         return head(response, length=None, close=self._closes(body), chunked=not self._http10)
 
     def _closes(self, body: Body) -> bool:
-        return not self._keep_alive or self.connections.stopping or self._over or not self._can_skip(body)
+        last = self._over and not self._waiting and self._refusal is None
+        return not self._keep_alive or self.connections.stopping or last or not self._can_skip(body)
 
     def _can_skip(self, body: Body) -> bool:
-        """Whether what was not read of the body is so little that the connection can go on."""
-        return body.whole or (body.failure is None and not body.expected and self._left() <= LINGER_BYTES)
-
-    def _left(self) -> int:
-        length = self._headers.get("content-length")
-        return int(length) if length is not None and length.isdigit() else LINGER_BYTES + 1
+        """Whether so little of the body, as far as that is known, was not read that the connection can go on."""
+        if body.whole:
+            return True
+        length = self._parser.headers.get("content-length", "0")
+        return body.failure is None and not body.expected and length.isdigit() and int(length) <= LINGER_BYTES
 
     def _end(self, body: Body) -> None:
         """The answer is written: go on with the next request, or end the connection."""
@@ -485,22 +461,16 @@ class Connection(asyncio.Protocol):
         self._task = None
         self._answering = None
         close = self._closes(body)
-        self._busy = False
+        self._busy = self._waits = False
         if close:
-            if body.whole or self._over:
+            if body.whole or self._ended:
                 self._transport.close()
             else:
                 self._linger()
             return
-        if not body.whole:  # the rest of it is thrown away as it comes
-            body.dropped = True
-            body.pieces.clear()
-        self.deadline = self.loop.time() + self.limits.idle_s
-        if self._waiting:
-            self._next()
-        elif not self._reading:
-            self._reading = True
-            self._transport.resume_reading()
+        if not body.whole:
+            body.drop()
+        self._go_on()
 
     def _note(self) -> None:
         """Tell of the answer that has ended, once."""
@@ -515,9 +485,7 @@ class Connection(asyncio.Protocol):
         self._over = True
         with contextlib.suppress(NotImplementedError, OSError):  # TLS cannot be closed in one direction
             self._transport.write_eof()
-        if not self._reading:
-            self._reading = True
-            self._transport.resume_reading()
+        self._read(True)
         self.deadline = self.loop.time() + LINGER_S
 
     def more_wanted(self, body: Body) -> None:
@@ -525,9 +493,7 @@ class Connection(asyncio.Protocol):
         if body.expected:
             body.expected = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if not self._reading:
-            self._reading = True
-            self._transport.resume_reading()
+        self._flow()
         self.deadline = self.loop.time() + self.limits.body_idle_s
 
     # Ending
@@ -537,7 +503,7 @@ class Connection(asyncio.Protocol):
         self.deadline = NEVER
         if self._over or self._full or (self._body is not None and self._body.dropped):
             self.abort()
-        elif self._begun:
+        elif self._parser.begun:
             self._refuse(of_status(408, "the headers took too long", "timeout", ""))
         elif self._answering is not None and not self._answering.whole:
             self._answering.fail(Invalid("the body stands still", code="timeout"))
@@ -561,28 +527,14 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _refuse(self, response: Response) -> None:
-        """Answer what cannot be parsed, and end the connection, unless another answer is on its way."""
+        """End because of what cannot be parsed, when all before it is answered; in a body, that is its request's."""
         self._over = True
-        if self._busy or self._waiting:
-            for body in (self._body, self._answering):
-                if body is not None:
-                    body.fail(Invalid("the body cannot be read", code="bad_request"))
-            return
-        data = whole(response)
-        self.app.refused(response)
-        self._transport.write(head(response, length=len(data), close=True) + data)
-        self._linger()
-
-    def _stop_reading(self) -> None:
-        self._keep_alive = self._plain_keep = False
-        self._over = True
-
-
-# As clients write them, to save the work; others are made lower case one by one.
-_NAMES = {name.title().encode(): name for name in ("accept", "connection", "content-length", "content-type", "host")}
-_NAMES |= {name.encode(): name for name in (*_NAMES.values(), "authorization", "user-agent")}
-_NAMES |= {b"Authorization": "authorization", b"User-Agent": "user-agent"}
-_ONCE = frozenset(("authorization", "content-length", "content-type", "host", "transfer-encoding"))
+        if self._body is None or not self._body.taken:
+            self._refusal = response
+        else:
+            self._body.fail(Invalid("the body cannot be read", code="bad_request"))
+        if not self._busy:
+            self._go_on()
 
 
 def _target(url: bytes) -> tuple[tuple[str, ...], bytes, HeadwaterError | None]:
@@ -590,18 +542,6 @@ def _target(url: bytes) -> tuple[tuple[str, ...], bytes, HeadwaterError | None]:
         return *parts_of(url), None
     except HeadwaterError as error:
         return (), b"", error
-
-
-def _too_large(size: int, limits: ServerLimits) -> TooLarge:
-    most = limits.header_bytes_max
-    told = f"the headers have {size} bytes or more, and may have {most}"
-    return TooLarge(told, code="headers_too_large", limit="header_bytes_max", maximum=most)
-
-
-def _parse_failure(error: Exception) -> Response:
-    if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, HeadwaterError):
-        return response_of(error.__context__)
-    return of_status(400, "this is not HTTP", "bad_request", str(error)[:200])
 
 
 async def _close(pieces: AsyncIterator[bytes]) -> None:

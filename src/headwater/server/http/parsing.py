@@ -1,0 +1,150 @@
+"""The request that is being parsed: httptools cuts the bytes, and this keeps and checks the head.
+
+What has come and is not parsed yet waits in `rest`, so that a client that sends many requests in one write is parsed
+no further than its connection has room for. Belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httptools
+
+from headwater.errors import HeadwaterError, Invalid, TooLarge
+from headwater.server.http.errors import of_status, response_of
+from headwater.server.http.message import Response
+
+if TYPE_CHECKING:
+    from headwater.limits import ServerLimits
+    from headwater.server.http.protocol import Connection
+
+SLICE_BYTES = 16 * 1024  # parsed at once: some hundred requests at most, beyond those that may wait
+
+# As clients write them, to save the work; others are made lower case one by one.
+_NAMES = {name.title().encode(): name for name in ("accept", "connection", "content-length", "content-type", "host")}
+_NAMES |= {name.encode(): name for name in (*_NAMES.values(), "authorization", "user-agent")}
+_NAMES |= {b"Authorization": "authorization", b"User-Agent": "user-agent"}
+_ONCE = frozenset(("authorization", "content-length", "content-type", "host", "transfer-encoding"))
+
+
+class RequestParser:
+    """The requests of one connection, one after the other. The connection is told of each head, piece and end."""
+
+    __slots__ = (
+        *("begun", "headers", "rest", "url"),
+        *("on_body", "on_message_complete", "_head_complete"),
+        *("_header_bytes", "_limits", "_parser", "_silent_bytes", "_twice"),
+    )
+
+    def __init__(self, connection: Connection, limits: ServerLimits) -> None:
+        self.begun = False  # a first byte has come, and the headers are not whole
+        self.url = b""
+        self.headers: dict[str, str] = {}
+        self.rest = memoryview(b"")  # what has come, and is not parsed
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.on_message_complete
+        self._head_complete = connection.on_headers_complete
+        self._limits = limits
+        self._header_bytes = 0  # of the names and values that have come
+        self._silent_bytes = 0  # that have come since the last event of the parser, which may keep them
+        self._twice = False  # a header came twice which may come only once
+        self._parser = httptools.HttpRequestParser(self)
+
+    @property
+    def method(self) -> str:
+        """The method of the request whose head is whole."""
+        return self._parser.get_method().decode("ascii")
+
+    @property
+    def http10(self) -> bool:
+        """Whether that request is of HTTP/1.0."""
+        return self._parser.get_http_version() == "1.0"
+
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether the connection may go on after that request: what follows an upgrade is no HTTP."""
+        return self._parser.should_keep_alive() and not self._parser.should_upgrade()
+
+    def add(self, data: bytes) -> None:
+        """Keep what has come until it is parsed."""
+        self.rest = memoryview(bytes(self.rest) + data if self.rest else data)
+
+    def parse(self) -> bool:
+        """Parse a slice of what has come. False if the protocol ends here; raises what is wrong as a parser does."""
+        piece, self.rest = self.rest[:SLICE_BYTES], self.rest[SLICE_BYTES:]
+        self._silent_bytes += len(piece)
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            return False
+        if self._silent_bytes > self._limits.header_bytes_max:  # a header, a trailer or a chunk's line without an end
+            raise _too_large(self._silent_bytes, self._limits)
+        return True
+
+    # What httptools calls
+
+    def on_message_begin(self) -> None:
+        self.begun = True
+        self._silent_bytes = self._header_bytes = 0
+        self.url = b""
+        self.headers = {}
+        self._twice = False
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.begun:
+            return  # a trailer: nobody who looked at the headers, such as a proxy, has seen it
+        self._header_bytes += len(name) + len(value)
+        key = _NAMES.get(name) or name.lower().decode("latin-1")
+        headers = self.headers
+        if key in headers:
+            if key in _ONCE:
+                self._twice = True
+            headers[key] = f"{headers[key]}, {value.decode('latin-1')}"
+        else:
+            headers[key] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.begun = False
+        self._silent_bytes = 0
+        self._check_head()
+        self._head_complete()
+
+    def progress(self) -> None:
+        """Something has come of a body: the parser keeps nothing of it."""
+        self._silent_bytes = 0
+
+    def _check_head(self) -> None:
+        """Raise what is wrong with the headers as such. Where the request ends is in doubt then: no other is read."""
+        headers = self.headers
+        if self._header_bytes + len(self.url) > self._limits.header_bytes_max:
+            raise _too_large(self._header_bytes + len(self.url), self._limits)
+        if self._twice:
+            raise Invalid("a header came twice which may come only once", code="bad_request")
+        coding = headers.get("transfer-encoding")
+        if coding is None and "host" in headers:
+            return
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise Invalid(f"HTTP/{version} is not spoken here", hint="use HTTP/1.1", code="bad_request")
+        if version == "1.1" and "host" not in headers:
+            raise Invalid("the Host header is missing", code="bad_request")
+        if coding is not None and (coding.strip().lower() != "chunked" or version == "1.0"):
+            raise Invalid("the body is sent in a way that is not understood", hint="use chunked", code="bad_request")
+
+
+def parse_failure(error: Exception) -> Response:
+    """The answer to what could not be parsed."""
+    if isinstance(error, HeadwaterError):
+        return response_of(error)
+    if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, HeadwaterError):
+        return response_of(error.__context__)
+    return of_status(400, "this is not HTTP", "bad_request", str(error)[:200])
+
+
+def _too_large(size: int, limits: ServerLimits) -> TooLarge:
+    most = limits.header_bytes_max
+    told = f"the headers have {size} bytes or more, and may have {most}"
+    return TooLarge(told, code="headers_too_large", limit="header_bytes_max", maximum=most)
