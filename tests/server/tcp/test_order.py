@@ -207,3 +207,32 @@ def test_each_frame_is_answered_and_what_is_behind_one_that_ends_is_not_begun(se
     told = ["ok", "ok", *([asked.told] if asked.told is not None else []), *([] if asked.ends else ["ok"])]
     assert server.runner.run(drive()) == told
     assert server.engine.describe("b").events == before + (not asked.ends) + (asked.topic == "b")
+
+
+SMALL = [each for each in FRAMES if len(each.sent) < 1000]
+
+
+@pytest.mark.parametrize("asked", [each for each in SMALL if each.ends], ids=lambda asked: asked.name)
+@pytest.mark.parametrize("transaction", [False, True])
+def test_a_frame_that_ends_may_come_in_one_write_with_all_others(
+    server: Driven, asked: Asked, transaction: bool
+) -> None:
+    server.access.known_each = 1
+    before = b"".join((CONNECT, frame("STARTTX", {"sessID": 1}), emit("a", sessID=1) if transaction else b""))
+    failures: list[dict[str, Any]] = []
+
+    async def drive(sent: list[bytes]) -> list[str]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        with server.connection(HANDLERS) as (connection, transport):
+            for piece in sent:
+                connection.data_received(piece)
+            await until(lambda: transport.over)
+            return [body.get("errCode", "ok") for _, body in transport.answers()]
+
+    told = ["ok"] * (3 if transaction else 2) + [asked.told]
+    for behind in SMALL:
+        assert server.runner.run(drive([before + asked.sent + behind.sent])) == told, behind.name
+    sent = before + asked.sent + frame("PING")
+    for place in range(1, len(sent)):
+        assert server.runner.run(drive([sent[:place], sent[place:]])) == told, place
+    assert not failures

@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
                 self._emits.add(raw)
                 continue
             self._emits.append()
-            if self.busy or self.out.slots:
+            if self.busy or self.out.slots or self._deaf:  # one of them may have ended the connection, and all behind
                 break
             self._unqueue()
             self._begin(raw)
