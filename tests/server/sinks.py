@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -32,7 +32,7 @@ class Lines:
     def __init__(self) -> None:
         self.encoded = 0  # batches, in any thread
 
-    def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
+    def encode(self, batches: Sequence[EventBatch], before: Offsets) -> Iterator[bytes]:
         del before
         self.encoded += len(batches)
         lines = [
@@ -40,7 +40,7 @@ class Lines:
             for batch in batches
             for event in batch.events()
         ]
-        return b"".join(lines)
+        yield b"".join(lines)
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
         del before, last_id

@@ -87,6 +87,25 @@ async def test_what_is_published_comes_with_its_id_type_and_lines(call: Caller) 
         assert (got.id, got.event, got.data) == (third, "empty", "")
 
 
+async def test_huge_events_come_whole_and_in_their_order_to_all_who_are_live(call: Caller) -> None:
+    huge = ["a" * 3_000_000, "b" * 2_000_000 + "\n" + "ü" * 1_000_000]
+    async with (
+        subscribed(call.server.url, "/api/events") as one,
+        subscribed(call.server.url, "/api/events") as two,
+    ):
+        sent = ["first", huge[0], "between", *huge, "last"]
+        for data in sent:
+            await call.publish_soon("n", data)
+        async with subscribed(call.server.url, "/api/events") as late:
+            for source in (one, two, late):
+                await source.until(lambda source=source: len(source.events) == len(sent))  # type: ignore[misc]
+                assert [got.data for got in source.events] == sent
+            await call.publish_soon("n", "live")
+            for source in (one, two, late):
+                await source.until(lambda source=source: len(source.events) == len(sent) + 1)  # type: ignore[misc]
+                assert source.events[-1].data == "live"
+
+
 async def test_a_subscriber_to_a_new_bus_gets_the_first_event(call: Caller) -> None:
     async with subscribed(call.server.url, "/api/events") as source:
         id = await call.publish_soon("first", "x")

@@ -451,7 +451,7 @@ async def test_nobody_reads_from_the_log_after_closing(log: Engine) -> None:
     reading, done = threading.Event(), threading.Event()
 
     class Slow(Lines):
-        def encode(self, batches: Any, before: Any) -> bytes:
+        def encode(self, batches: Any, before: Any) -> Iterator[bytes]:
             reading.set()
             time.sleep(0.2)
             done.set()
@@ -504,7 +504,7 @@ async def test_damage_is_told_and_ends_the_stream(log: Engine) -> None:
     class Broken(Lines):
         key = "broken"
 
-        def encode(self, batches: Any, before: Any) -> bytes:
+        def encode(self, batches: Any, before: Any) -> Iterator[bytes]:
             del batches, before
             raise headwater.Corrupt("damaged", code="corrupt")
 

@@ -160,9 +160,9 @@ def test_a_window_counts_each_event_once() -> None:
 
     window = Window(5, 100)
     window.hold({0: 1, 1: 1})
-    window.add([event(0, offset, 10) for offset in range(3)])
-    window.add([event(0, 1, 10)])  # it failed, and is sent again
-    window.add([event(1, 7, 30)])
+    window.add([event(0, offset, 10) for offset in range(3)], 50)
+    window.add([event(0, 1, 10)], 50)  # it failed, and is sent again
+    window.add([event(1, 7, 30)], 50)
     assert (window.events, window.bytes, window.full, window.room) == (4, 60, False, (1, 40))
     window.done(0, 1, 1 << 60)
     window.done(0, 1, 2)
@@ -170,8 +170,10 @@ def test_a_window_counts_each_event_once() -> None:
     assert (window.events, window.bytes) == (2, 40)
     window.hold({0: 2, 1: 1})  # taken anew
     assert (window.events, window.bytes) == (1, 30)
-    window.add([event(0, 0, 70)])
-    assert window.full
+    window.add([event(0, 0, 50)], 50)
+    assert (window.events, window.bytes) == (2, 80)
+    window.add([event(0, 9, 1000)], 50)  # above the limit for memory, so that its size alone is sent
+    assert window.bytes == 80
     window.hold({})
     assert (window.events, window.bytes, window.full) == (0, 0, False)
 

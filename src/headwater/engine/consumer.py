@@ -65,6 +65,7 @@ class Consumer(Iterator[Event]):
         self.topic = logs[0].place.topic
         self.skipped = 0  # offsets that retention took before they were handed out, or whose events are lost
         self.on_aside: Callable[[Event, object], None] | None = None  # is told what was set aside, and why
+        self.loads = True  # whether the data of huge events comes with them, up to the limit for memory
         self._logs = logs
         self._leases = leases
         self._selection = selection
@@ -169,11 +170,11 @@ class Consumer(Iterator[Event]):
             events = [first, *islice(self._events, events_max - 1)]
             self._last = events[-1]
             return events
-        events, size = [first], len(first.data or b"")
+        events, size = [first], first.size
         if size < bytes_max:
             for event in islice(self._events, events_max - 1):
                 events.append(event)
-                size += len(event.data or b"")
+                size += event.size
                 if size >= bytes_max:
                     break
         self._last = events[-1]
@@ -577,7 +578,7 @@ class Consumer(Iterator[Event]):
                 hint="ack what was handled, or raise unacked_max",
                 code="too_many_unacked",
             )
-        events, gone, lost = holding.read(self._selection)
+        events, gone, lost = holding.read(self._selection, load=self.loads)
         self.skipped += gone + lost
         with self._mutex:
             holding.hand_out(events)

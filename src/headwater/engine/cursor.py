@@ -114,7 +114,7 @@ class TopicCursor:
                 looked += step
             else:
                 found.append(step)
-                size += step.size
+                size += step.size + step.huge_bytes
                 looked += step.size
         return found
 

@@ -17,6 +17,7 @@ from headwater.engine.log import Log
 from headwater.engine.selection import Selection
 from headwater.errors import NotFound
 from headwater.event import Event
+from headwater.format.events import EventBatch
 from headwater.limits import MIB
 
 CHUNK_EVENTS = 4096  # what is read ahead, and the least that is handed out between two looks at the stored cursor
@@ -42,6 +43,7 @@ class Holding:
         "leaving",
         "log",
         "partition",
+        "parts",
         "patience",
         "reached",
         "reader",
@@ -73,6 +75,7 @@ class Holding:
         self.patience = NARROWINGS if in_hand > 1 else 0  # the event at the cursor need not be the one
         self.leaving = False  # to be given up as soon as everything handed out is acked
         self.reader = log.cursor(at.cursor)
+        self.parts: deque[EventBatch] = deque()  # of the batch that the reader passed last: they come next
 
     @property
     def cursor(self) -> int:
@@ -90,21 +93,25 @@ class Holding:
         waiting = [events[0].offset for events in (self.again, self.rest) if events]
         return min(self.end, *waiting) if waiting else self.end
 
-    def read(self, selection: Selection) -> tuple[list[Event], int, int]:
+    def read(self, selection: Selection, *, load: bool = True) -> tuple[list[Event], int, int]:
         """The next wanted events, about a chunk; how many offsets retention took before; how many of others are lost.
 
-        For the thread that iterates; it then calls `hand_out`.
+        Without `load`, the data of huge ones stays in its file. For the thread that iterates; it then calls `hand_out`.
         """
         events: list[Event] = []
         size = 0
         reader, before = self.reader, self.reader.lost
+        sweeping = sweep(self.log, reader, selection)
         try:
-            for picked in sweep(self.log, reader, selection):
-                some = picked.events()
-                events += some
-                size += some[0].size if len(some) == 1 else picked.piece.batch.size
-                if len(events) >= CHUNK_EVENTS or size >= CHUNK_BYTES:
+            while len(events) < CHUNK_EVENTS and size < CHUNK_BYTES:
+                if not self.parts and (picked := next(sweeping, None)) is not None:
+                    self.parts.extend(picked.part(lo, lo + CHUNK_EVENTS) for lo in range(0, len(picked), CHUNK_EVENTS))
+                if not self.parts:
                     break
+                part = self.parts.popleft()
+                some = part.events(load=load)
+                events += some
+                size += some[0].size if len(some) == 1 else part.size
         except NotFound as error:
             if error.code != "offset_gone":
                 raise
@@ -115,7 +122,7 @@ class Holding:
     def hand_out(self, events: list[Event]) -> None:
         """Count what was read as handed out."""
         self.waiting.update(dict.fromkeys(map(_by_offset, events)))
-        self.end = self.reader.offset
+        self.end = events[-1].offset + 1 if self.parts else self.reader.offset
 
     def put_back(self, events: list[Event]) -> None:
         """Take back what the program has not seen, to hand it out later."""
@@ -140,6 +147,7 @@ class Holding:
             for event in self.rest:
                 self.waiting.pop(event.offset, None)
             self.rest.clear()
+            self.parts.clear()
             self.reader = self.log.cursor(self.end)
 
     def acked(self, offset: int) -> bool:

@@ -76,6 +76,14 @@ class EventBatch:
         """About how many bytes its events take in the log; a huge event's data is not counted."""
         return self._batch.size * len(self) // self._batch.count
 
+    @property
+    def huge_bytes(self) -> int:
+        """The size of a huge event's data, if it is loaded with the event; else 0."""
+        if not self._batch.flags & BLOB:
+            return 0
+        size = self.log.blob(self._batch).size
+        return size if size <= self.log.blob_bytes_in_memory else 0
+
     def part(self, lo: int, hi: int) -> EventBatch:
         """The events number `lo` to `hi` of it."""
         if self.rows is None:
@@ -106,12 +114,15 @@ class EventBatch:
         """The values that a column of the stored batch has for each event."""
         return column.values(self._lo, self._hi) if self.rows is None else column.take(self.rows)
 
-    def events(self) -> list[Event]:
-        """The events as objects. The data of those above the limit for memory is None: stream it."""
+    def events(self, *, load: bool = True) -> list[Event]:
+        """The events as objects. The data of those above the limit for memory is None: stream it.
+
+        Without `load`, that of every huge event is.
+        """
         batch, log = self._batch, self.log
         count = len(self)
         if batch.count == 1:
-            return [self._only()] if count else []
+            return [self._only(load)] if count else []
         types = batch.column(TYPE)
         return list(
             map(
@@ -155,14 +166,14 @@ class EventBatch:
         codes = column.codes[self._lo : self._hi] if self.rows is None else column.codes[self.rows]
         return list(map(names.__getitem__, codes.tolist()))
 
-    def _only(self) -> Event:
+    def _only(self, load: bool) -> Event:
         """The event of a batch of one, without the detour over arrays. Alone, it may be a huge one."""
         batch, log = self._batch, self.log
         type, key, data, meta = (batch.only(kind) for kind in (TYPE, KEY, DATA, META))
         blob = None
         if batch.flags & BLOB:
             blob = log.blob(batch)
-            data = data_in_memory(log, batch)
+            data = data_in_memory(log, batch) if load else None
         return Event(
             log.topic,
             log.partition,

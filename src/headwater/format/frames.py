@@ -39,12 +39,17 @@ class Frame(NamedTuple):
 
 def encode(partition: int, stored: bytes | memoryview, lo: int, hi: int, rows: I64 | None = None) -> bytes:
     """The bytes of a frame around a stored batch."""
+    return head(partition, len(stored), lo, hi, rows) + stored
+
+
+def head(partition: int, size: int, lo: int, hi: int, rows: I64 | None = None) -> bytes:
+    """What stands before a stored batch of this size in its frame."""
     picked = b"" if rows is None else rows.astype("<u4").tobytes()
     picked += bytes(-len(picked) & 7)
     count = ALL if rows is None else len(rows)
-    head = _HEAD.pack(MAGIC, 0, len(stored), partition, lo, hi, count, 0)
-    crc = crc32c(picked, crc32c(head[8:]))
-    return b"".join((MAGIC, crc.to_bytes(4, "little"), head[8:], picked, stored))
+    fields = _HEAD.pack(MAGIC, 0, size, partition, lo, hi, count, 0)
+    crc = crc32c(picked, crc32c(fields[8:]))
+    return b"".join((MAGIC, crc.to_bytes(4, "little"), fields[8:], picked))
 
 
 class Decoder:

@@ -13,8 +13,10 @@ everything else belongs to the loop's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
@@ -25,6 +27,8 @@ from headwater.limits import ServerLimits
 from headwater.server.http.message import Sink
 from headwater.server.metrics import LiveMeter
 from headwater.server.watches import Follower
+from headwater.server.wire.encodings import HUGE_BYTES
+from headwater.server.wire.pieces import joined
 
 TURN = 256  # writes at a time, of about 10 µs each, before the loop sees to others
 REST_SHARE = (
@@ -51,8 +55,8 @@ class Form(Protocol):
         """What says nothing; empty if there is no way to."""
         ...
 
-    def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
-        """The bytes of events; `before` is where their reader was before them."""
+    def encode(self, batches: Sequence[EventBatch], before: Offsets) -> Iterator[bytes]:
+        """The bytes of events, huge ones in slices; `before` is where their reader was before them."""
         ...
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
@@ -65,7 +69,10 @@ class Form(Protocol):
 
 
 class Chunk(NamedTuple):
-    """Events in their form. `after` is where a reader is that has had them."""
+    """Events in their form. `after` is where a reader is that has had them.
+
+    With a huge event among them, they are not here: `pieces` makes their bytes, for each reader as it has room.
+    """
 
     data: bytes
     framed: bytes  # the same as a chunk of HTTP
@@ -73,6 +80,7 @@ class Chunk(NamedTuple):
     gaps: int
     after: Offsets
     last_id: UUID | None
+    pieces: Callable[[], Iterator[bytes]] | None = None
 
 
 class Channel(Follower):
@@ -113,10 +121,15 @@ class Channel(Follower):
     def deliver(self, chunk: Chunk) -> None:
         """Write a chunk to all who are live."""
         self.offsets = chunk.after
-        if chunk.data:
+        if chunk.data or chunk.pieces is not None:
             self._keep(chunk)
             self._idle = False
             self.last_id = chunk.last_id
+        if chunk.pieces is not None:
+            for subscription in list(self.live):
+                subscription.go_alone()
+            self._delivered(0.0)
+        elif chunk.data:
             self._write(chunk, list(self.live.items()), 0, 0.0)
         else:
             self._delivered(0.0)
@@ -262,6 +275,12 @@ class Subscription:
         self._offsets, self._last_id = chunk.after, chunk.last_id or self._last_id
         self._counts.behind += 1
 
+    def go_alone(self) -> None:
+        """The channel's last chunk is huge: send it as fast as the client takes it, and come back."""
+        self._channel.live.pop(self, None)
+        self._number = self._channel.head - 1
+        self._go_on()
+
     def look_again(self) -> None:
         """The channel has moved."""
         if self._behind_or_at(self._channel.offsets):
@@ -306,12 +325,15 @@ class Subscription:
                 self._task = asyncio.get_running_loop().create_task(self._catch_up())
                 return
             self._number += 1
+            if chunk.pieces is not None:
+                self._task = asyncio.get_running_loop().create_task(self._send_alone(chunk))
+                return
             self._write(chunk)
 
     async def _catch_up(self) -> None:
         """Read up to where the channel is now, and go on from there."""
         channel = self._channel
-        try:
+        async with self._apart():
             cursor = channel.cursor.at(self._offsets)
             while True:
                 while not self._behind_or_at(channel.offsets):
@@ -320,6 +342,18 @@ class Subscription:
                 await self._read_to(stop, cursor)
                 if self._offsets == stop:  # else a gap has led beyond it
                     break
+            self._number = number
+
+    async def _send_alone(self, chunk: Chunk) -> None:
+        """Send a chunk with a huge event, and go on after it."""
+        async with self._apart():
+            await self._send_huge(chunk)
+
+    @contextlib.asynccontextmanager
+    async def _apart(self) -> AsyncIterator[None]:
+        """Do something for itself, and go on with the channel after it; what it raises ends the stream."""
+        try:
+            yield
         except HeadwaterError as error:
             self._task = None
             self.fail(error)
@@ -329,7 +363,6 @@ class Subscription:
             self.fail(error)
             raise
         self._task = None
-        self._number = number
         self._go_on()
 
     async def _read_to(self, stop: Offsets, cursor: TopicCursor) -> None:
@@ -340,9 +373,28 @@ class Subscription:
             chunk = await self._blocking(read, cursor, form, bytes_max, stop, self._last_id)
             if chunk is None:
                 return
-            self._write(chunk)
+            if chunk.pieces is not None:
+                await self._send_huge(chunk)
+            else:
+                self._write(chunk)
         while self._full:
             await self._sleep()
+
+    async def _send_huge(self, chunk: Chunk) -> None:
+        """Write a chunk with a huge event piece by piece: nothing of it is held while there is no room."""
+        assert chunk.pieces is not None
+        pieces = chunk.pieces()
+        while not self._ended:
+            while self._full:
+                await self._sleep()
+            piece = await self._blocking(next, pieces, b"")
+            if not piece:
+                break
+            self._full = not self._sink.write(piece)
+            self._counts.bytes += len(piece)
+            del piece
+        self._offsets, self._last_id = chunk.after, chunk.last_id
+        self._counts.events += chunk.events
 
     def _write(self, chunk: Chunk) -> None:
         self._offsets = chunk.after
@@ -383,9 +435,13 @@ def read(cursor: TopicCursor, form: Form, bytes_max: int, stop: Offsets | None, 
     before = cursor.offsets
     batches: list[EventBatch] = []
     gaps: list[Gap] = []
+    data, pieces = b"", None
     try:
         batches = cursor.take(bytes_max, stop)
-        data = form.encode(batches, before) if batches else b""
+        if sum(batch.size + batch.huge_bytes for batch in batches) > HUGE_BYTES:
+            pieces = partial(_pieces, form, batches, before)
+        else:
+            data = b"".join(form.encode(batches, before))
     except NotFound as error:
         if error.code != "offset_gone":
             raise
@@ -395,4 +451,9 @@ def read(cursor: TopicCursor, form: Form, bytes_max: int, stop: Offsets | None, 
     if after == before:
         return None
     framed = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-    return Chunk(data, framed, sum(map(len, batches)), len(gaps), after, batches[-1].last_id if batches else last_id)
+    last_id = batches[-1].last_id if batches else last_id
+    return Chunk(data, framed, sum(map(len, batches)), len(gaps), after, last_id, pieces)
+
+
+def _pieces(form: Form, batches: Sequence[EventBatch], before: Offsets) -> Iterator[bytes]:
+    return joined(form.encode(batches, before))

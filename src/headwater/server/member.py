@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -57,10 +57,13 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Formats(msgspec.Struct, frozen=True):
-    """How a stream is written: events, a sign of life, and what went wrong at its end."""
+    """How a stream is written: events, a sign of life, and what went wrong at its end.
+
+    `events` makes pieces, each when there is room for it; up to so many bytes, the data of a huge event is part of it.
+    """
 
     media_type: str
-    events: Callable[[Sequence[Event]], bytes]
+    events: Callable[[Sequence[Event], int], Iterator[bytes]]
     heartbeat: bytes
     error: Callable[[HeadwaterError], bytes]
 
@@ -118,11 +121,15 @@ class RemoteMember:
         heartbeat_s: float,
         timeout: float | None,
         limits: ServerLimits,
+        in_memory: int,
         event_at: Callable[[str, int, int], Event],
         gone: Callable[[RemoteMember], None],
         bound: Bound | None = None,
     ) -> None:
-        """`timeout` ends the stream when nothing came for so long. `gone` is called when the member has left."""
+        """`timeout` ends the stream when nothing came for so long. `gone` is called when the member has left.
+
+        Data up to `in_memory` is sent with its event.
+        """
         self.token = token
         self.user = user
         self.consumer = consumer
@@ -137,6 +144,8 @@ class RemoteMember:
         self._changed = threading.Condition()  # protects all below; never held during I/O
         events_max = limits.member_events_max if bound is None else bound.events_max
         self._window = Window(events_max, limits.member_bytes_max)
+        self._in_memory = in_memory
+        self._pieces: Iterator[bytes] | None = None  # of what was taken and is not sent; of the thread
         self._state = State()
         self._sent = 0
         self._spoke_s = self._came_s = 0.0  # when something, and when an event was sent last
@@ -294,22 +303,21 @@ class RemoteMember:
         self._spoke_s = self._came_s = monotonic()
         while (turn := self._next_turn()) is not None:
             looks = self._work(turn.asked)
-            events = self._taken(turn)
+            came = self._take(turn)
             now = monotonic()
-            if events:
-                chunk = self.formats.events(events)
-                self._check_held(events)
-                self._send(chunk, events)
-                self._spoke_s = self._came_s = now
+            if self._pieces is not None:
+                if self._room:
+                    self._send_piece()
+                    self._spoke_s = self._came_s = now
             elif self.consumer.over or (
                 turn.open and self._timeout is not None and now >= self._came_s + self._timeout
             ):
                 self._end_by_server()
                 return
             elif now >= self._spoke_s + self._heartbeat_s and self._room:
-                self._send(self.formats.heartbeat, [])
+                self._send(self.formats.heartbeat)
                 self._spoke_s = now
-            self._look_around(looks, idle=turn.open and not events)
+            self._look_around(looks, idle=turn.open and not came)
 
     def _next_turn(self) -> Turn | None:
         """What is to be done next; waits while nothing may be sent. None when it is over."""
@@ -324,8 +332,9 @@ class RemoteMember:
             if now >= dies_s:
                 raise member_gone(self.lease_s)
             beat_s = self._spoke_s + self._heartbeat_s if self._room else dies_s
-            opened = self._room and not self._window.full
-            if not opened and not self._asked:
+            sending = self._pieces is not None
+            opened = self._room and not self._window.full and not sending
+            if not (opened or self._asked or (sending and self._room)):
                 look_s = now + (RETRY_S if self.consumer.failing else LOOK_S)
                 self._changed.wait(max(0.0, min(dies_s, beat_s, look_s) - now))
             elif opened and self._timeout is not None:
@@ -334,13 +343,31 @@ class RemoteMember:
             wait_s = 0.0 if self._answering else max(0.0, min(beat_s, dies_s) - now)
             return Turn(self._answering, opened, self._window.room, wait_s)
 
-    def _taken(self, turn: Turn) -> list[Event]:
-        """The next events to be sent."""
+    def _take(self, turn: Turn) -> bool:
+        """Take the next events to be sent, if there are any; the last must have been."""
         if turn.open:
-            return self.consumer.take(*turn.room, turn.wait_s)
-        self.consumer.tend()
-        # What failed is in the window, and others of its partition wait for it.
-        return self.consumer.retries() if self._room else []
+            events = self.consumer.take(*turn.room, turn.wait_s)
+        else:
+            self.consumer.tend()
+            # What failed is in the window, and others of its partition wait for it.
+            events = self.consumer.retries() if self._room and self._pieces is None else []
+        if not events:
+            return False
+        self._check_held(events)
+        self._pieces = self.formats.events(events, self._in_memory)
+        with self._changed:
+            self._window.add(events, self._in_memory)
+            self._sent += len(events)
+        return True
+
+    def _send_piece(self) -> None:
+        """Send the next piece of what was taken, if there is one."""
+        assert self._pieces is not None
+        piece = next(self._pieces, None)
+        if piece is None:
+            self._pieces = None
+        else:
+            self._send(piece)
 
     def _check_held(self, events: Sequence[Event]) -> None:
         """Raise Fenced if one that is bound has lost a partition while it took these: they are not to be sent.
@@ -359,12 +386,9 @@ class RemoteMember:
         with self._changed:
             self._said_farewell = self._said_farewell or not self._over
 
-    def _send(self, chunk: bytes, events: Sequence[Event]) -> None:
+    def _send(self, chunk: bytes) -> None:
         with self._changed:
             self._room = False
-            if events:
-                self._window.add(events)
-                self._sent += len(events)
             loop = self._loop
         assert loop is not None
         _call(loop, lambda: self._write(chunk))

@@ -59,7 +59,18 @@ class Members:
             lease_ms = options.get("lease_ms") or self._engine.limits.lease_ms
             options["lease_ms"] = lease_ms = min(lease_ms, self._limits.lease_ms_max)
             consumer = self._engine.consumer(name, topic, **options)
-            told = lease_ms / 1000, self._heartbeat_s, timeout, self._limits, self._event_at, self._remove, bound
+            consumer.loads = False
+            in_memory = self._engine.limits.blob_bytes_in_memory
+            told = (
+                lease_ms / 1000,
+                self._heartbeat_s,
+                timeout,
+                self._limits,
+                in_memory,
+                self._event_at,
+                self._remove,
+                bound,
+            )
             member = RemoteMember(secrets.token_urlsafe(24), user, consumer, formats, *told)
             with self._mutex:
                 self._members[member.token] = member
@@ -114,7 +125,7 @@ class Members:
             self._members.pop(member.token, None)
 
     def _event_at(self, topic: str, partition: int, offset: int) -> Event:
-        """An event that was handed out, read again: a window has only sizes."""
-        for event in self._engine.read(topic, partition=partition, start=offset, end=offset + 1):
-            return event
+        """An event that was handed out, read again: a window has only sizes. Without the data of a huge one."""
+        for batch in self._engine.read_batches(topic, partition=partition, start=offset, end=offset + 1):
+            return batch.events(load=False)[0]
         raise Closed("the event cannot be read")

@@ -104,8 +104,8 @@ class Store:
 
     async def pump(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         """Pieces that are read from files, one at a time, as fast as somebody takes them."""
-        while piece := await self.loop.run_in_executor(self._threads, next, pieces, b""):
-            yield piece
+        while (found := [await self.loop.run_in_executor(self._threads, next, pieces, b"")])[0]:
+            yield found.pop()  # so that nothing is held here for a slow client
 
     async def close(self) -> None:
         """End live delivery, finish what waits, and let go of the threads. The log stays open: it is not ours."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from headwater.event import Event
 
 CHUNK_EVENTS = 1024  # what is encoded and handed to the loop at once; large enough to vectorise
-CHUNK_BYTES = 1024 * 1024
+CHUNK_BYTES = 256 * 1024
 
 
 class Window:
@@ -30,11 +30,11 @@ class Window:
         """How many events and bytes may be sent next; the last event of them may have more than is left."""
         return min(CHUNK_EVENTS, self._events_max - self.events), min(CHUNK_BYTES, self._bytes_max - self.bytes)
 
-    def add(self, events: Sequence[Event]) -> None:
-        """What is sent; an event that failed may be there already."""
+    def add(self, events: Sequence[Event], in_memory: int) -> None:
+        """What is sent; an event that failed may be there already. Data above `in_memory` is not sent."""
         sizes = self._sizes.setdefault(events[0].partition, {})
         for event in events:
-            size = len(event.data or b"")
+            size = event.size if event.size <= in_memory else 0
             self.bytes += size - sizes.get(event.offset, 0)
             self.events += event.offset not in sizes
             sizes[event.offset] = size

@@ -37,10 +37,18 @@ def cut(frames: Frames) -> list[bytes]:
     return found
 
 
+def whole(frames: Frames) -> Frames:
+    """The frames with their bytes, also if they are one of a huge event, which come piece by piece."""
+    if frames.huge is None:
+        return frames
+    data = b"".join(frames.huge)
+    return Frames(data, [len(data)], frames.partition, frames.offsets)
+
+
 def received(frames: list[Frames]) -> list[dict[str, Any]]:
     """The bodies of frames."""
     found = []
-    for each in frames:
+    for each in map(whole, frames):
         bodies = []
         for raw in cut(each):
             decoded = bson.decode(raw, OPTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -516,3 +517,36 @@ def test_what_is_delivered_is_counted(tmp_path: Path) -> None:
             assert size_now - size > 50 * 100
             client.ask("UNSUBSCRIBE", subID=id)
         assert counted(server)[0] == 0
+
+
+def test_frames_of_huge_events_are_whole_whatever_else_goes_on(client: Wire, topic: str) -> None:
+    huge = {"text": "x" * 3_000_000}
+    for _ in range(3):
+        client.emit(topic, huge)
+        client.emit(topic, {"small": True})
+    for number in (1, 2):
+        assert client.ask("SUBSCRIBE", streamName=topic, startSequence=0)["subID"] == number
+    asked = 20
+    client.send(*[frame("PING") for _ in range(asked)])
+    found: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
+    answers = 0
+    while answers < asked or min(map(len, found.values())) < 6:
+        type, body = client.receive()
+        if type == "RECEV":
+            found[body["subID"]].append(body)
+        else:
+            assert body == {"ok": True}
+            answers += 1
+    for events in found.values():
+        assert [event["seqNo"] for event in events] == list(range(6))
+        assert [event["event"] for event in events] == [huge, {"small": True}] * 3
+
+
+def test_a_huge_frame_that_has_begun_is_sent_to_its_end_when_nobody_wants_it_any_more(client: Wire, topic: str) -> None:
+    client.emit(topic, {"text": "x" * 9_000_000})
+    subscribed = client.ask("SUBSCRIBE", streamName=topic, startSequence=0)["subID"]
+    head = client.raw(1000)  # the frame has begun
+    client.send(frame("UNSUBSCRIBE", {"subID": subscribed}), frame("PING"))
+    (size,) = struct.unpack(">I", head[:4])
+    assert len(bson.decode(head[4:] + client.raw(size + 4 - len(head)))["frame"]["event"]["text"]) == 9_000_000
+    assert [client.receive()[1], client.receive()[1]] == [{"ok": True}] * 2

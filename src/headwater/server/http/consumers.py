@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import partial
+from itertools import groupby
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -20,6 +22,7 @@ from headwater.server.member import Formats, Settlement, State
 from headwater.server.rights import action_of
 from headwater.server.store import Store
 from headwater.server.wire.decoding import decoded
+from headwater.server.wire.encodings import slices
 
 NDJSON = "application/x-ndjson"
 SMALL_BODY = 64 * 1024
@@ -185,11 +188,19 @@ def _formats(request: Request) -> Formats:
     return LINES
 
 
-def _lines(events: Sequence[Event]) -> bytes:
-    if all(event.data is not None for event in events):
-        return jsonl.encode_exactly(list(events))
-    # A huge event is told with its size; whoever handles it reads the data from the topic.
-    return b"".join(jsonl.encode(event) + b"\n" if event.data is None else _lines([event]) for event in events)
+def _lines(events: Sequence[Event], in_memory: int) -> Iterator[bytes]:
+    for huge, some in groupby(events, lambda event: event.data is None):
+        for event in some if huge else ():
+            if event.size > in_memory:  # it is told with its size; whoever handles it reads the data from the topic
+                yield jsonl.encode(event) + b"\n"
+            else:
+                yield from slices(("member", event.node, event.ticks), partial(_huge_line, event))
+        if not huge:
+            yield jsonl.encode_exactly(list(some))
+
+
+def _huge_line(event: Event) -> bytes:
+    return jsonl.encode_exactly([msgspec.structs.replace(event, data=b"".join(event.chunks()))])
 
 
 LINES = Formats(NDJSON, _lines, b"\n", error_line)

@@ -382,7 +382,9 @@ class Connection(asyncio.Protocol):
         self._transport.write(self._begin(response, body))
         try:
             async for piece in pieces:
-                if not self._write(piece):
+                room = self._write(piece)
+                del piece  # which the transport has
+                if not room:
                     await self._wait_for_room()
                 if self._transport.is_closing():
                     return

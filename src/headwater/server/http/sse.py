@@ -7,7 +7,8 @@ all of them. `respond` is for `GET /topic/{name}/items` and for the bus; the byt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -20,6 +21,8 @@ from headwater.server.channels import Subscription
 from headwater.server.http.message import Headers, Request, Response, Sink, Stream
 from headwater.server.store import Store
 from headwater.server.wire import sse
+from headwater.server.wire.encodings import encoded
+from headwater.server.wire.pieces import joined, parted
 
 MEDIA_TYPE = "text/event-stream"
 HEADERS: Headers = (("content-type", MEDIA_TYPE), ("x-accel-buffering", "no"))  # which nginx would else hold back
@@ -37,10 +40,20 @@ class Events:
         self.bus = bus
         self.key: Hashable = ("sse", bus)
 
-    def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
+    def encode(self, batches: Sequence[EventBatch], before: Offsets) -> Iterator[bytes]:
         """The events, each with its id."""
-        del before
-        return b"".join([sse.encode(batch, bus=self.bus) for batch in batches])
+        for batch in batches:
+            for part in parted(batch):
+                yield from encoded(part, (self.key, before), partial(self._frames, before))
+                before = _after(before, (part,))
+
+    def ids(self, batch: EventBatch, before: Offsets) -> Sequence[bytes] | None:
+        """The ids of events, where they are not their UUIDs."""
+        del batch, before
+        return None
+
+    def _frames(self, before: Offsets, part: EventBatch) -> bytes:
+        return sse.encode(part, self.ids(part, before), bus=self.bus)
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
         """An event `headwater.gap`."""
@@ -60,14 +73,9 @@ class Cursored(Events):
         self.uuid = UUID(uuid)
         self.key = ("sse", bus, uuid)
 
-    def encode(self, batches: Sequence[EventBatch], before: Offsets) -> bytes:
-        """The events, each with a cursor that is after it."""
-        pieces = []
-        for batch in batches:
-            ids = sse.cursor_texts(before, self.uuid, batch.partition, batch.offsets() + 1)
-            pieces.append(sse.encode(batch, ids, bus=self.bus))
-            before = _after(before, (batch,))
-        return b"".join(pieces)
+    def ids(self, batch: EventBatch, before: Offsets) -> Sequence[bytes]:
+        """Cursors, each after its event."""
+        return sse.cursor_texts(before, self.uuid, batch.partition, batch.offsets() + 1)
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
         """The same, told in cursors."""
@@ -240,7 +248,9 @@ async def _pieces(
     async for found in follow:
         batches = found if end is None else [part for batch in found if (part := end.take(batch)) is not None]
         if batches:
-            yield await store.blocking(form.encode, batches, offsets)
+            async for piece in store.pump(joined(form.encode(batches, offsets))):
+                yield piece
+                del piece
             offsets = _after(offsets, batches)
         if end is not None and end.done:
             return

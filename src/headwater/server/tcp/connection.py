@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
         return under_way and not self.client.secure
 
     def pause_writing(self) -> None:
-        self.out.full = True
+        self.out.pause()
         self._full_bytes = self._transport.get_write_buffer_size()
         self.deadline = self.loop.time() + self.limits.write_s
 
@@ -473,6 +473,10 @@ class Connection(asyncio.Protocol):
         """Let the client read the answer before the connection is reset under what it still sends."""
         if self.out.closing:
             return
+        if self.out.behind:  # the answer waits for a huge frame
+            self._close_parts()
+            self.loop.create_task(self._linger_later())
+            return
         self._over = self.out.ended = True
         self._close_parts()
         self.deadline = self.loop.time() + (self.limits.write_s if self.out.full else LINGER_S)
@@ -483,6 +487,11 @@ class Connection(asyncio.Protocol):
         if not self._reading:
             self._reading = True
             self._transport.resume_reading()
+
+    async def _linger_later(self) -> None:
+        while self.out.behind and not self.out.closing:
+            await self.out.room()
+        self.linger()
 
     def _close_parts(self) -> None:
         for part in list(self.parts.values()):

@@ -13,7 +13,8 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Conflict, HeadwaterError, NotFound
@@ -102,6 +103,7 @@ class DurableSubscription(Subscription):
         self._acked: deque[Acked] = deque()  # to be told to the consumer
         self._settling = threading.Lock()  # held while that is done, maybe with I/O: never taken by the loop's thread
         self._asked = False  # whether a thread will do so
+        self._sending: asyncio.Task[None] | None = None  # a huge frame; kept so that it is not lost
 
     async def open(self) -> None:
         """Join the consumer, which makes it durably; raises what that raises."""
@@ -155,6 +157,8 @@ class DurableSubscription(Subscription):
             encoded, fence = self._encoded.popleft()
             for frames in encoded.frames:
                 self.unacked.add(frames.partition, frames.offsets, fence)
+                if frames.huge is not None:
+                    self._sending = connection.loop.create_task(connection.out.send_huge(frames.huge))
                 connection.write(frames.data)
                 live.events += len(frames.offsets)
                 live.bytes += len(frames.data)
@@ -198,12 +202,15 @@ class DurableSubscription(Subscription):
 
     # In other threads
 
-    def _encode(self, events: Sequence[Event]) -> bytes:
-        """Make the frames of events that the member is to send next. In its thread."""
+    def _encode(self, events: Sequence[Event], in_memory: int) -> Iterator[bytes]:
+        """Make the frames of events that the member is to send next, huge ones one by one. In its thread."""
+        del in_memory  # a frame has a limit of its own
         assert self._member is not None
-        encoded = recev.encode_events(self.id, events, self.connection.limits.frame_bytes_max)
-        self._encoded.append((encoded, self._member.consumer.fences.get(events[0].partition, 0)))
-        return b""
+        fence = self._member.consumer.fences.get(events[0].partition, 0)
+        for huge, some in groupby(events, _is_huge):
+            for run in ([each] for each in some) if huge else [list(some)]:
+                self._encoded.append((recev.encode_events(self.id, run, self.connection.limits.frame_bytes_max), fence))
+                yield b""
 
     def _fail(self, error: HeadwaterError) -> bytes:
         """The member leaves because of an error. In its thread."""
@@ -227,6 +234,10 @@ class DurableSubscription(Subscription):
                     with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
                         self.connection.loop.call_soon_threadsafe(self.end, error)
                 self._member.done(partition, 0, offset + 1)
+
+
+def _is_huge(event: Event) -> bool:
+    return event.data is None
 
 
 class _Sink:

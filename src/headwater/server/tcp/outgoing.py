@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ class Outgoing:
     def __init__(self, connection: Connection) -> None:
         self.slots: deque[Slot] = deque()
         self.slots_bytes = 0  # of the frames that they answer
-        self.full = False
+        self.turn = asyncio.Lock()  # of the subscriptions: one encodes at a time, when there is room for it
         self.ended = False  # all is said: what is written now is for nobody
         self.transport: Any = None
         self._connection = connection
@@ -36,6 +37,19 @@ class Outgoing:
         self._emitted = self._metrics.route(METHOD, "EMIT").answered
         self._way: Way | None = None
         self._room: asyncio.Future[None] | None = None
+        self._paused = False
+        self._huge = asyncio.Lock()
+        self._behind: list[bytes] = []  # what is written while a huge frame is, and comes after it
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room: the client takes too little, or a huge frame is being sent."""
+        return self._paused or self._huge.locked()
+
+    @property
+    def behind(self) -> bool:
+        """Whether something waits for a huge frame to be sent."""
+        return bool(self._behind)
 
     @property
     def closing(self) -> bool:
@@ -124,7 +138,9 @@ class Outgoing:
     def way(self) -> Way | None:
         """The socket for another thread to write to; None if others may write meanwhile, or with TLS."""
         connection = self._connection
-        if self.slots or connection.parts or connection.client.secure or self.transport.get_write_buffer_size():
+        if self.slots or connection.parts or connection.client.secure or self._huge.locked():
+            return None
+        if self.transport.get_write_buffer_size():
             return None
         if self._way is None:
             self._way = Way(self.transport.get_extra_info("socket").fileno())
@@ -133,20 +149,62 @@ class Outgoing:
     def write(self, data: bytes) -> bool:
         """Send frames; False when there is no more room: then wait for `Part.resume`, or `room`. Never raises."""
         if data and not self.closing:
-            self._metrics.bytes_sent += len(data)
-            self.transport.write(data)
+            if self._huge.locked():
+                self._behind.append(data)
+            else:
+                self._metrics.bytes_sent += len(data)
+                self.transport.write(data)
         return not self.full
+
+    async def send_huge(self, pieces: Iterator[bytes]) -> None:
+        """Send a huge frame piece by piece: nothing of it is held while there is no room. Others write behind it.
+
+        It is sent to its end, also when the task that waits for this is cancelled. What the pieces raise ends the
+        connection: half a frame cannot be taken back.
+        """
+        sending = self._connection.loop.create_task(self._send_pieces(pieces))
+        await asyncio.shield(sending)
+
+    async def _send_pieces(self, pieces: Iterator[bytes]) -> None:
+        blocking = self._connection.store.blocking
+        async with self._huge:
+            try:
+                while not self.closing:
+                    await self._drained()
+                    if not (piece := await blocking(next, pieces, b"")) or self.closing:
+                        break
+                    self._metrics.bytes_sent += len(piece)
+                    self.transport.write(piece)
+                    del piece
+            except Exception:
+                self._connection.abort()
+                raise
+        behind, self._behind = b"".join(self._behind), []
+        self.write(behind)
+        if not (self._paused or self.closing):
+            self._connection.resume_writing()
+
+    async def _drained(self) -> None:
+        while self._paused and not self.closing:
+            await self._until_resumed()
+
+    async def _until_resumed(self) -> None:
+        if self._room is None:
+            self._room = self._connection.loop.create_future()
+        await asyncio.shield(self._room)
 
     async def room(self) -> None:
         """Wait until the client has taken some of what was sent."""
         while self.full and not self.closing:
-            if self._room is None:
-                self._room = self._connection.loop.create_future()
-            await asyncio.shield(self._room)
+            await self._until_resumed()
+
+    def pause(self) -> None:
+        """There is no more room."""
+        self._paused = True
 
     def resume(self) -> None:
         """There is room again, or nobody any more."""
-        self.full = False
+        self._paused = False
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)

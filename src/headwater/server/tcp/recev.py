@@ -12,8 +12,8 @@ huge event is read from its file; safe from any thread. Needs the codec of BSON.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby, repeat
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,6 +31,7 @@ from headwater.format.contents import is_bson
 from headwater.format.events import EventBatch
 from headwater.limits import FRAME_DEPTH_MAX
 from headwater.server.tcp.subscription import Frames
+from headwater.server.wire.encodings import slices
 
 CHUNK_BYTES = 256 * 1024  # encoded at once: enough to vectorise, and little to be held for a slow client
 SMALL = 16  # events of a batch below which they are cheaper as objects, gathered over many batches
@@ -70,7 +71,10 @@ _EVENT = b"\x03event\0"
 _decode_json = msgspec.json.Decoder().decode
 _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 _CANNOT = (ValueError, TypeError, OverflowError, RecursionError, HeadwaterError)  # and what the codec has of its own
-_by_place = attrgetter("partition", "content")
+
+
+def _by_place(event: Event) -> tuple[int, Content, bool]:
+    return event.partition, event.content, event.data is None
 
 
 class Encoded(NamedTuple):
@@ -122,38 +126,59 @@ def encode(sub_id: int, batches: Iterator[EventBatch], frame_max: int) -> Encode
 
 
 def encode_events(sub_id: int, events: Sequence[Event], frame_max: int) -> Encoded:
-    """The frames of events, in their order, up to one that is too large."""
+    """The frames of events, in their order, up to one that is too large. Those without data are huge."""
     found: list[Frames] = []
-    for (partition, content), same in groupby(events, _by_place):
+    for (partition, content, huge), same in groupby(events, _by_place):
         run = list(same)
-        data = [_data(event, frame_max) for event in run]
-        count = next((at for at, each in enumerate(data) if each is None), len(run))
-        fit = run[:count]
-        if fit:
+        if huge:
+            error = _encode_huge(sub_id, run, frame_max, found)
+        else:
             columns = Columns(
                 partition,
-                fit[0].node,
-                np.array([event.offset for event in fit], np.int64),
-                np.array([event.ticks for event in fit], np.int64),
-                [event.type.encode() for event in fit],
-                [event.key for event in fit],
-                [event.raw_meta for event in fit],
+                run[0].node,
+                np.array([event.offset for event in run], np.int64),
+                np.array([event.ticks for event in run], np.int64),
+                [event.type.encode() for event in run],
+                [event.key for event in run],
+                [event.raw_meta for event in run],
                 content,
-                [each for each in data[:count] if each is not None],
+                [event.data or b"" for event in run],
             )
             frames, error = _frames(sub_id, columns, frame_max)
             found += frames
-            if error is not None:
-                return Encoded(found, error)
-        if count < len(run):
-            return Encoded(found, too_large(partition, run[count].offset, run[count].size, frame_max))
+        if error is not None:
+            return Encoded(found, error)
     return Encoded(found)
+
+
+def _encode_huge(sub_id: int, events: Sequence[Event], frame_max: int, found: list[Frames]) -> HeadwaterError | None:
+    """Add the frame of each huge event to those found; returns what is wrong with the first that cannot be sent."""
+    for event in events:
+        if event.size > frame_max:
+            return too_large(event.partition, event.offset, event.size, frame_max)
+        make = partial(_huge_frame, sub_id, event, frame_max)
+        pieces = slices(("recev", sub_id, frame_max, event.node, event.ticks), make)
+        try:
+            first = next(pieces)  # which tells whether it fits
+        except TooLarge as error:
+            return error
+        found.append(Frames(b"", (), event.partition, [event.offset], chain((first,), pieces)))
+    return None
+
+
+def _huge_frame(sub_id: int, event: Event, frame_max: int) -> bytes:
+    """The frame of a huge event, whose data is read for it; raises TooLarge."""
+    whole = msgspec.structs.replace(event, data=b"".join(event.chunks()))
+    frames, error = encode_events(sub_id, [whole], frame_max)
+    if error is not None:
+        raise error
+    return frames[0].data
 
 
 def _encode_batch(sub_id: int, batch: EventBatch, frame_max: int) -> Encoded:
     stored = batch.piece.batch
     if stored.flags & BLOB:
-        return encode_events(sub_id, batch.events(), frame_max)
+        return encode_events(sub_id, batch.events(load=False), frame_max)
     data, types, keys, metas = (stored.column(kind) for kind in (DATA, TYPE, KEY, META))
     assert data is not None
     columns = Columns(
@@ -320,13 +345,6 @@ def _of_text(value: bytes) -> bytes:
 def _encoded(document: dict[str, Any]) -> bytes:
     found = codec()
     return found.encode(document, False, found.encoding)
-
-
-def _data(event: Event, frame_max: int) -> bytes | None:
-    """The data of an event; None if it is too large in any case."""
-    if event.data is not None:
-        return event.data
-    return None if event.size > frame_max else b"".join(event.chunks())
 
 
 def too_large(partition: int, offset: int, size: int, frame_max: int) -> TooLarge:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from headwater.server.tcp.answers import OK, failure
 from headwater.server.tcp.fields import INT32, Fields
 from headwater.server.tcp.slots import Answer
 from headwater.server.tcp.subscription import Subscription, check_number, find, stopping
+from headwater.server.wire.pieces import parted
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import Connection
@@ -140,13 +142,43 @@ class TopicSubscription(Subscription):
     async def run(self) -> None:
         if self.awaits:
             await self.arrive()
-        blocking, frame_max = self.connection.store.blocking, self.connection.limits.frame_bytes_max
         async with aclosing(self._batches) as each:
             async for batches in each:
-                rest = iter(batches)
-                while (encoded := await blocking(recev.encode, self.id, rest, frame_max)).frames or encoded.error:
-                    for frames in encoded.frames:
-                        await self.send(frames)
-                    if encoded.error is not None:
-                        raise encoded.error
+                rest = _Rest(batches)
+                while rest.more:
+                    await self.has_room()  # before its turn: others need not wait for what its client acknowledges
+                    async with self.connection.out.turn:
+                        await self._send_some(rest)
         raise stopping()
+
+    async def _send_some(self, rest: _Rest) -> None:
+        """Encode as much as can be sent now, and send it: nothing waits in memory for its client."""
+        rest.room = await self.has_room()
+        connection = self.connection
+        encoded = await connection.store.blocking(recev.encode, self.id, rest, connection.limits.frame_bytes_max)
+        for frames in encoded.frames:
+            await self.send(frames)
+        if encoded.error is not None:
+            raise encoded.error
+
+
+class _Rest(Iterator[EventBatch]):
+    """Batches in parts, of which so many events are taken at a time as there is `room` for."""
+
+    def __init__(self, batches: Iterable[EventBatch]) -> None:
+        self.room = 0
+        self._parts = deque(part for batch in batches for part in parted(batch))
+
+    @property
+    def more(self) -> bool:
+        return bool(self._parts)
+
+    def __next__(self) -> EventBatch:
+        if not self._parts or not self.room:
+            raise StopIteration
+        part = self._parts.popleft()
+        if len(part) > self.room:
+            self._parts.appendleft(part.part(self.room, len(part)))
+            part = part.part(0, self.room)
+        self.room -= len(part)
+        return part

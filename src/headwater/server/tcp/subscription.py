@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
@@ -29,12 +29,16 @@ _log = logging.getLogger("headwater.server")
 
 
 class Frames(NamedTuple):
-    """RECEV frames of one partition: their bytes, where each ends in them, and the number of each."""
+    """RECEV frames of one partition: their bytes, where each ends in them, and the number of each.
+
+    The frame of a huge event has no bytes here: `huge` gives them, piece by piece.
+    """
 
     data: bytes
     ends: Sequence[int]
     partition: int
     offsets: Sequence[int]
+    huge: Iterator[bytes] | None = None
 
 
 class Subscription(Part):
@@ -112,8 +116,14 @@ class Subscription(Part):
         """Send frames, as many at a time as may be unacknowledged and the connection has room for."""
         at, count, ends, live = 0, len(frames.offsets), frames.ends, self.connection.store.metrics.live
         begin = 0
+        if frames.huge is not None:
+            await self.has_room()
+            self.unacked.add(frames.partition, frames.offsets)
+            live.events += 1
+            await self.connection.out.send_huge(frames.huge)
+            return
         while at < count:
-            to = min(count, at + await self._room())
+            to = min(count, at + await self.has_room())
             end = ends[to - 1]
             self.unacked.add(frames.partition, frames.offsets[at:to])
             self.connection.write(frames.data[begin:end])
@@ -121,7 +131,7 @@ class Subscription(Part):
             live.bytes += end - begin
             at, begin = to, end
 
-    async def _room(self) -> int:
+    async def has_room(self) -> int:
         """Wait until something may be sent; how much."""
         while True:
             await self.connection.room()

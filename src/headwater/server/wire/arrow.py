@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from struct import Struct, error
 from typing import Any
 
@@ -28,12 +28,12 @@ from headwater.format import arrow, events, given
 from headwater.format.column import I64
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
+from headwater.server.wire.encodings import slices
 from headwater.server.wire.parsed import Parsed, too_long
-from headwater.server.wire.pieces import Cut, cut_off, joined, parted
+from headwater.server.wire.pieces import Cut, cut_off, joined, parted, size_of
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
-GROUP_EVENTS = 65_536  # of one record batch
-GROUP_BYTES = 1024 * 1024
+GROUP_BYTES = 256 * 1024  # of one record batch: enough to vectorise, and little for a slow client to hold back
 CONTENT_RUNS_MAX = 1000  # each is a batch of its own in the log
 PART_BYTES = 8 * 1024 * 1024  # what is appended as one batch
 _COLUMNS = ("data", "key", "type", "content", "meta")
@@ -58,25 +58,33 @@ def encode(
     def pieces() -> Iterator[bytes]:
         yield schema.serialize().to_pybytes()
         for group in _groups(part for batch in cut_off(batches, cut) for part in parted(batch)):
-            whole = events.table(group, names).combine_chunks().cast(schema)
-            for batch in whole.to_batches():
-                yield batch.serialize().to_pybytes()
+            key = ("arrow", *names, group[0].log.node, group[0].ticks()[0], group[-1].ticks()[-1])
+            if sum(map(size_of, group)) > 2 * GROUP_BYTES:
+                yield from slices(key, partial(_serialized, group, names, schema))
+            else:
+                yield _serialized(group, names, schema)
         yield _STREAM_END
 
     return joined(pieces())
 
 
+def _serialized(group: list[EventBatch], names: list[str], schema: Any) -> bytes:
+    """The record batch of events."""
+    whole = events.table(group, names).combine_chunks().cast(schema)
+    return b"".join(batch.serialize().to_pybytes() for batch in whole.to_batches())
+
+
 def _groups(parts: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
-    """Neighbours together, up to a number of events and bytes: a record batch for each costs more than its rows."""
+    """Neighbours together, up to some bytes: a record batch for each costs more than its rows."""
     group: list[EventBatch] = []
-    count = size = 0
+    size = 0
     for part in parts:
-        if group and (count + len(part) > GROUP_EVENTS or size + part.size > GROUP_BYTES):
+        more = size_of(part)
+        if group and size + more > GROUP_BYTES:
             yield group
-            group, count, size = [], 0, 0
+            group, size = [], 0
         group.append(part)
-        count += len(part)
-        size += part.size
+        size += more
     if group:
         yield group
 

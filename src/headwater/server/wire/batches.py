@@ -27,7 +27,7 @@ from headwater.format.frames import Decoder
 from headwater.limits import Limits
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.parsed import Parsed, too_long
-from headwater.server.wire.pieces import joined, parted
+from headwater.server.wire.pieces import PIECE_BYTES, joined, parted
 from headwater.server.wire.splice import splice
 
 SMALL_BYTES = 4096  # up to this, a batch goes out whole, whatever is meant of it
@@ -49,7 +49,13 @@ def encode(batch: EventBatch) -> Iterator[bytes]:
     stored, lo, hi = batch.piece
     dense = len(batch) * SPARSE > stored.count and stored.size <= LARGE_BYTES
     if stored.flags & BLOB or stored.size <= SMALL_BYTES or dense:
-        yield frames.encode(batch.partition, stored.raw(), lo, hi, batch.rows)
+        raw = stored.raw()
+        if len(raw) <= PIECE_BYTES:
+            yield frames.encode(batch.partition, raw, lo, hi, batch.rows)
+            return
+        yield frames.head(batch.partition, len(raw), lo, hi, batch.rows)
+        for at in range(0, len(raw), PIECE_BYTES):
+            yield bytes(raw[at : at + PIECE_BYTES])
         return
     ticks = stored.ticks()
     for part in parted(batch):

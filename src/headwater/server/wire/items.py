@@ -17,7 +17,7 @@ import numpy as np
 from headwater.format.batch import BLOB, DATA
 from headwater.format.column import I64, Bytes
 from headwater.format.events import EventBatch
-from headwater.server.wire.pieces import PIECE_BYTES, Cut, cut_off, parted
+from headwater.server.wire.pieces import PIECE_BYTES, Cut, cut_off, drained, parted
 from headwater.server.wire.splice import splice, windows
 
 HEADER_BYTES = 12
@@ -38,8 +38,8 @@ def encode(batches: Iterable[EventBatch], cut: Cut | None = None) -> Iterator[by
             pending.append(piece)
             size += len(piece)
             if size >= PIECE_BYTES or huge:
-                yield pending[0] if len(pending) == 1 else b"".join(pending)
-                pending, size = [], 0
+                size = 0
+                yield drained(pending)
     if pending:
         yield b"".join(pending)
 
@@ -50,7 +50,8 @@ def encode_batch(batch: EventBatch) -> Iterator[bytes]:
     if stored.flags & BLOB:
         blob = batch.log.blob(stored)
         yield _HEADER.pack(stored.base_offset, blob.size)
-        yield from blob.chunks()
+        for chunk in blob.chunks():
+            yield from (chunk[at : at + PIECE_BYTES] for at in range(0, len(chunk), PIECE_BYTES))
     elif stored.count == 1:
         data = stored.only(DATA) or b""
         yield _HEADER.pack(stored.base_offset, len(data)) + data

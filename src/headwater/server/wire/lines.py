@@ -32,6 +32,7 @@ from headwater.format.column import Column
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
 from headwater.server.wire.decoding import WRONG
+from headwater.server.wire.encodings import encoded
 from headwater.server.wire.parsed import Parsed, too_long, too_many
 from headwater.server.wire.pieces import Cut, cut_off, joined, parted
 
@@ -55,7 +56,9 @@ _WRONG = (*WRONG, Invalid)
 
 def encode_all(batches: Iterable[EventBatch], cut: Cut | None = None) -> Iterator[bytes]:
     """The lines of batches, in pieces. What is not a whole piece is held back until the batches end."""
-    return joined(encode(part) for batch in cut_off(batches, cut) for part in parted(batch))
+    return joined(
+        piece for batch in cut_off(batches, cut) for part in parted(batch) for piece in encoded(part, "lines", encode)
+    )
 
 
 def encode_array(batches: Iterable[EventBatch], cut: Cut | None = None) -> Iterator[bytes]:
@@ -65,11 +68,16 @@ def encode_array(batches: Iterable[EventBatch], cut: Cut | None = None) -> Itera
         before = b"["
         for batch in cut_off(batches, cut):
             for part in parted(batch):
-                yield before + encode(part)[:-1].replace(b"\n", b",")  # a line has no line feed but at its end
+                yield before
+                yield from encoded(part, "array", _elements)
                 before = b","
         yield b"[]" if before == b"[" else b"]"
 
     return joined(pieces())
+
+
+def _elements(batch: EventBatch) -> bytes:
+    return encode(batch)[:-1].replace(b"\n", b",")  # a line has no line feed but at its end
 
 
 def encode(batch: EventBatch) -> bytes:

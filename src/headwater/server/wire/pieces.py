@@ -4,6 +4,7 @@
     cut_off(batches, cut) -> Iterator[EventBatch]           the batches up to the end
     parted(batch) -> Iterator[EventBatch]                   a large one in parts of about PIECE_BYTES
     joined(pieces) -> Iterator[bytes]                       small pieces together, up to PIECE_BYTES
+    size_of(batch) -> int                                   about how many bytes a batch takes on the wire
 
 Bytes only. A `Cut` belongs to one answer, and so to one thread at a time.
 """
@@ -19,7 +20,8 @@ from headwater.format.column import I64
 from headwater.format.events import EventBatch
 
 PIECE_BYTES = 256 * 1024  # enough for a system call to be worth it, and little for a slow client to hold back
-WHOLE_BYTES = 1024 * 1024  # a batch as sealing packs it, of 512 KiB of data, is encoded as a whole: a call costs too
+WHOLE_BYTES = 2 * PIECE_BYTES  # up to this, a batch is encoded as a whole: a call costs too
+FIELDS_BYTES = 128  # of an event on the wire, beside its data and meta: about
 
 
 class Cut:
@@ -99,9 +101,10 @@ def parted(batch: EventBatch) -> Iterator[EventBatch]:
     if total <= WHOLE_BYTES:
         yield batch
         return
-    ends = np.searchsorted(sizes, np.arange(PIECE_BYTES, total, PIECE_BYTES)) + 1
+    ends = np.unique(np.searchsorted(sizes, np.arange(PIECE_BYTES, total, PIECE_BYTES)) + 1).tolist()
+    del sizes  # which is not small, and would be held for a slow client
     lo = 0
-    for hi in [*np.unique(ends).tolist(), len(batch)]:
+    for hi in [*ends, len(batch)]:
         if hi > lo:
             yield batch.part(lo, hi)
             lo = hi
@@ -114,17 +117,31 @@ def joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         pending.append(piece)
         size += len(piece)
+        del piece
         if size >= PIECE_BYTES:
-            yield pending[0] if len(pending) == 1 else b"".join(pending)
-            pending, size = [], 0
+            size = 0
+            yield pending.pop() if len(pending) == 1 else drained(pending)
     if size:
-        yield b"".join(pending)
+        yield drained(pending)
+
+
+def drained(pieces: list[bytes]) -> bytes:
+    """All of them as one, which nobody holds here any more."""
+    whole = b"".join(pieces)
+    pieces.clear()
+    return whole
+
+
+def size_of(batch: EventBatch) -> int:
+    """About how many bytes a batch takes on the wire, with the data of a huge event, if that goes out."""
+    stored = batch.piece.batch
+    return FIELDS_BYTES + batch.huge_bytes if stored.flags & BLOB else int(_sizes(batch).sum())
 
 
 def _sizes(batch: EventBatch) -> I64:
     """About how many bytes each event takes on the wire."""
     stored, lo, hi = batch.piece
-    sizes = np.full(len(batch), 64, np.int64)
+    sizes = np.full(len(batch), FIELDS_BYTES, np.int64)
     for kind in (DATA, META):
         column = stored.column(kind)
         if column is not None:

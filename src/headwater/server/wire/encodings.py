@@ -1,0 +1,119 @@
+"""Huge events on their way out: encoded as a whole, sent a slice at a time, and held by none of those who wait.
+
+    slices(key, encode) -> Iterator[bytes]      what `encode` returns, in slices; equal keys must encode to equal bytes
+    encoded(batch, form, encode)                `encode(batch)`, in slices if it is huge; `form` names what encode does
+
+A reader that stops has its place in the event and no bytes of it. What was encoded is kept for those who are in its
+midst, all readers of the same event together, up to `KEPT_BYTES` for the whole process; beyond that, the one that was
+used longest ago is dropped, and encoded again when it is asked for. Few are encoded at once: each takes several times
+its size for a moment. Safe from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Hashable, Iterator
+
+from headwater.errors import Unavailable
+from headwater.format.events import EventBatch
+from headwater.server.wire.pieces import PIECE_BYTES, size_of
+
+SLICE_BYTES = 128 * 1024  # what a reader that stops holds
+HUGE_BYTES = 2 * PIECE_BYTES  # what `parted` makes of events that are not huge is below
+KEPT_BYTES = 32 * 1024 * 1024  # beside one that may be larger
+ENCODED_AT_ONCE = 2
+
+
+class _Encoded:
+    """One huge event in one form, and how many are in its midst."""
+
+    __slots__ = ("data", "readers", "size")
+
+    def __init__(self) -> None:
+        self.data: bytes | None = None
+        self.readers = 0
+        self.size = -1  # until it is known
+
+
+class Encodings:
+    """What is encoded for readers that are in its midst."""
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._kept_bytes = kept_bytes
+        self._mutex = threading.Lock()  # protects the two below
+        self._found: OrderedDict[Hashable, _Encoded] = OrderedDict()  # what was used last is last
+        self._bytes = 0
+        self._encoding = threading.Semaphore(ENCODED_AT_ONCE)
+
+    @property
+    def kept(self) -> int:
+        """How many bytes are kept now."""
+        return self._bytes
+
+    def slices(self, key: Hashable, encode: Callable[[], bytes]) -> Generator[bytes, None, None]:
+        """What `encode` returns, in slices. Raises what it raises, also in the midst, if it must be called again."""
+        with self._mutex:
+            entry = self._found.setdefault(key, _Encoded())
+            entry.readers += 1
+        try:
+            at = 0
+            while at != entry.size:
+                piece = self._slice(key, entry, encode, at)
+                at += len(piece)
+                yield piece
+                del piece
+        finally:
+            with self._mutex:
+                entry.readers -= 1
+                if not entry.readers:
+                    self._drop(entry)
+                    del self._found[key]
+
+    def _slice(self, key: Hashable, entry: _Encoded, encode: Callable[[], bytes], at: int) -> bytes:
+        data = entry.data
+        if data is None:
+            with self._encoding:
+                data = entry.data  # another reader may have been quicker
+                if data is None:
+                    data = encode()
+                    self._keep(entry, data)
+        with self._mutex:
+            self._found.move_to_end(key)
+        return data[at : at + SLICE_BYTES]
+
+    def _keep(self, entry: _Encoded, data: bytes) -> None:
+        with self._mutex:
+            if entry.size not in (-1, len(data)):
+                raise Unavailable("a huge event has changed while it was sent")
+            entry.size = len(data)
+            if entry.data is None:
+                entry.data = data
+                self._bytes += len(data)
+            for other in self._found.values():
+                if self._bytes <= self._kept_bytes:
+                    break
+                if other is not entry:
+                    self._drop(other)
+
+    def _drop(self, entry: _Encoded) -> None:
+        if entry.data is not None:
+            entry.data = None
+            self._bytes -= entry.size
+
+
+_ENCODINGS = Encodings()
+slices = _ENCODINGS.slices
+
+
+def is_huge(batch: EventBatch) -> bool:
+    """Whether a batch, or a part that `parted` made, has more than a reader that stops may hold."""
+    return size_of(batch) > HUGE_BYTES
+
+
+def encoded(batch: EventBatch, form: Hashable, encode: Callable[[EventBatch], bytes]) -> Iterator[bytes]:
+    """The bytes of a part that `parted` made, in slices if it is huge. `form` tells apart what else encodes it."""
+    if is_huge(batch):
+        yield from slices((form, batch.log.node, batch.ticks().tobytes()), lambda: encode(batch))
+    else:
+        yield encode(batch)
