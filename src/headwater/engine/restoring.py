@@ -107,6 +107,8 @@ def _restore(
         size = sum(each.file.bytes for owner, each in fetches if owner is log)
         bounds = log.finish()
         lost = total(stored_losses(log.place))
+        if lost:
+            log.place.mark_lost()
         done.append(Restored(log.place.topic, log.place.partition, *bounds, size, lost))
     return done
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headwater.errors import Corrupt, HeadwaterError, Unavailable
 from headwater.event import Blob, Content
-from headwater.format.batch import Batch
+from headwater.format.batch import LOST, Batch
 from headwater.format.losses import Ranges
 from headwater.format.names import file_of
 from headwater.format.producers import Known, Producer
@@ -178,6 +178,8 @@ class LocalLog:
         For a replica, which takes them from its source: whatever guards against appends does not hold here.
         """
         copying.check(batches)
+        if any(batch.flags & LOST for batch in batches):
+            self.place.mark_lost()
         with self._group.exclusive() as writer:
             writer.take(batches, spooled)
 

@@ -35,6 +35,7 @@ class Losses:
     def __init__(self, reader: Reader, place: Place) -> None:
         self.place = place
         self._reader = reader
+        self._marked = False  # once it is, it stays so
         self._known: tuple[int, dict[int, Ranges]] = -1, {}  # of finished segments, in one generation of the log
 
     def between(self, start: int, stop: int) -> Ranges:
@@ -42,6 +43,8 @@ class Losses:
 
         Of a segment that is in the archive alone, they are known if its index was fetched.
         """
+        if not self._any():
+            return []
         slot = self._reader.slot()
         found: Ranges = []
         offset, stop = start, min(stop, slot.visible_offset)
@@ -53,6 +56,8 @@ class Losses:
 
     def of(self, base: int, slot: Slot) -> Ranges:
         """The lost offsets of one segment."""
+        if not self._any():
+            return []
         if self._known[0] != slot.generation:
             self._known = slot.generation, {}  # a repair made segments anew
         known = self._known[1]
@@ -70,3 +75,8 @@ class Losses:
         if base != slot.segment:
             known[base] = found
         return found
+
+    def _any(self) -> bool:
+        """Whether the log may have lost events: nearly none has, and then no segment is looked at."""
+        self._marked = self._marked or self.place.disk.inode(self.place.lost) is not None
+        return self._marked

@@ -48,6 +48,11 @@ class Place(msgspec.Struct, frozen=True):
         return self.path / "archived.json"
 
     @property
+    def lost(self) -> Path:
+        """What is there, empty, if the log may have lost events."""
+        return self.path / "lost"
+
+    @property
     def spool(self) -> Path:
         return self.path / "spool"
 
@@ -76,6 +81,13 @@ class Place(msgspec.Struct, frozen=True):
             number += 1
         self.disk.replace(self.cut(base, position, number), data)
         return self.cut(base, position, number)
+
+    def mark_lost(self) -> None:
+        """Note, durably, that the log may have lost events: before the first batch that stands for some is written."""
+        if self.disk.inode(self.lost) is None:
+            with contextlib.suppress(FileExistsError):
+                self.disk.close(self.disk.create(self.lost))
+            self.disk.sync_directory(self.path)
 
     def beside(self, path: Path) -> Path:
         """Where to keep a damaged file that is about to be replaced: a name that nothing has yet."""

@@ -202,6 +202,8 @@ def _rewrite(place: Place, mend: Mend) -> list[str]:
                 parts += _lost(*hole.offsets, last_ticks + 1)
                 last_ticks += hole.offsets[1] - hole.offsets[0]
                 _set_blobs_aside(place, mend.base, hole)
+        if any(hole.offsets[0] < hole.offsets[1] for hole in mend.walk.holes):
+            place.mark_lost()
         place.disk.replace(place.segment(mend.base), b"".join(parts))
     finally:
         segment.close()
