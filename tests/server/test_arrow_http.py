@@ -124,3 +124,14 @@ def test_a_small_table_of_a_producer_is_appended_once(server: Server) -> None:
 def test_an_unknown_column_is_refused(server: Server) -> None:
     answer = httpx.get(f"{made(server)}/items", params={"format": "arrow", "columns": "colour"})
     assert (answer.status_code, answer.json()["kind"]) == (400, "Invalid")
+
+
+def test_a_stream_of_very_many_empty_batches_is_refused_at_once(server: Server) -> None:
+    topic = made(server)
+    empty = pa.record_batch([pa.array([], pa.binary())], names=["data"])
+    out = io.BytesIO()
+    with ipc.new_stream(out, empty.schema) as writer:
+        for _ in range(60_000):
+            writer.write_batch(empty)
+    answer = httpx.post(f"{topic}/items", content=out.getvalue(), headers={"content-type": ARROW}, timeout=10)
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_many_batches")

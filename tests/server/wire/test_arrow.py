@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import time
 import tracemalloc
 from typing import Any
 
@@ -16,7 +17,7 @@ from pyarrow import ipc
 from headwater.errors import Invalid, TooLarge, Unsupported
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.events import EventBatch
-from headwater.limits import Limits
+from headwater.limits import DEFAULTS, Limits
 from headwater.server.wire import arrow, pieces
 from headwater.server.wire.parsed import Parsed
 from headwater.server.wire.pieces import Cut
@@ -329,3 +330,40 @@ def test_a_stream_that_may_hold_more_than_was_sent_is_known_before_it_is_read(
     sent = arrow.look(stream(pa.table({"data": data}), compression=compression), LIMITS, EVENTS_MAX)
     assert sent.grows is grows
     assert sum(part.count for part in sent.parts()) == len(data)
+
+
+def stream_of(batches: int, rows: int, dictionary: int = 0) -> bytes:
+    """A stream of so many equal batches; with a dictionary of so many values, which all of them name."""
+    column: Any = pa.array([b"x"] * rows, pa.binary())
+    if dictionary:
+        values = pa.array([b"%07d" % number for number in range(dictionary)])
+        column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), values)
+    batch = pa.record_batch([column], names=["data"])
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, batch.schema) as writer:
+        for _ in range(batches):
+            writer.write_batch(batch)
+    whole: bytes = sink.getvalue().to_pybytes()
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("batches", "rows", "dictionary"), [(60_000, 0, 0), (60_000, 1, 0), (9000, 0, 100_000), (9000, 1, 100_000)]
+)
+def test_a_stream_costs_no_more_than_its_bytes_however_many_batches_it_has(
+    batches: int, rows: int, dictionary: int
+) -> None:
+    body = stream_of(batches, rows, dictionary)
+    begun = time.process_time()
+    with pytest.raises(TooLarge) as refused:
+        arrow.parse(body, DEFAULTS, 1_000_000)
+    assert refused.value.code == "too_many_batches"
+    assert time.process_time() - begun < 5  # some times what it takes
+
+
+def test_small_batches_are_appended_together_and_empty_ones_not_at_all() -> None:
+    assert arrow.parse(stream_of(5000, 0), DEFAULTS, 1_000_000) == []
+    (part,) = arrow.parse(stream_of(5000, 2), DEFAULTS, 1_000_000)
+    assert part.count == 10_000
+    (few,) = arrow.parse(stream_of(1, 2, 50), DEFAULTS, 1_000_000)
+    assert few.count == 2

@@ -16,7 +16,7 @@ from headwater.format import jsonl
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
-from headwater.server.wire import lines, pieces
+from headwater.server.wire import elements, lines, pieces
 from headwater.server.wire.parsed import Parsed
 from headwater.server.wire.pieces import Cut
 from tests import strategies
@@ -269,7 +269,7 @@ def test_what_is_not_json_is_refused(body: bytes) -> None:
 
 
 def test_a_long_array_of_arrays_is_counted_by_its_own_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_COMMAS_MAX", 100)
+    monkeypatch.setattr(elements, "COMMAS_MAX", 100)
     limits = Limits(batch_events_max=5)
     inner = b"[" + b'1,"],[",{"a,":[2,3]},' * 20 + b'"\\"],"]'
     assert lines.parse_array(b"[" + b",".join([inner] * 5) + b"]", limits).count == 5

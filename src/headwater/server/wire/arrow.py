@@ -36,6 +36,9 @@ MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 GROUP_BYTES = 256 * 1024  # of one record batch: enough to vectorise, and little for a slow client to hold back
 CONTENT_RUNS_MAX = 1000  # each is a batch of its own in the log
 PART_BYTES = 8 * 1024 * 1024  # what is appended as one batch
+JOINED_EVENTS = 16_384  # of record batches that are taken together, if each has fewer
+MESSAGES_MAX = 10_000  # of one stream: each costs, however little it holds
+WORK = 8  # times `batch_bytes_max`: what all batches together may have of dictionaries, which are looked at with each
 _COLUMNS = ("data", "key", "type", "content", "meta")
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -126,12 +129,34 @@ class Sent:
         parts: list[Parsed] = []
         rest = _Budget(self._limits, self._events_max)
         with _refusing():
-            for batch in self._reader:
-                batch.validate(full=True)  # its buffers are used without a look at each offset
-                rest.add(batch.num_rows, sum(_bytes_of(column) for column in batch.columns))
+            for batch in self._joined(rest):
                 for content, some in _by_content(batch):
                     parts += _parts(some, content, self._limits)
         return parts
+
+    def _joined(self, rest: _Budget) -> Iterator[Any]:
+        """The batches that have rows, small ones together: each that is appended costs, however few it has."""
+        run: list[Any] = []
+        rows = 0
+        plain = not any(_names_values(field.type) for field in self._reader.schema)
+        for batch in self._reader:
+            if not batch.num_rows:
+                continue
+            batch.validate(full=True)  # its buffers are used without a look at each offset
+            rest.add(batch.num_rows, sum(_bytes_of(column) for column in batch.columns))
+            run.append(batch)
+            rows += batch.num_rows
+            if rows >= JOINED_EVENTS or not plain:
+                yield from _join(run)
+                run, rows = [], 0
+        yield from _join(run)
+
+
+def _join(batches: list[Any]) -> list[Any]:
+    if len(batches) < 2:
+        return batches
+    joined: list[Any] = arrow.pyarrow().Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
 
 
 class _Budget:
@@ -141,7 +166,23 @@ class _Budget:
         self._limits = limits
         self._events_max = events_max
         self._events = 0
+        self._messages = 0
+        self._work = 0
         self.bytes = 0
+
+    def work(self, size: int) -> None:
+        """A message comes, for which dictionaries of this size are looked at: again and again, with each."""
+        self._messages += 1
+        self._work += size
+        most = WORK * self._limits.batch_bytes_max
+        if self._messages > MESSAGES_MAX or self._work > most:
+            raise TooLarge(
+                f"the stream has {self._messages} messages or more, and may have {MESSAGES_MAX}"
+                if self._messages > MESSAGES_MAX
+                else f"the dictionaries of the stream, taken with each batch, have more than {most} bytes",
+                hint="write larger record batches",
+                code="too_many_batches",
+            )
 
     def add(self, count: int, size: int) -> None:
         self._events += max(count, 0)
@@ -162,6 +203,7 @@ def _look_at_messages(body: bytes, budget: _Budget) -> None:
     """Add up what the messages of a stream claim to hold: rows, and the bytes of their buffers, decompressed."""
     pa = arrow.pyarrow()
     messages = _ipc().MessageReader.open_stream(pa.py_buffer(body))
+    dictionaries: dict[int, int] = {}  # the size of each that holds now
     while True:
         try:
             message = messages.read_next_message()
@@ -169,13 +211,16 @@ def _look_at_messages(body: bytes, budget: _Budget) -> None:
             return
         if message.type in ("record batch", "dictionary"):
             metadata = _Table.root(memoryview(message.metadata))
-            batch = metadata.table(2)  # the message's header
-            if message.type == "dictionary":
-                batch = batch and batch.table(1)
-            if batch is None:
+            header = metadata.table(2)
+            batch = header and header.table(1) if message.type == "dictionary" else header
+            if batch is None or header is None:
                 raise Invalid("a message of the stream is empty", code="bad_body")
-            rows = 0 if message.type == "dictionary" else batch.long(0)
-            budget.add(rows, _claimed(batch, memoryview(message.body or b"")))
+            size = _claimed(batch, memoryview(message.body or b""))
+            if message.type == "dictionary":
+                id = header.long(0)
+                dictionaries[id] = dictionaries.get(id, 0) + size  # it may be added to what is there
+            budget.work(sum(dictionaries.values()))
+            budget.add(0 if message.type == "dictionary" else batch.long(0), size)
 
 
 def _claimed(batch: _Table, body: memoryview) -> int:

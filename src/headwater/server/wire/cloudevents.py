@@ -25,6 +25,7 @@ from headwater.event import Content
 from headwater.format import given
 from headwater.limits import Limits
 from headwater.server.wire.decoding import decoded
+from headwater.server.wire.elements import more_than
 from headwater.server.wire.parsed import Parsed, too_many
 
 STRUCTURED = "application/cloudevents+json"
@@ -60,6 +61,8 @@ def structured(body: bytes) -> Item:
 
 def batch(body: bytes, limits: Limits) -> Parsed:
     """An array of events, of one content; raises Invalid, and TooLarge for too many."""
+    if more_than(body, limits.batch_events_max):
+        raise too_many(limits.batch_events_max + 1, limits)
     found = decoded(_decode_array, body, NONE)
     if len(found) > limits.batch_events_max:
         raise too_many(len(found), limits)

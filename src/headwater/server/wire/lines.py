@@ -14,7 +14,6 @@ Bytes only; safe from any thread.
 
 from __future__ import annotations
 
-import re
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
@@ -32,6 +31,7 @@ from headwater.format.column import Column
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
 from headwater.server.wire.decoding import WRONG
+from headwater.server.wire.elements import more_than
 from headwater.server.wire.encodings import encoded
 from headwater.server.wire.parsed import Parsed, too_long, too_many
 from headwater.server.wire.pieces import Cut, cut_off, joined, parted
@@ -40,8 +40,6 @@ _FEW = 4  # so few events are faster one by one
 _BLOCK_BYTES = 1024 * 1024  # what is looked at together: what is made of it stays small, whatever it holds
 _SPACE = b" \t\r\n"
 _OPENING, _CLOSING = (np.isin(np.arange(256), list(signs)) for signs in (b"{[,:", b"}],:"))
-_COMMAS_MAX = 1_000_000  # with more, an array is counted before it is taken apart
-_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{},]', re.DOTALL)
 
 _encode = msgspec.json.Encoder().encode
 _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
@@ -240,7 +238,7 @@ def parse_array(body: bytes, limits: Limits, *, events: bool = False, one: bool 
         raise too_long(len(body), limits)
     if one or body[:1] != b"[":
         return _events([(1, body)], limits, "element") if events else _json([_one(body)], limits)
-    if body.count(b",") > _COMMAS_MAX and _longer_than(body, limits.batch_events_max):
+    if more_than(body, limits.batch_events_max):
         raise too_many(limits.batch_events_max + 1, limits)
     try:
         values = list(map(bytes, _raws(body)))
@@ -365,22 +363,6 @@ def _events(values: list[tuple[int, bytes]], limits: Limits, what: str) -> Parse
         )
     content, columns, _ = given.encode_many(data, contents.pop(), types, keys, metas, limits)
     return Parsed(content, columns, len(data))
-
-
-def _longer_than(array: bytes, most: int) -> bool:
-    """Whether a JSON array has more elements, told by its commas without taking it apart."""
-    depth = elements = 0
-    for token in _TOKENS.finditer(array):
-        sign = array[token.start()]
-        if sign in b"[{":
-            depth += 1
-        elif sign in b"]}":
-            depth -= 1
-        elif sign == 44 and depth == 1:
-            elements += 1
-            if elements >= most:
-                return True
-    return False
 
 
 def _reason(error: Exception) -> str:
