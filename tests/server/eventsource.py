@@ -43,6 +43,7 @@ class Source(asyncio.Protocol):
         self.transport: asyncio.Transport
         self._buffer = b""
         self._text = b""
+        self._block: list[str] = []
         self._in_body = self._chunked = False
         self._id = ""
         self._changed = asyncio.Event()
@@ -116,18 +117,23 @@ class Source(asyncio.Protocol):
             if size == 0:
                 self.ended = True
             self._text += rest[:size]
-            *blocks, self._text = self._text.split(b"\n\n")
-            for block in blocks:
-                self._dispatch(block.decode())
+            *lines, self._text = self._text.split(b"\n")
+            for line in lines:
+                if line.startswith(b":"):
+                    self.comments += 1
+                elif line:
+                    self._block.append(line.decode())
+                else:
+                    self._dispatch()
 
-    def _dispatch(self, block: str) -> None:
+    def _dispatch(self) -> None:
+        """End a block, which must be an event: some clients take any other for one."""
         event, data = "message", []
-        for line in block.split("\n"):
+        block, self._block = self._block, []
+        for line in block:
             name, _, value = line.partition(":")
             value = value.removeprefix(" ")
-            if not name:
-                self.comments += 1
-            elif name == "id":
+            if name == "id":
                 self._id = value
             elif name == "event":
                 event = value
@@ -137,8 +143,10 @@ class Source(asyncio.Protocol):
                 self.retry_ms = int(value)
             else:
                 raise AssertionError(f"a field that nobody knows: {line!r}")
-        if data:
-            self.events.append(Got(self._id, event, "\n".join(data), time.monotonic()))
+        assert data, f"a block without data: {block}"
+        if event == "headwater.begin":  # which says where the changes of a binder begin
+            return
+        self.events.append(Got(self._id, event, "\n".join(data), time.monotonic()))
 
 
 @asynccontextmanager

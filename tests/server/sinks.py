@@ -27,6 +27,7 @@ class Lines:
 
     key = "lines"
     opening = b""
+    first = b""
     heartbeat = b"beat\n"
 
     def __init__(self) -> None:

@@ -185,8 +185,8 @@ def test_curl_reads_events_and_lines(clicks: Clicks, server: Server) -> None:
                 pass
             clicks.click("c")
             assert json.loads(lines.stdout.readline())["data"] == {"n": 1}
-            read = [events.stdout.readline().rstrip() for _ in range(6)]
-            begins, id, event, data = read[1], *read[3:]
+            read = [events.stdout.readline().rstrip() for _ in range(7)]
+            begins, id, event, data = read[0], *read[4:]
             assert begins.startswith("id: ")
             assert id.startswith("id: ")
             assert id != begins

@@ -43,6 +43,14 @@ from headwater.cli.opening import directory_of
 @click.option("--bus", metavar="TOPIC", default="events", show_default=True, help="The topic behind /api/events.")
 @click.option("--segments", type=click.IntRange(1), metavar="N", help="How many segments the bus keeps.  [default: 16]")
 @click.option("--segment-bytes", type=Size(), metavar="SIZE", help="How large each is.  [default: 64 MiB]")
+@click.option(
+    "--heartbeat",
+    type=click.FloatRange(0.1, 3600.0),
+    metavar="SECONDS",
+    default=5.0,
+    show_default=True,
+    help="How often an idle live stream sends a sign of life.",
+)
 def serve(
     data: str,
     http: str,
@@ -59,6 +67,7 @@ def serve(
     bus: str,
     segments: int | None,
     segment_bytes: int | None,
+    heartbeat: float,
 ) -> None:
     """Serve a log directory over HTTP and TCP, beside any program that has it open.
 
@@ -80,7 +89,10 @@ def serve(
     logging.getLogger("headwater").propagate = False  # its handler is the program's own
     kept = {"segments": segments, "segment_bytes": segment_bytes}
     settings = Settings(
-        bus=Bus(topic=bus, **{name: value for name, value in kept.items() if value is not None}), origins=cors, app=app
+        bus=Bus(topic=bus, **{name: value for name, value in kept.items() if value is not None}),
+        origins=cors,
+        app=app,
+        heartbeat_s=heartbeat,
     )
     if auth is not None and access is not None:
         raise click.UsageError("--auth and --access cannot be given together")

@@ -49,7 +49,15 @@ class Form(Protocol):
         ...
 
     @property
-    def opening(self) -> bytes: ...
+    def opening(self) -> bytes:
+        """What is written at once."""
+        ...
+
+    @property
+    def first(self) -> bytes:
+        """What is written before the first event, in one with it."""
+        ...
+
     @property
     def heartbeat(self) -> bytes:
         """What says nothing; empty if there is no way to."""
@@ -206,6 +214,7 @@ class Subscription:
         limits: ServerLimits,
         counts: LiveMeter,
         opening: bytes,
+        first: bytes = b"",
     ) -> None:
         """`join` and `leave` are called when it begins and ends; `last_id` is the event before `offsets`, if known."""
         self.ahead = False  # whether it waits for its channel to get to where it begins
@@ -217,6 +226,7 @@ class Subscription:
         self._limits = limits
         self._counts = counts
         self._opening = opening
+        self._first = first  # until it is written, with the first event
         self._number = 0  # of its channel's chunk that it needs next
         self._full = False
         self._begun = self._ended = False
@@ -301,6 +311,7 @@ class Subscription:
             return
         deleted = isinstance(error, NotFound) and error.code == "topic_deleted"
         if isinstance(error, HeadwaterError) and not deleted:
+            self._begin_events()
             self._sink.write(self._channel.form.failure(error))
         self.end()
 
@@ -318,7 +329,7 @@ class Subscription:
         channel = self._channel
         while not (self._full or self._ended):
             if self._number == channel.head:
-                channel.live[self] = self._sink.write_framed
+                channel.live[self] = self._write_first if self._first else self._sink.write_framed
                 return
             chunk = channel.kept(self._number)
             if chunk is None:
@@ -390,6 +401,7 @@ class Subscription:
             piece = await self._blocking(next, pieces, b"")
             if not piece:
                 break
+            self._begin_events()
             self._full = not self._sink.write(piece)
             self._counts.bytes += len(piece)
             del piece
@@ -400,10 +412,22 @@ class Subscription:
         self._offsets = chunk.after
         if chunk.data:
             self._last_id = chunk.last_id
+            self._begin_events()
             self._full = not self._sink.write_framed(chunk.data, chunk.framed)
             self._counts.events += chunk.events
             self._counts.bytes += len(chunk.data)
             self._counts.gaps += chunk.gaps
+
+    def _write_first(self, data: bytes, framed: bytes) -> bool:
+        """Write the first chunk that comes while it is live; others go straight to the sink."""
+        self._begin_events()
+        self._channel.live[self] = self._sink.write_framed
+        return self._sink.write_framed(data, framed)
+
+    def _begin_events(self) -> None:
+        first, self._first = self._first, b""
+        if first:
+            self._sink.write(first)
 
     def _behind_or_at(self, offsets: Offsets) -> bool:
         return all(map(int.__le__, self._offsets, offsets))

@@ -74,6 +74,9 @@ class Feeds:
         if gap is not None:
             self.counts.gaps += 1
             opening += form.gap(gap, cursor.offsets, after)
+        first = form.first
+        if opening:
+            opening, first = first + opening, b""
         wanted = [selection.get(name) for name in ("type", "key", "match")]
         key = (cursor.uuid, cursor.partitions, form.key, _canonical(wanted))
         return Subscription(
@@ -85,6 +88,7 @@ class Feeds:
             self._limits,
             self.counts,
             form.opening + opening,
+            first,
         )
 
     async def follow(
@@ -185,6 +189,26 @@ class Feeds:
             if waiter is not None:
                 self._waiters.discard(waiter)
                 self._watches.remove(waiter)
+
+
+async def beating(
+    found: AsyncGenerator[list[EventBatch], None], seconds: float
+) -> AsyncGenerator[list[EventBatch] | None, None]:
+    """What is found, and None whenever nothing was for so long."""
+    looking: asyncio.Future[list[EventBatch] | None] | None = None
+    try:
+        while True:
+            looking = asyncio.ensure_future(anext(found, None))
+            while not (await asyncio.wait({looking}, timeout=seconds))[0]:
+                yield None
+            if (batches := looking.result()) is None:
+                return
+            yield batches
+    finally:
+        if looking is not None:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+        await found.aclose()
 
 
 class _Waiter(Follower):

@@ -22,5 +22,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     origins: tuple[str, ...] = ()
     limits: ServerLimits = SERVER_DEFAULTS
     app: str | None = None  # a module with an application, which is run beside the server
-    heartbeat_s: float = 15.0  # how often an idle stream says that it is alive: below the 30 s of many proxies
+    heartbeat_s: float = 5.0  # how often an idle stream says that it is alive: some clients give up after 10 s
     check_host: bool = False  # refuse names that are not this machine's own: a web site could take one to get in

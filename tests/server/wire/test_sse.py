@@ -127,7 +127,7 @@ def test_a_huge_event_is_told_of_when_it_does_not_fit_into_memory() -> None:
 
 def test_events_of_the_server_heartbeats_and_delays_are_what_browsers_expect() -> None:
     assert sse.told("headwater.gap", {"after": None}) == b'event: headwater.gap\ndata: {"after":null}\n\n'
-    assert sse.retry(2000) == b"retry: 2000\n\n"
+    assert sse.retry(2000) == b"retry: 2000\n"
     stream = sse.retry(1) + sse.HEARTBEAT + sse.told("a", "line\nfeed") + sse.HEARTBEAT
     assert read(stream) == [Message("", "a", '"line\\nfeed"')]
 

@@ -257,7 +257,7 @@ def _failure(error: HeadwaterError) -> bytes:
 
 def _opening(place: str) -> bytes:
     """Where the stream begins: who comes back before the first change goes on from there."""
-    return wire.retry(sse.RETRY_MS) + b"id: %b\n\n" % place.encode()
+    return wire.retry(sse.RETRY_MS) + b"id: %b\n" % place.encode() + wire.told("headwater.begin", {"place": place})
 
 
 EVENTS = Form(SSE.media, _opening, _event, wire.HEARTBEAT, _failure)

@@ -7,7 +7,7 @@ all of them. `respond` is for `GET /topic/{name}/items` and for the bus; the byt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
@@ -18,6 +18,7 @@ from headwater.errors import Closed, HeadwaterError, Invalid
 from headwater.event import At, ticks_and_node
 from headwater.format.events import EventBatch
 from headwater.server.channels import Subscription
+from headwater.server.feeds import beating
 from headwater.server.http.message import Headers, Request, Response, Sink, Stream
 from headwater.server.store import Store
 from headwater.server.wire import sse
@@ -33,7 +34,8 @@ PARTITIONS_MAX = 256  # each takes a few bytes of every id
 class Events:
     """The form of events whose id is a UUIDv6. See `channels.Form`."""
 
-    opening = sse.retry(RETRY_MS)
+    opening = sse.HEARTBEAT  # at once: some clients give up a stream of which they hear nothing
+    first = sse.retry(RETRY_MS)
     heartbeat = sse.HEARTBEAT
 
     def __init__(self, *, bus: bool) -> None:
@@ -125,13 +127,13 @@ async def respond(
     form, place = _resume(cursor, start, last, bus)
     if wait and stop is None and end is None:
         return Response(200, HEADERS, await store.feeds.subscribe(topic, form, **place, **selection))
-    after, opening = place.pop("after", None), form.opening + place.pop("opening", b"")
+    after, gaps = place.pop("after", None), place.pop("opening", b"")
     cursor = await store.blocking(store.engine.cursor, topic, **place, **selection)
     if after is not None and (gap := await store.blocking(cursor.go_after, after)) is not None:
-        opening += form.gap(gap, cursor.offsets, after)
+        gaps += form.gap(gap, cursor.offsets, after)
     offsets, bytes_max = cursor.offsets, store.limits.feed_chunk_bytes
     follow = await store.feeds.follow(topic, start=offsets, stop=stop, wait=wait, bytes_max=bytes_max, **selection)
-    return Response(200, HEADERS, _pieces(store, follow, form, opening, offsets, end), waits=wait)
+    return Response(200, HEADERS, _pieces(store, follow, form, gaps, offsets, end), waits=wait)
 
 
 def respond_later(store: Store, request: Request, topic: str, *, last: str | None, type: str | None) -> Response:
@@ -188,6 +190,7 @@ class AwaitedEvents:
 
     async def _arrived(self, sink: Sink) -> Stream:
         subscribing = asyncio.ensure_future(self._subscribe())
+        self._full = not sink.write(sse.HEARTBEAT)
         try:
             while not (await asyncio.wait((subscribing,), timeout=self._heartbeat_s))[0]:
                 if not self._full:
@@ -238,19 +241,26 @@ def _bad_id(text: str) -> Invalid:
 
 async def _pieces(
     store: Store,
-    follow: AsyncIterator[list[EventBatch]],
+    follow: AsyncGenerator[list[EventBatch], None],
     form: Events,
-    opening: bytes,
+    gaps: bytes,
     offsets: Offsets,
     end: End | None,
 ) -> AsyncIterator[bytes]:
-    yield opening
-    async for found in follow:
+    first = form.first
+    yield form.opening + (first + gaps if gaps else b"")
+    if gaps:
+        first = b""
+    async for found in beating(follow, store.settings.heartbeat_s):
+        if found is None:
+            yield form.heartbeat
+            continue
         batches = found if end is None else [part for batch in found if (part := end.take(batch)) is not None]
         if batches:
             async for piece in store.pump(joined(form.encode(batches, offsets))):
-                yield piece
+                yield first + piece
                 del piece
+                first = b""
             offsets = _after(offsets, batches)
         if end is not None and end.done:
             return

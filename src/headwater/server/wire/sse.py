@@ -2,7 +2,8 @@ r"""Server-sent events: frames of `id:`, `event:` and `data:` lines, and the cur
 
     encode(batch, ids=None, *, bus=False) -> bytes     the frame of each event; ids are UUIDs, unless others are given
     told(name, value) -> bytes                         an event of the server's own, without an id: its data is JSON
-    retry(milliseconds) -> bytes, HEARTBEAT
+    retry(milliseconds) -> bytes                       a line that belongs to the event that follows
+    HEARTBEAT                                          a comment, which may come before any event
     cursor_encode(offsets, uuid) -> str                where a reader of several partitions is, as an id
     cursor_decode(text, uuid) -> list[int]
     cursor_texts(offsets, uuid, partition, moved) -> list[bytes]       the ids of events of one partition
@@ -14,6 +15,9 @@ r"""Server-sent events: frames of `id:`, `event:` and `data:` lines, and the cur
 - `event:` is the type, and is left out for an empty one. Line feeds and carriage returns in a type, which would end the
   line, are written `%0A` and `%0D`.
 - A huge event above the limit for memory comes as an event `headwater.huge`, with its type, offset and size as JSON.
+
+An empty line comes after an event and nowhere else. By the standard, a block without data is no event; but httpx-sse,
+`@microsoft/fetch-event-source` and r3labs/sse hand their users an empty one for it, some also for a comment.
 
 Bytes only; safe from any thread.
 """
@@ -38,7 +42,7 @@ from headwater.format.column import I64
 from headwater.format.events import EventBatch
 from headwater.limits import PARTITIONS_MAX
 
-HEARTBEAT = b":\n\n"
+HEARTBEAT = b":\n"
 CURSOR_VERSION = 1
 _CURSOR_HEADER = Struct(">BBH8s")
 _CURSOR_HEAD = _CURSOR_HEADER.size
@@ -76,8 +80,8 @@ def told(name: str, value: Any) -> bytes:
 
 
 def retry(milliseconds: int) -> bytes:
-    """How long a reader is to wait before it connects again."""
-    return b"retry: %d\n\n" % milliseconds
+    """How long a reader is to wait before it connects again: a line, to be written with the first event."""
+    return b"retry: %d\n" % milliseconds
 
 
 def _huge(event: Event, id: bytes, bus: bool) -> bytes:
