@@ -68,6 +68,9 @@ def test_it_lives_beside_other_pages(mounted: str) -> None:
     assert http.get(f"{mounted}/log/topic/a%2Fb/items").content == bytes(11) + b"\x03one"
     assert http.get(f"{mounted}/log/nothing").status_code == 404
     assert http.get(f"{mounted}/log/topics").headers["x-content-type-options"] == "nosniff"
+    assert http.get(f"{mounted}/log/topics/").json() == ["a/b"]
+    assert http.post(f"{mounted}/log/topic/a%2Fb/items/", content=b"two").json() == 1
+    assert http.get(f"{mounted}/log/topic/a%2Fb/items").headers["x-accel-buffering"] == "no"
 
 
 def test_huge_items_are_streamed_through_it(mounted: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import socket
 import subprocess
 import threading
@@ -316,6 +318,84 @@ def test_http_1_0_is_answered_and_closed_unless_it_asks_otherwise(server: Server
     assert only(server.raw(b"GET /health HTTP/1.0\r\n\r\n")).status == 200
     kept = b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
     assert [answer.status for answer in server.raw(kept + b"GET /health HTTP/1.0\r\n\r\n")] == [200, 200]
+
+
+KEEP = b"Connection: Keep-Alive\r\n"
+
+
+def test_http_1_0_is_told_that_its_connection_is_kept_and_only_with_a_length(server: Server) -> None:
+    old = POST.replace(b"1.1", b"1.0") + HOST
+    post = old + KEEP + b"Content-Length: 3\r\n\r\nabc"
+    get = b"GET /health HTTP/1.0\r\n"
+    with appended(server, 3):
+        found = server.raw(
+            post * 3 + get + KEEP + b"\r\n" + b"GET /nowhere HTTP/1.0\r\n" + KEEP + b"\r\n" + get + b"\r\n"
+        )
+    assert [answer.status for answer in found] == [200] * 4 + [404, 200]
+    assert [answer.headers["connection"] for answer in found] == ["keep-alive"] * 5 + ["close"]
+    assert all("content-length" in answer.headers for answer in found)
+    for without in (b"GET /topic/orders/items", b"OPTIONS /topics", b"HEAD /topic/orders/items"):
+        with server.connect() as connection:
+            connection.sendall(without + b" HTTP/1.0\r\n" + KEEP + b"\r\n")
+            head = until_closed(connection).partition(b"\r\n\r\n")[0].lower()
+        assert b"connection: close" in head
+        assert b"transfer-encoding" not in head
+
+
+def test_http_1_1_is_not_told_what_it_takes_for_granted(server: Server) -> None:
+    found = server.raw(HEALTH + KEEP + b"\r\n" + HEALTH + CLOSE + b"\r\n")
+    assert [answer.headers.get("connection") for answer in found] == [None, "close"]
+
+
+@pytest.mark.skipif(shutil.which("ab") is None, reason="ab is not installed")
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_ab_keeps_its_connections(server: Server, tmp_path: Path, method: str) -> None:
+    command = ["ab", "-k", "-q", "-s", "20", "-n", "200", "-c", "4"]
+    if method == "POST":
+        (tmp_path / "body").write_bytes(b"from ab")
+        command += ["-p", str(tmp_path / "body"), "-T", "text/plain", f"{server.url}/topic/orders/items"]
+    else:
+        command += [f"{server.url}/health"]
+    with appended(server, 200 if method == "POST" else 0):
+        told = subprocess.run(command, capture_output=True, check=True, text=True, timeout=30).stdout
+    assert re.search(r"Complete requests:\s+200\n", told)
+    assert re.search(r"Keep-Alive requests:\s+200\n", told)
+    assert not re.search(r"Non-2xx", told)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/topic/orders/items?wait_for_more=true",
+        "/topic/orders/items?wait_for_more=true&format=ndjson",
+        "/topic/orders/items?format=sse",
+        "/topic/orders/items?format=sse&max_items=1",
+        "/topic/orders/items",
+        "/topic/orders/items?format=arrow",
+        "/topic/orders/items?format=batches&wait_for_more=true",
+        "/api/events",
+        "/consumer/c/orders/items",
+    ],
+)
+def test_proxies_are_asked_not_to_hold_back_what_streams(server: Server, path: str) -> None:
+    server.http.post("/topic/orders/items", content=b"x")
+    with server.http.stream("GET", path) as answer:
+        assert answer.status_code == 200
+        assert answer.headers.get_list("x-accel-buffering") == ["no"]
+    assert "x-accel-buffering" not in server.http.get("/health").headers
+
+
+def test_a_slash_at_the_end_means_nothing(server: Server) -> None:
+    assert server.http.put("/topic/slashed/").json() is True
+    assert server.http.post("/topic/slashed/items/?type=t", content=b"one").json() == 0
+    assert server.http.post("/topic/slashed/items", content=b"two").json() == 1
+    assert server.http.get("/topics/").json() == server.http.get("/topics").json()
+    assert server.http.get("/topic/slashed/").json()["name"] == "slashed"
+    assert server.http.get("/topic/slashed%2F/").status_code == 404  # a name of its own
+    assert server.http.get("/topics//").status_code == 404
+    with appended(server, 1):  # whole requests that were seen before mean the same
+        sent = POST.replace(b"/items", b"/items/") + HOST + CLOSE + b"Content-Length: 3\r\n\r\nabc"
+        assert only(server.raw(sent)).status == 200
 
 
 def test_a_whole_address_is_understood(server: Server) -> None:

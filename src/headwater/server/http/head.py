@@ -27,8 +27,10 @@ _PHRASES = {
 SAFE = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"  # nothing of a log is for others' caches
 
 
-def head(response: Response, *, length: int | None, close: bool, chunked: bool = True) -> bytes:
-    """The status line and the headers of an answer."""
+def head(
+    response: Response, *, length: int | None, close: bool, chunked: bool = True, keep_alive: bool = False
+) -> bytes:
+    """The status line and the headers of an answer; `keep_alive` says what clients of HTTP/1.0 must be told."""
     lines = [b"HTTP/1.1 %d %b\r\n" % (response.status, _PHRASES.get(response.status, b"Status")), SAFE]
     lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers]
     if length is not None:
@@ -38,5 +40,7 @@ def head(response: Response, *, length: int | None, close: bool, chunked: bool =
         lines.append(b"transfer-encoding: chunked\r\n")
     if close:
         lines.append(b"connection: close\r\n")
+    elif keep_alive:
+        lines.append(b"connection: keep-alive\r\n")
     lines.append(b"\r\n")
     return b"".join(lines)

@@ -17,6 +17,7 @@ from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.server.scopes import NOBODY
 
 Headers = tuple[tuple[str, str], ...]
+UNBUFFERED = ("x-accel-buffering", "no")  # said with every stream, which nginx would else hold back
 JSON = "application/json"
 _encode = msgspec.json.Encoder().encode
 
@@ -268,7 +269,7 @@ class Response:
         """`waits` says that the body may have nothing for long: a client that sends no more has left then."""
         self.waits = waits
         self.status = status
-        self.headers = headers
+        self.headers = headers if isinstance(body, bytes) else (*headers, UNBUFFERED)
         self.body = body
 
 

@@ -251,7 +251,7 @@ class Connection(asyncio.Protocol):
             body.end()
             return
         parser = self._parser
-        if not self._busy and not self._waiting and not self._full and parser.method == "POST":
+        if not (self._busy or self._waiting or self._full or parser.http10) and parser.method == "POST":
             data = body.pieces[0] if len(body.pieces) == 1 else b"".join(body.pieces)
             self._plain_keep = parser.keeps_alive
             plain = self._plain = self.app.plain.learn(parser.url, parser.headers)
@@ -372,8 +372,9 @@ class Connection(asyncio.Protocol):
 
     def _send_whole(self, response: Response, body: Body) -> None:
         data = whole(response)
-        close = self._closes(body)
-        answer = head(response, length=len(data), close=close)
+        if self._http10 and response.status == 204:  # which has no length
+            self._keep_alive = False
+        answer = head(response, length=len(data), close=self._closes(body), keep_alive=self._http10)
         self._transport.write(answer if self._head_only else answer + data)
         self.sent = 0 if self._head_only else len(data)
         self._end(body)
@@ -442,7 +443,7 @@ class Connection(asyncio.Protocol):
     def _begin(self, response: Response, body: Body) -> bytes:
         """The head of an answer whose length is not known."""
         self._chunked = not self._http10 and not self._head_only
-        if self._http10 and not self._head_only:
+        if self._http10:
             self._keep_alive = False  # its end is the end of the connection
         return head(response, length=None, close=self._closes(body), chunked=not self._http10)
 

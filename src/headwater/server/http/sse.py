@@ -26,7 +26,7 @@ from headwater.server.wire.encodings import encoded
 from headwater.server.wire.pieces import joined, parted
 
 MEDIA_TYPE = "text/event-stream"
-HEADERS: Headers = (("content-type", MEDIA_TYPE), ("x-accel-buffering", "no"))  # which nginx would else hold back
+HEADERS: Headers = (("content-type", MEDIA_TYPE),)
 RETRY_MS = 2000  # when a client comes back that lost its connection: many may have lost theirs at once
 PARTITIONS_MAX = 256  # each takes a few bytes of every id
 

@@ -24,7 +24,9 @@ def parts_of(url: bytes) -> tuple[tuple[str, ...], bytes]:
 
 
 def decode_path(path: bytes) -> tuple[str, ...]:
-    """The parts of a path that is still percent-encoded."""
+    """The parts of a path that is still percent-encoded. A slash at its end means nothing: many clients add one."""
+    if len(path) > 1:
+        path = path.removesuffix(b"/")
     try:
         if b"%" in path:
             return tuple(unquote_to_bytes(part).decode() for part in path.split(b"/")[1:])
