@@ -382,7 +382,7 @@ def test_seek_and_forget_over_http(server: Server, hw: Remote, log: Engine, topi
     assert post(server, f"{path}/seek", {"at": event.time.isoformat()})[1]["0"] == 2
     assert post(server, f"{path}/seek", {"at": str(event.id), "partition": 0}) == (200, {"0": 2})
     assert post(server, f"{path}/seek", {"at": 3})[0] == 400  # of which partition?
-    assert post(server, f"{path}/seek", {"at": "never"})[1]["code"] == "bad_place"
+    assert post(server, f"{path}/seek", {"at": "never"})[1]["code"] == "bad_position"
     assert post(server, f"/consumer/nobody/{topic}/seek", {"at": 0})[0] == 404
     hw.forget("c", topic)
     assert hw.consumers(topic) == []

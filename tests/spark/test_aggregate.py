@@ -149,7 +149,7 @@ def test_a_field_that_is_called_as_a_column_of_the_log(spark: SparkSession, tmp_
         ({"count": False}, "nothing is asked for"),
         ({"sum": "type"}, "type is string, which has no sum"),
         ({"min": "tags", "schema": "tags array<int>"}, "tags is array<int>, which has no order"),
-        ({"start": "nowhere"}, "not a place"),
+        ({"start": "nowhere"}, "not a position"),
         ({"mode": "loud"}, "mode is permissive or failfast"),
     ],
 )

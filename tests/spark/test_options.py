@@ -104,10 +104,10 @@ def test_filters_are_as_in_read() -> None:
         ({"topic": ""}, "no topic is named"),
         ({"topic": "a,,b"}, "empty name"),
         ({"path": " "}, "no log is named"),
-        ({"start": "yesterday"}, "not a place in a topic — write earliest"),
-        ({"start": "-1"}, "not a place"),
-        ({"start": "٣"}, "not a place"),  # a digit, but not one of ours
-        ({"start": str(2**63)}, "not a place"),
+        ({"start": "yesterday"}, "not a position — write earliest"),
+        ({"start": "-1"}, "not a position"),
+        ({"start": "٣"}, "not a position"),  # a digit, but not one of ours
+        ({"start": str(2**63)}, "not a position"),
         ({"start": '{"0": -1}'}, "does not name offsets"),
         ({"start": '{"x": 1}'}, "does not name offsets"),
         ({"start": '{"0": "1"}'}, "not the JSON"),

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from uuid import UUID
 
 import click
 from click.shell_completion import CompletionItem
 
+from headwater import position
 from headwater.cli.opening import complete, server_options
+from headwater.errors import Invalid
+from headwater.position import parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
-DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
-SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -31,39 +30,6 @@ def parse_size(text: str) -> int:
     base = 1024 if unit.endswith("I") else 1000
     factor: int = base ** POWERS[unit[:1]]
     return round(float(match[1]) * factor)
-
-
-def parse_duration(text: str) -> timedelta:
-    """`500ms`, `90s`, `15m`, `2h`, `7d` or `1w`; raises ValueError."""
-    match = DURATION.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a duration; write 500ms, 90s, 15m, 2h, 7d or 1w")
-    try:
-        return timedelta(seconds=float(match[1]) * SECONDS[match[2]])
-    except OverflowError:
-        raise ValueError(f"{text!r} is longer than anything") from None
-
-
-def parse_place(text: str, now: datetime) -> int | str | datetime | UUID:
-    """An offset, a time (ISO 8601, or relative to `now` as in `-1h`), an id, or an end of the log; raises ValueError.
-
-    A time without a zone is local.
-    """
-    if text in ("earliest", "latest"):
-        return text
-    if text.isdecimal():
-        return int(text)
-    if text.startswith("-"):
-        with contextlib.suppress(ValueError, OverflowError):
-            return now - parse_duration(text[1:])
-    elif re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", text):
-        return UUID(text)
-    else:
-        with contextlib.suppress(ValueError, OverflowError):
-            return datetime.fromisoformat(text).astimezone()
-    raise ValueError(
-        f"{text!r} is not a place in a log; write an offset, a time (2025-03-01T12:00, -1h), an id or earliest"
-    )
 
 
 if TYPE_CHECKING:
@@ -120,16 +86,17 @@ class Duration(Kind):
             self.fail(str(error), param, ctx)
 
 
-class Place(Kind):
-    """A place in a log."""
+class PositionType(Kind):
+    """A position in a log; a time without a zone is local."""
 
-    name = "place"
+    name = "position"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return parse_place(value, datetime.now(UTC)) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+            now = datetime.now().astimezone()
+            return position.parse(value, zone="local", now=now) if isinstance(value, str) else value
+        except Invalid as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
 
 
 class Pair(Kind):
@@ -229,6 +196,14 @@ def consumer_argument(function: F) -> F:
 
 def partition_option(function: F) -> F:
     return click.option("--partition", type=Natural(), metavar="N", help="Only this partition.")(function)
+
+
+def range_options(function: F) -> F:
+    """Add --from and --to, where a read begins and ends."""
+    help, kind, metavar = "End before the event here.", PositionType(), "POSITION"
+    function = click.option("--to", "end", type=kind, default="latest", metavar=metavar, help=help)(function)
+    help = "Begin with the event here."
+    return click.option("--from", "start", type=kind, default="earliest", metavar=metavar, help=help)(function)
 
 
 def type_pattern_option(function: F) -> F:

@@ -16,7 +16,7 @@ from headwater.cli.app import command
 from headwater.cli.arguments import (
     Duration,
     Natural,
-    Place,
+    PositionType,
     consumer_argument,
     data_argument,
     json_option,
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 @click.option(
     "--from",
     "start",
-    type=Place(),
+    type=PositionType(),
     default="earliest",
-    metavar="PLACE",
+    metavar="POSITION",
     help="Where a new consumer begins, as in read.",
 )
 @type_pattern_option

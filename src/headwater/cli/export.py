@@ -10,7 +10,6 @@ import click
 
 from headwater.cli.app import command
 from headwater.cli.arguments import (
-    Place,
     Size,
     complete_topic,
     data_argument,
@@ -18,6 +17,7 @@ from headwater.cli.arguments import (
     key_option,
     match_option,
     partition_option,
+    range_options,
     type_pattern_option,
 )
 from headwater.cli.opening import open_log
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     type=click.Choice(["messages", "blocks", "sized-blocks", "documented"]),
     help="The variant of a Puro file; messages unless given. See docs/TRANSFER.md.",
 )
-@click.option("--from", "start", type=Place(), default="earliest", metavar="PLACE", help="Begin with the event here.")
-@click.option("--to", "end", type=Place(), default="latest", metavar="PLACE", help="End before the event here.")
+@range_options
 @type_pattern_option
 @key_option
 @match_option

@@ -15,12 +15,12 @@ from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import (
     Natural,
-    Place,
     data_argument,
     json_option,
     key_option,
     match_option,
     partition_option,
+    range_options,
     topic_argument,
     type_pattern_option,
 )
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 )
 @data_argument
 @topic_argument
-@click.option("--from", "start", type=Place(), default="earliest", metavar="PLACE", help="Begin with the event here.")
-@click.option("--to", "end", type=Place(), default="latest", metavar="PLACE", help="End before the event here.")
+@range_options
 @click.option("--limit", type=Natural(), metavar="N", help="At most this many.")
 @type_pattern_option
 @key_option

@@ -10,7 +10,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.archive_parquet import is_parquet
-from headwater.cli.arguments import Natural, Place, complete_directory, json_option
+from headwater.cli.arguments import Natural, PositionType, complete_directory, json_option
 from headwater.cli.opening import directory_of
 from headwater.cli.progress import Waiting
 
@@ -30,7 +30,9 @@ COLUMNS = ("topic", "partition", "offsets", "events", "fetched")
 @click.option("--topic", metavar="TOPIC", help="Only this topic.")
 @click.option("--to", type=Natural(), metavar="OFFSET", help="End before this offset of the --topic.")
 @click.option("--partition", type=Natural(), metavar="N", help="The partition of --to; the others are restored whole.")
-@click.option("--to-time", type=Place(), metavar="TIME", help="End every log before the first event of this time.")
+@click.option(
+    "--to-time", type=PositionType(), metavar="TIME", help="End every log before the first event of this time."
+)
 @json_option("One JSON object.")
 def restore(
     url: str,

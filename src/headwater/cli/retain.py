@@ -10,7 +10,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import (
-    Place,
+    PositionType,
     data_argument,
     json_option,
     partition_option,
@@ -39,7 +39,7 @@ COLUMNS = ("partition", "offsets", "events", "bytes")
 @data_argument
 @topic_argument
 @retention_options("")
-@click.option("--before", type=Place(), metavar="PLACE", help="Also delete what ends before this, once.")
+@click.option("--before", type=PositionType(), metavar="POSITION", help="Also delete what ends before this, once.")
 @partition_option
 @click.option("--dry-run", is_flag=True, help="Change and delete nothing: show what would be deleted.")
 @json_option("One JSON object.")

@@ -9,7 +9,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import (
-    Place,
+    PositionType,
     consumer_argument,
     data_argument,
     json_option,
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 @data_argument
 @topic_argument
 @consumer_argument
-@click.option("--to", "at", type=Place(), required=True, metavar="PLACE", help="The next event to handle, as in read.")
+@click.option(
+    "--to", "at", type=PositionType(), required=True, metavar="POSITION", help="The next event to handle, as in read."
+)
 @partition_option
 @json_option("One JSON object a line, for each partition.")
 def seek(data: str, topic: str, name: str, at: At, partition: int | None, as_json: bool) -> None:

@@ -11,15 +11,15 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
 from typing import Any, Self, overload
 
 import msgspec
 
+from headwater import position
 from headwater.client.membership import Membership, State, too_late
 from headwater.client.transport import Transport
 from headwater.errors import Closed, Fenced, HeadwaterError, Invalid, Unavailable
-from headwater.event import At, Event, ticks_of
+from headwater.event import At, Event
 from headwater.format import given
 from headwater.info import ConsumerInfo
 from headwater.limits import Limits
@@ -59,7 +59,7 @@ class RemoteConsumer(Iterator[Event]):
         self._timeout = timeout
         self._ack_s = limits.ack_ms / 1000
         self._query: dict[str, object] = {
-            "start": told_place(start),
+            "start": position.format(start),
             "type": type,
             "key": given.encode_key(key, limits),
             "match": None if match is None else msgspec.json.encode(match),
@@ -217,7 +217,7 @@ class RemoteConsumer(Iterator[Event]):
         Returns the new cursors. What was handed out before cannot be acked any more. Raises Fenced if not held.
         """
         self._check_open()
-        return self._joined().seek(told_place(at), partition)
+        return self._joined().seek(position.format(at), partition)
 
     def lag(self) -> dict[int, int]:
         """How many offsets each partition of the topic is ahead of the consumer, whoever holds it."""
@@ -400,14 +400,6 @@ class RemoteConsumer(Iterator[Event]):
     def _check_open(self) -> None:
         if self._closed or os.getpid() != self._pid:
             raise Closed(f"consumer {self.name!r} was closed")
-
-
-def told_place(at: At) -> int | str:
-    """A place in a log as requests have it. A naive time is refused, as ever."""
-    if isinstance(at, datetime):
-        ticks_of(at)
-        return at.isoformat()
-    return at if isinstance(at, int) else str(at)
 
 
 def _of_another(event: Event, consumer: RemoteConsumer) -> Invalid:

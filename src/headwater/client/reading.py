@@ -9,25 +9,25 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, Self
 from uuid import UUID
 
+from headwater import position
 from headwater.client import failures
 from headwater.client.blob import RemoteBlob
 from headwater.client.connection import Broken
 from headwater.client.transport import Stream, Transport
 from headwater.errors import HeadwaterError, NotFound
-from headwater.event import At, Blob, Event, ticks_of
+from headwater.event import Blob, Event
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch
 from headwater.format.frames import MEDIA_TYPE, Decoder
 from headwater.format.losses import warn
 from headwater.format.names import log_uuid, node_of
+from headwater.position import Positions
 
-PLACES = ("from", "from_time", "from_id", "end_before", "end_before_time", "end_before_id")
 _by_time = attrgetter("ticks", "partition")
 
 
@@ -196,8 +196,7 @@ class Batches(Iterator[EventBatch]):
         if not self._transport.pause(self._tries, self._failed_s):
             raise failures.cut_short(self._transport.address, str(error)) from error
         self._tries += 1
-        for name in PLACES:
-            self._query.pop(name, None)
+        self._query.pop("end_before", None)
         self._query["from"] = ",".join(map(str, self._next))
         if self._ends:
             self._query["end_before"] = ",".join(map(str, self._ends))
@@ -296,21 +295,10 @@ def events_of(batches: Batches, *, reverse: bool) -> Iterator[Event]:
     yield from waiting
 
 
-def place_query(start: At | Sequence[int], end: At | Sequence[int]) -> dict[str, Any]:
-    """Where a read begins and ends, as parameters. What is no place at all, the server refuses."""
-    query = _place("from", start)
-    if end != "latest":
-        query |= {f"end_before{name.removeprefix('from')}": value for name, value in _place("from", end).items()}
-    return query
-
-
-def _place(name: str, at: At | Sequence[int]) -> dict[str, Any]:
-    if isinstance(at, Sequence) and not isinstance(at, str):
-        return {name: ",".join(map(str, at))}
-    if isinstance(at, datetime):
-        ticks_of(at)
-        return {f"{name}_time": at.isoformat()}
-    return {f"{name}_id": at} if isinstance(at, UUID) else {name: at}
+def position_query(start: Positions, end: Positions) -> dict[str, Any]:
+    """Return where a read begins and ends, as parameters; the server refuses what is not a position."""
+    query = {"from": position.format(start)}
+    return query if end == "latest" else query | {"end_before": position.format(end)}
 
 
 def _lost_ranges(text: str) -> list[tuple[int, int, int]]:

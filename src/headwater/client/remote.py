@@ -15,12 +15,13 @@ from weakref import WeakSet
 
 import msgspec
 
+from headwater import position
 from headwater.client.address import Address
 from headwater.client.appending import Appends, Upload, Who
 from headwater.client.binder import RemoteBinder
-from headwater.client.consumer import RemoteConsumer, told_place
+from headwater.client.consumer import RemoteConsumer
 from headwater.client.draining import drain
-from headwater.client.reading import Batches, Follow, events_of, place_query
+from headwater.client.reading import Batches, Follow, events_of, position_query
 from headwater.client.replication import RemoteSource
 from headwater.client.transaction import Transaction
 from headwater.client.transport import Transport
@@ -275,7 +276,7 @@ class Remote:
 
         As that of a directory: they come as they are asked for, and after a broken connection it goes on where it was.
         """
-        places = place_query(start, end) | {"order": "time", "reverse": reverse or None}
+        places = position_query(start, end) | {"order": "time", "reverse": reverse or None}
         return events_of(self._batches(topic, places, partition, type, key, match), reverse=reverse)
 
     def read_batches(
@@ -291,7 +292,7 @@ class Remote:
         reverse: bool = False,
     ) -> Iterator[EventBatch]:
         """Like `read`, batch by batch, partition after partition. In reverse, the last batch comes first."""
-        places = place_query(start, end) | {"reverse": reverse or None}
+        places = position_query(start, end) | {"reverse": reverse or None}
         return self._batches(topic, places, partition, type, key, match)
 
     def read_arrow(
@@ -327,7 +328,7 @@ class Remote:
             places = {"from": ",".join(map(str, offsets)), "wait_for_more": True}
             return self._batches(topic, places, partition, type, key, match, uuid=there.uuid)
 
-        there = self._batches(topic, place_query(start, "latest"), partition, type, key, match)
+        there = self._batches(topic, position_query(start, "latest"), partition, type, key, match)
         return Follow(there, wait, timeout, self._transport)
 
     def splits(
@@ -343,7 +344,7 @@ class Remote:
 
         As those of a directory.
         """
-        query = place_query(start, end) | {"partition": partition, "split_bytes": split_bytes}
+        query = position_query(start, end) | {"partition": partition, "split_bytes": split_bytes}
         return _decode_splits(self._transport.call("GET", ("topic", topic, "splits"), query, repeat=True).body)
 
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
@@ -419,7 +420,7 @@ class Remote:
 
         Members that hold these partitions lose them: late acks raise Fenced, and they go on at the new place.
         """
-        asked = {"at": told_place(at), "partition": partition}
+        asked = {"at": position.format(at), "partition": partition}
         told = self._transport.json("POST", ("consumer", consumer, topic, "seek"), value=asked, repeat=True)
         return {int(number): cursor for number, cursor in told.items()}
 

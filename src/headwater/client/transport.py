@@ -7,7 +7,6 @@ producer (docs/TRANSACTIONS.md). Safe from any thread; a forked child begins wit
 from __future__ import annotations
 
 import os
-import random
 import ssl
 import threading
 import time
@@ -20,6 +19,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from headwater.backoff import delay_s
 from headwater.client import failures
 from headwater.client.address import Address, Credentials
 from headwater.client.connection import Broken, HttpConnection, Refused, WrongPort
@@ -176,7 +176,6 @@ class Transport:
         self._retry_s = retry_s
         self._credentials = credentials
         self._met = False  # whether it ever answered: one that never did is told of at once
-        self._random = random.Random()  # noqa: S311  # spreads retries, keeps no secret
         self._begin()
         _transports.add(self)
 
@@ -220,7 +219,7 @@ class Transport:
 
         The first comes at once: a connection that was kept may have been closed meanwhile, and another one does.
         """
-        pause_s = min(BACKOFF_MAX_S, BACKOFF_S * 2 ** min(tries, 10)) * self._random.uniform(0.5, 1.0) if tries else 0.0
+        pause_s = delay_s(tries, BACKOFF_S, BACKOFF_MAX_S) if tries else 0.0
         if time.monotonic() + pause_s - began_s > self._retry_s:
             return False
         return not self._closing.wait(pause_s)

@@ -18,6 +18,7 @@ from headwater.errors import HeadwaterError, Invalid, NotFound, enough_memory
 from headwater.event import At, Event, ticks_and_node, ticks_of
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch, data_in_memory
+from headwater.position import not_a_position
 
 
 def _first_ticks(batch: EventBatch) -> int:
@@ -34,7 +35,7 @@ _by_ticks = attrgetter("ticks")
 def resolve(log: Log, at: At, logs: int) -> int:
     """The offset of a place in one log of a topic that has `logs` of them."""
     if isinstance(at, bool):
-        raise Invalid(f"{at!r} is not a place in a log")
+        raise not_a_position(at)
     if isinstance(at, int):
         if logs > 1:
             raise Invalid(
@@ -53,7 +54,7 @@ def resolve(log: Log, at: At, logs: int) -> int:
         return log.start()
     if at == "latest":
         return log.end()
-    raise Invalid(f"{at!r} is not a place in a log", hint="give an offset, a time, an id, 'earliest' or 'latest'")
+    raise not_a_position(at)
 
 
 def begin(logs: Sequence[Log], at: At | Sequence[int]) -> list[int]:

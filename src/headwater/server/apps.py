@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from headwater.backoff import delay_s
 from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.limits import ServerLimits
 from headwater.server.metrics import ApplicationMeter
@@ -82,21 +83,24 @@ class Application:
     async def _supervise(self, process: _Process | None) -> None:
         """Start it again whenever it ends, until this is cancelled."""
         loop = asyncio.get_running_loop()
-        pause_s, began_s = PAUSE_S, loop.time()
+        tries, began_s = 1, loop.time()
         try:
             while True:
+                pause_s = delay_s(tries, PAUSE_S, PAUSE_MAX_S, spread=0)
                 if process is not None:
                     told = await process.over()
                     await self._let_go()
                     process = None
-                    pause_s = PAUSE_S if loop.time() - began_s > WELL_S else pause_s
+                    if loop.time() - began_s > WELL_S:
+                        tries, pause_s = 1, PAUSE_S
                     _log.error("the application %s; it is started again in %g s", told, pause_s)
                 await asyncio.sleep(pause_s)
-                pause_s, began_s = min(PAUSE_MAX_S, pause_s * 2), loop.time()
+                tries, began_s = tries + 1, loop.time()
                 self._meter.restarts += 1
                 try:
                     process = await self._launch()
                 except (HeadwaterError, OSError) as error:
+                    pause_s = delay_s(tries, PAUSE_S, PAUSE_MAX_S, spread=0)
                     _log.error("the application cannot be started: %s; tried again in %g s", error, pause_s)
         finally:
             await self._let_go()

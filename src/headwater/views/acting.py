@@ -13,6 +13,7 @@ import logging
 import threading
 from functools import partial
 
+from headwater.backoff import delay_s
 from headwater.engine.consumer import Consumer
 from headwater.engine.transaction import Transaction
 from headwater.errors import Closed, Fenced, HeadwaterError, NotFound, TooLarge, Unavailable
@@ -24,8 +25,7 @@ from headwater.views.tally import Tally
 
 IDLE_S = 1.0  # how often a function that has nothing to do looks up, to write its counts
 TOPIC_LOOK_S = 0.2  # how often to look whether a missing topic has been made
-PAUSE_S = 0.1  # after trouble; doubled each time, so that a full disk is not made busier
-PAUSE_MAX_S = 10.0
+PAUSE_S, PAUSE_MAX_S = 0.1, 10.0  # between retries
 GONE = ("topic_not_found", "topic_deleted", "consumer_not_found")  # not made yet, deleted, or forgotten: it may come
 
 _log = logging.getLogger("headwater")
@@ -42,7 +42,7 @@ class Actor:
         self._stopping = threading.Event()
         self._consumer: Consumer | None = None
         self._trouble: HeadwaterError | None = None
-        self._pause_s = PAUSE_S
+        self._tries = 0  # since something last worked
         self._apart = 0  # so many events are next finished by a transaction each: one of them spoils what it shares
 
     def run(self) -> None:
@@ -115,19 +115,19 @@ class Actor:
                     self._tally.write_if_due()
                 else:
                     shift.handle(event)
-                self._trouble, self._pause_s = None, PAUSE_S
+                self._trouble, self._tries = None, 0
         finally:
             self._consumer = None
             with contextlib.suppress(HeadwaterError):  # its leases end by themselves
                 consumer.close()
 
     def _rest(self, error: HeadwaterError) -> None:
-        """Wait a little; longer, if that did not help the last time."""
+        """Wait before the next try."""
         if self._trouble is None or self._trouble.message != error.message:
             _log.warning("function %r cannot go on, and tries again: %s", self.name, error)
         self._trouble = error
-        self._stopping.wait(self._pause_s)
-        self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
+        self._tries += 1
+        self._stopping.wait(delay_s(self._tries, PAUSE_S, PAUSE_MAX_S))
 
 
 class SpoiltError(Exception):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from headwater.backoff import delay_s
 from headwater.engine.consumer import Consumer
 from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Fenced, HeadwaterError, NotFound, Unavailable
@@ -34,7 +35,7 @@ ROUND_S = 3.0  # and so long it may take: others who fill the binder wait for it
 WAIT_S = 0.1  # for events; then it is noted that all up to here was looked at, for those who wait for that
 LOOK_S = 0.5  # between two looks whether something that it waits for has come
 AGAIN_S = 0.02  # until it looks again for what was there just now
-PAUSE_S_MAX = 5.0  # between two tries, when something outside is wrong
+PAUSE_S, PAUSE_MAX_S = 0.1, 5.0  # between retries
 LEASE_MS = 2000  # shorter than others': it goes on soon after a crash, and an owner that only stalled does no harm
 RATE_S = 1.0  # over which the rate is measured
 
@@ -60,22 +61,23 @@ class Projector:
 
     def run(self) -> None:
         """Work until `stop` is called."""
-        pause_s = 0.0
+        pause_s, tries = 0.0, 0
         while not self._stopping.wait(pause_s):
             try:
                 pause_s = self._session()
-                self._trouble = None
+                self._trouble, tries = None, 0
             except Fenced:
                 pause_s = 0.0  # another process has taken over: look again what is ours
             except NotFound:
                 pause_s = AGAIN_S  # the topic was deleted, or the file: look again what is there
             except HeadwaterError as error:
                 self._tell(error)
-                pause_s = min(max(0.1, pause_s * 2), PAUSE_S_MAX)
+                tries += 1
+                pause_s = delay_s(tries, PAUSE_S, PAUSE_MAX_S)
             except Exception as error:  # noqa: BLE001  # a thread that ends would tell nobody
                 _log.exception("projection %r", self.name)
                 self._tell(Unavailable(f"{type(error).__name__}: {error}", hint="see the log; is it a fault of ours?"))
-                pause_s = PAUSE_S_MAX
+                pause_s = PAUSE_MAX_S
 
     def _tell(self, error: HeadwaterError) -> None:
         if str(error) != str(self._trouble) and not self._stopping.is_set():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from headwater.backoff import delay_s
 from headwater.engine.catalogue import Catalogue
 from headwater.engine.replica import progress
 from headwater.engine.replica.destination import Destination, SourceFailed, take
@@ -85,7 +85,6 @@ class Replicator:
         self._told = told
         self._limits = limits
         self._disk, self._clock = disk or Disk(), clock or Clock()
-        self._random = random.Random()  # noqa: S311  # spreads retries, keeps no secret
         self._marker = Marker(path, self._disk, self._clock)
         self._stopped = threading.Event()
         self._copies: dict[tuple[str, int], Copy] = {}
@@ -141,9 +140,9 @@ class Replicator:
                     raise
                 self._error = str(error)
                 self._tell(known, "unreachable")
+                tries += 1
                 if not self._pause(tries):
                     raise
-                tries += 1
 
     def _follow(self, marker: Replica) -> None:
         tries = 0
@@ -164,8 +163,8 @@ class Replicator:
                 for copy in self._living():
                     copy.begin()
                 self._tell(marker, "unreachable")
-                self._pause(tries)
                 tries += 1
+                self._pause(tries)
 
     def _step(self, pending: _Round | None) -> _Round | None:
         """Write what was answered, while the next question is under way, which is returned."""
@@ -383,8 +382,7 @@ class Replicator:
 
     def _pause(self, tries: int) -> bool:
         """Sleep before the next try; False if there shall be none."""
-        pause_s = min(BACKOFF_MAX_S, BACKOFF_S * 2 ** min(tries, 10)) * self._random.uniform(0.5, 1.0)
-        return not self._stopped.wait(pause_s)
+        return not self._stopped.wait(delay_s(tries, BACKOFF_S, BACKOFF_MAX_S))
 
     def _info(self, marker: Replica, state: str) -> ReplicaInfo:
         logs = [copy.info() for _, copy in sorted(self._copies.items())]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from functools import partial
 from itertools import groupby
 from typing import Annotated, Any
-from uuid import UUID
 
 import msgspec
 from msgspec import Meta
 
+from headwater import position
 from headwater.errors import Invalid
 from headwater.event import At, Event
 from headwater.format import jsonl
@@ -130,7 +129,7 @@ async def settle(store: Store, request: Request) -> Response:
         await store.blocking(member.join)
         return json(Settled(aside, member.state))
     if said.seek is not None:
-        cursors, state = await member.seek(place_of(said.seek.at), said.seek.partition)
+        cursors, state = await member.seek(position.parse(said.seek.at), said.seek.partition)
         return json(Settled(aside, state, cursors))
     return json(Settled(aside, await member.look() if said.look else member.state))
 
@@ -138,7 +137,7 @@ async def settle(store: Store, request: Request) -> Response:
 async def seek(store: Store, request: Request) -> Response:
     """Move a consumer to another place, durably."""
     said = decoded(_decode_seek, await request.body(SMALL_BODY))
-    place = place_of(said.at)
+    place = position.parse(said.at)
     topic = request.path[2]
     cursors = await store.blocking(store.engine.seek, request.name, topic, place, partition=said.partition)
     return json(cursors)
@@ -150,30 +149,9 @@ async def forget(store: Store, request: Request) -> Response:
     return json(True)
 
 
-def place_of(said: int | str) -> At:
-    """A place in a log: an offset, `earliest`, `latest`, an event's UUIDv6, or a time in ISO 8601 with its zone."""
-    if isinstance(said, str):
-        if said in ("earliest", "latest"):
-            return said  # type: ignore[return-value]  # one of the two literals
-        if said.isascii() and said.isdigit() and len(said) < 19:
-            return int(said)
-        for read in (UUID, datetime.fromisoformat):
-            try:
-                return read(said)
-            except ValueError:
-                continue
-    elif 0 <= said < 1 << 63:
-        return said
-    raise Invalid(
-        f"{str(said)[:40]!r} is not a place",
-        hint="give an offset, earliest, latest, a time with its zone, or an event's id",
-        code="bad_place",
-    )
-
-
 def _start(query: Query) -> At:
     said = query.text("start")
-    return "earliest" if said is None else place_of(said)
+    return "earliest" if said is None else position.parse(said)
 
 
 def _match(query: Query) -> dict[str, object] | None:

@@ -110,20 +110,18 @@ APPEND = (
     Parameter("Headwater-Seq", NUMBER, "The request's number; grows with each.", "header"),
 )
 
-_OFFSETS: Schema = {"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$"}
-_FROM = {"oneOf": [NUMBER, choice("earliest", "latest"), _OFFSETS]}
-_END = {"oneOf": [NUMBER, _OFFSETS]}
+_OFFSETS: Schema = {"type": "string", "pattern": "^[0-9]+(,[0-9]+)+$"}
+_TIME: Schema = {"type": "string", "format": "date-time"}
+_POSITION = {"anyOf": [NUMBER, choice("earliest", "latest"), _TIME, UUID, _OFFSETS]}
 _FORMATS = ("items", "sse", "ndjson", "json", "arrow", "batches")
 _BEGIN = (
-    Parameter("from", _FROM, "The first id, inclusive; the oldest unless said."),
+    Parameter("from", _POSITION, "Where to begin: an offset, a time, an event's id, earliest or latest."),
     Parameter("from_time", TEXT, "Instead of from: ISO 8601 with its zone, or milliseconds since 1970."),
     Parameter("from_id", UUID, "Instead of from: an event's UUIDv6."),
 )
 READ = (
     *_BEGIN,
-    Parameter("end_before", _END, "The answer ends before this id."),
-    Parameter("end_before_time", TEXT, "For batches, instead of end_before: a time, as in from_time."),
-    Parameter("end_before_id", UUID, "For batches, instead of end_before: an event's UUIDv6."),
+    Parameter("end_before", _POSITION, "Where to end, exclusive; for batches any position, else an offset."),
     Parameter("end_after", NUMBER, "The answer ends after this id."),
     Parameter("max_items", NUMBER, "The answer ends after so many."),
     Parameter("wait_for_more", FLAG, "The answer stays open for what comes."),
@@ -140,9 +138,7 @@ READ = (
 
 SPLITS = (
     *_BEGIN,
-    Parameter("end_before", _END, "The splits end before this id."),
-    Parameter("end_before_time", TEXT, "Instead of end_before: a time, as in from_time."),
-    Parameter("end_before_id", UUID, "Instead of end_before: an event's UUIDv6."),
+    Parameter("end_before", _POSITION, "Where to end, exclusive."),
     PARTITION,
     Parameter("split_bytes", {**NUMBER, "minimum": 1}, "About how large each is; 64 MiB unless said."),
 )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, NamedTuple
-from uuid import UUID
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from headwater import position
 from headwater.errors import Invalid
 from headwater.event import At
 from headwater.format import frames
 from headwater.format.events import EventBatch
 from headwater.limits import PARTITIONS_MAX, SPLIT_BYTES
+from headwater.position import Position, Positions
 from headwater.server.http import batches, sse
 from headwater.server.http.message import Query, Request, Response, json
 from headwater.server.store import Store
@@ -83,8 +84,8 @@ async def splits(store: Store, request: Request) -> Response:
     found = await store.blocking(
         store.engine.splits,
         request.name,
-        start=_places(query, "from", "earliest"),
-        end=_places(query, "end_before", "latest"),
+        start=_positions(query, "from", "earliest"),
+        end=_positions(query, "end_before", "latest"),
         partition=query.number("partition"),
         split_bytes=query.number("split_bytes") or SPLIT_BYTES,
     )
@@ -95,11 +96,11 @@ async def _batches(store: Store, request: Request) -> Response:
     """The events as stored batches, for clients of ours."""
     query = request.query
     filters = filters_of(query) | {"partition": query.number("partition")}
-    start = _places(query, "from", "earliest")
+    start = _positions(query, "from", "earliest")
     if query.flag("wait_for_more"):
         return await batches.follow(store, request.name, start, filters)
     options = {"reverse": query.flag("reverse"), "by_time": query.choice("order", ("partition", "time")) == "time"}
-    return await batches.read(store, request.name, start, _places(query, "end_before", "latest"), options | filters)
+    return await batches.read(store, request.name, start, _positions(query, "end_before", "latest"), options | filters)
 
 
 async def _server_sent(store: Store, request: Request, asked: Asked) -> Response:
@@ -212,56 +213,28 @@ def filters_of(query: Query) -> dict[str, Any]:
 
 
 def _start(query: Query) -> At:
-    return _place(query, "from", "earliest")
+    return _position(query, "from", "earliest")
 
 
-def _place(query: Query, name: str, default: Literal["earliest", "latest"]) -> At:
+def _position(query: Query, name: str, default: Position) -> Position:
+    return _checked(query, name, default, position.parse)
+
+
+def _positions(query: Query, name: str, default: Position) -> Positions:
+    """Return a position, or the comma-separated offsets of all partitions."""
+    return _checked(query, name, default, partial(position.parse_several, most=PARTITIONS_MAX))
+
+
+T = TypeVar("T")
+
+
+def _checked(query: Query, name: str, default: Position, parse: Callable[[str], T]) -> T | Position:
     given = [each for each in (name, f"{name}_time", f"{name}_id") if each in query]
     if len(given) > 1:
         raise Invalid(f"{' and '.join(given)} are given", hint="give one of them", code="bad_parameter")
-    if f"{name}_time" in query:
-        return time_of(query.text(f"{name}_time") or "")
-    if f"{name}_id" in query:
-        return id_of(query.text(f"{name}_id") or "")
-    place = query.text(name, default)
-    if place == "earliest":
-        return "earliest"
-    return "latest" if place == "latest" else query.number(name, 0) or 0
-
-
-def _places(query: Query, name: str, default: Literal["earliest", "latest"]) -> At | list[int]:
-    """The same, or an offset for each partition, apart by commas."""
-    said = query.text(name) or ""
-    if "," not in said:
-        return _place(query, name, default)
-    numbers = said.split(",")
-    if len(numbers) > PARTITIONS_MAX or not all(
-        each.isdigit() and each.isascii() and len(each) < 19 for each in numbers
-    ):
-        raise Invalid(f"the parameter {name!r} is no list of offsets", code="bad_parameter")
-    return [int(each) for each in numbers]
-
-
-def time_of(text: str) -> datetime:
-    """A time: ISO 8601 with its zone, or milliseconds since 1970."""
-    try:
-        if text.lstrip("-").isdigit():
-            return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(text))
-        time = datetime.fromisoformat(text)
-    except (ValueError, OverflowError) as error:
-        raise Invalid(
-            f"{text[:40]!r} is not a time",
-            hint="write 2026-01-31T12:00:00Z, or milliseconds since 1970",
-            code="bad_parameter",
-        ) from error
-    if time.tzinfo is None:
-        raise Invalid(f"the time {text} has no zone", hint=f"write {text}Z for UTC", code="bad_parameter")
-    return time
-
-
-def id_of(text: str) -> UUID:
-    """An event's id."""
-    try:
-        return UUID(text)
-    except ValueError as error:
-        raise Invalid(f"{text[:40]!r} is not an event's id", hint="it is a UUIDv6", code="bad_parameter") from error
+    if not given:
+        return default
+    text = query.text(given[0]) or ""
+    if given[0].endswith("_time"):
+        return position.parse_time(text)
+    return position.parse_id(text) if given[0].endswith("_id") else parse(text)

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, TypeVar
+from uuid import UUID
 
 import msgspec
 
+from headwater import position
 from headwater.engine.selection import Selection
 from headwater.errors import Invalid
 from headwater.limits import SPLIT_BYTES
+from headwater.position import OFFSET_MAX
 from headwater.spark.places import absolute
 from headwater.spark.reading.scan import Wanted
 
@@ -24,7 +27,7 @@ T = TypeVar("T")
 Offsets: TypeAlias = dict[str, dict[int, int]]
 """Offsets by topic and partition."""
 
-Place: TypeAlias = Literal["earliest", "latest"] | int | datetime | Offsets
+Start: TypeAlias = Literal["earliest", "latest"] | int | datetime | Offsets
 """Where to begin or end, in all topics and partitions or in some of them."""
 
 Mode: TypeAlias = Literal["permissive", "failfast"]
@@ -34,8 +37,7 @@ _BOTH = ("path", "topic", "start", "type", "key", "match", "mode", "splitBytes",
 READ = (*_BOTH, "end")
 STREAM = (*_BOTH, "maxEventsPerTrigger", "maxBytesPerTrigger")
 _IGNORED = frozenset(("serialization.format",))  # what Spark itself adds to a table made by SQL
-OFFSETS_MAX = 2**63
-_PLACES = 'write earliest, latest, an offset, a time (2025-03-01T12:00), or offsets as JSON: {"0": 17}'
+_POSITIONS = 'write earliest, latest, an offset, a time (2025-03-01T12:00), or offsets as JSON: {"0": 17}'
 _BY_TOPIC = 'write {"orders": {"0": 17}}'
 
 
@@ -44,8 +46,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     topics: tuple[str, ...]  # names and patterns
-    start: Place = "earliest"
-    end: Place = "latest"
+    start: Start = "earliest"
+    end: Start = "latest"
     wanted: Wanted = Wanted()
     mode: Mode = "permissive"
     split_bytes: int = SPLIT_BYTES
@@ -82,8 +84,8 @@ def parse(given: Mapping[str, str], known: tuple[str, ...] = READ) -> ReadOption
         events_max=_positive(options, "maxEventsPerTrigger"),
         bytes_max=_positive(options, "maxBytesPerTrigger"),
     )
-    start = _place("start", options.get("start", "earliest"), read)
-    return msgspec.structs.replace(read, start=start, end=_place("end", options.get("end", "latest"), read))
+    start = _position("start", options.get("start", "earliest"), read)
+    return msgspec.structs.replace(read, start=start, end=_position("end", options.get("end", "latest"), read))
 
 
 def check_names(given: Iterable[str], known: tuple[str, ...]) -> None:
@@ -113,23 +115,16 @@ def _topics(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _place(name: str, text: str, read: ReadOptions) -> Place:
-    text = text.strip()
-    if text.lower() in ("earliest", "latest"):
-        return "earliest" if text.lower() == "earliest" else "latest"
-    if _is_offset(text):
-        return int(text)
-    if text.startswith("{"):
+def _position(name: str, text: str, read: ReadOptions) -> Start:
+    if text.strip().startswith("{"):
         return _offsets(name, text, read)
     try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise Invalid(f"{name} {text!r} is not a place in a topic", hint=_PLACES) from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-
-
-def _is_offset(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and int(text) < OFFSETS_MAX
+        at = position.parse(text, zone=UTC)
+    except Invalid as error:
+        raise Invalid(f"{name}: {error.message}", hint=_POSITIONS, code=error.code) from None
+    if isinstance(at, UUID):
+        raise Invalid(f"{name}: an event's id is not supported on Spark", hint=_POSITIONS, code="bad_position")
+    return at
 
 
 def _offsets(name: str, text: str, read: ReadOptions) -> Offsets:
@@ -145,10 +140,9 @@ def _offsets(name: str, text: str, read: ReadOptions) -> Offsets:
     unread = [topic for topic in by_topic if topic not in read.chosen([topic])]
     if unread:
         raise Invalid(f"{name} has offsets of topic {unread[0]!r}, which is not read")
-    if not all(
-        _is_offset(partition) and 0 <= at < OFFSETS_MAX for each in by_topic.values() for partition, at in each.items()
-    ):
-        raise Invalid(f"{name} {text!r} does not name offsets by partition", hint=_PLACES)
+    offsets = [item for each in by_topic.values() for item in each.items()]
+    if not all(position.is_offset(partition) and 0 <= at < OFFSET_MAX for partition, at in offsets):
+        raise Invalid(f"{name} {text!r} does not name offsets by partition", hint=_POSITIONS)
     return {topic: {int(partition): at for partition, at in each.items()} for topic, each in by_topic.items()}
 
 
@@ -175,7 +169,7 @@ def _positive(options: Mapping[str, str], name: str) -> int | None:
     text = options.get(name.lower())
     if text is None:
         return None
-    if not (text.strip().isascii() and text.strip().isdecimal() and 0 < int(text) < OFFSETS_MAX):
+    if not (text.strip().isascii() and text.strip().isdecimal() and 0 < int(text) < OFFSET_MAX):
         raise Invalid(f"{name} {text!r} is not a number above 0")
     return int(text)
 

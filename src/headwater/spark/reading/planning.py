@@ -14,7 +14,8 @@ import msgspec
 
 from headwater.errors import Denied, Invalid, NotFound, Unavailable
 from headwater.info import TopicInfo
-from headwater.spark.reading.options import OFFSETS_MAX, Place, ReadOptions
+from headwater.position import OFFSET_MAX
+from headwater.spark.reading.options import ReadOptions, Start
 from headwater.spark.reading.scan import Piece, nodes
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def held(info: TopicInfo, starts: list[int], options: ReadOptions) -> list[int]:
     return [max(each.start, start) for each, start in zip(info.partitions, starts, strict=True)]
 
 
-def resolved(hw: Log, info: TopicInfo, place: Place, name: str) -> list[int]:
+def resolved(hw: Log, info: TopicInfo, place: Start, name: str) -> list[int]:
     """The offset of a place in each partition. Raises Invalid for a place that the topic cannot have."""
     partitions = info.partitions
     usual = [each.start for each in partitions] if name == "start" else [each.durable for each in partitions]
@@ -132,7 +133,7 @@ def resolved(hw: Log, info: TopicInfo, place: Place, name: str) -> list[int]:
 def since(hw: Log, info: TopicInfo, time: datetime) -> list[int]:
     """The first offset of each partition whose event has this time or a later one; the end if there is none."""
     first = {each.partition: each.durable for each in info.partitions}
-    for split in reversed(hw.splits(info.name, start=time, split_bytes=OFFSETS_MAX - 1)):
+    for split in reversed(hw.splits(info.name, start=time, split_bytes=OFFSET_MAX - 1)):
         first[split.partition] = split.start
     return [first[each.partition] for each in info.partitions]
 
