@@ -12,10 +12,12 @@ import pytest
 import headwater
 from headwater.engine import waiting as waits
 from headwater.engine.engine import Engine
+from headwater.engine.waiting import Waiting
 from headwater.errors import Closed, Conflict, Invalid, NotFound, TooLarge
 from headwater.format.batch import DATA, KEY
 from headwater.format.column import Column
 from headwater.limits import Limits
+from headwater.requests import Append, AppendMany
 
 
 @pytest.fixture
@@ -28,11 +30,15 @@ def hw(tmp_path: Path) -> Iterator[Engine]:
 
 def many(hw: Engine, topic: str, data: list[bytes], keys: list[bytes] | None = None, **options: Any) -> Any:
     columns: dict[int, Column | None] = {DATA: Column.of(data), KEY: None if keys is None else Column.of(keys)}
-    return hw.prepare_many(topic, "bytes", columns, len(data), **options)
+    return hw.prepare_many(AppendMany.of(topic, "bytes", columns, len(data), hw.limits, **options))
+
+
+def one(hw: Engine, topic: str, data: bytes, **options: Any) -> Waiting:
+    return hw.prepare(Append.of(topic, data, hw.limits, **options))
 
 
 def test_many_requests_become_one_batch_with_their_offsets_in_order(hw: Engine) -> None:
-    group = [hw.prepare("orders", b"%d" % number, type="placed") for number in range(5)]
+    group = [one(hw, "orders", b"%d" % number, type="placed") for number in range(5)]
     hw.commit(group)
     assert [each.ref().offset for each in group] == [0, 1, 2, 3, 4]
     (batch,) = hw.read_batches("orders")
@@ -43,9 +49,9 @@ def test_many_requests_become_one_batch_with_their_offsets_in_order(hw: Engine) 
 def test_one_request_that_fails_does_not_fail_the_others(hw: Engine) -> None:
     hw.append("orders", b"first", key="o-1")
     group = [
-        hw.prepare("orders", b"a", key=b"o-1", expected_version="none"),
-        hw.prepare("orders", b"b", key=b"o-1", expected_version=0),
-        hw.prepare("orders", b"c"),
+        one(hw, "orders", b"a", key=b"o-1", expected_version="none"),
+        one(hw, "orders", b"b", key=b"o-1", expected_version=0),
+        one(hw, "orders", b"c"),
     ]
     hw.commit(group)
     with pytest.raises(Conflict):
@@ -54,10 +60,10 @@ def test_one_request_that_fails_does_not_fail_the_others(hw: Engine) -> None:
 
 
 def test_a_request_that_is_sent_again_gets_its_first_answer(hw: Engine) -> None:
-    first = hw.prepare("orders", b"a", producer=("p", 0, 1))
+    first = one(hw, "orders", b"a", producer=("p", 0, 1))
     hw.commit([first])
-    again = hw.prepare("orders", b"a", producer=("p", 0, 1))
-    hw.commit([again, hw.prepare("orders", b"b")])
+    again = one(hw, "orders", b"a", producer=("p", 0, 1))
+    hw.commit([again, one(hw, "orders", b"b")])
     assert again.ref().offset == first.ref().offset == 0
     assert [event.data for event in hw.read("orders")] == [b"a", b"b"]
 
@@ -76,9 +82,9 @@ def test_many_events_go_to_the_partitions_of_their_keys(hw: Engine) -> None:
 
 def test_groups_of_several_logs_are_committed_apart(hw: Engine) -> None:
     group = [
-        hw.prepare("orders", b"a"),
-        hw.prepare("spread", b"b", partition=2),
-        hw.prepare("orders", b"c"),
+        one(hw, "orders", b"a"),
+        one(hw, "spread", b"b", partition=2),
+        one(hw, "orders", b"c"),
     ]
     hw.commit(group)
     assert [(each.ref().topic, each.ref().partition, each.ref().offset) for each in group] == [
@@ -89,7 +95,7 @@ def test_groups_of_several_logs_are_committed_apart(hw: Engine) -> None:
 
 
 def test_what_waits_for_a_topic_that_is_deleted_is_told_so(hw: Engine) -> None:
-    waiting = hw.prepare("orders", b"a")
+    waiting = one(hw, "orders", b"a")
     hw.delete("orders")
     hw.commit([waiting])
     with pytest.raises(NotFound):
@@ -98,7 +104,7 @@ def test_what_waits_for_a_topic_that_is_deleted_is_told_so(hw: Engine) -> None:
 
 
 def test_what_waits_for_a_topic_that_is_made_again_goes_to_the_new_one(hw: Engine, tmp_path: Path) -> None:
-    waiting = [hw.prepare("orders", b"a"), hw.prepare("orders", b"b")]
+    waiting = [one(hw, "orders", b"a"), one(hw, "orders", b"b")]
     with headwater.open(tmp_path / "data") as other:
         other.append("orders", b"old")
         other.delete("orders")
@@ -110,11 +116,11 @@ def test_what_waits_for_a_topic_that_is_made_again_goes_to_the_new_one(hw: Engin
 
 def test_a_missing_topic_is_not_made(hw: Engine) -> None:
     with pytest.raises(NotFound):
-        hw.prepare("none", b"a")
+        one(hw, "none", b"a")
     with pytest.raises(NotFound):
         many(hw, "none", [b"a"])
     with pytest.raises(NotFound):
-        hw.upload("none")
+        hw.upload(Append("none", b"", "bytes"))
     assert "none" not in hw.topics()
 
 
@@ -124,17 +130,17 @@ def test_what_is_too_large_to_wait_is_refused(tmp_path: Path) -> None:
         hw.create("orders")
         for size in (101, 1001):
             with pytest.raises(TooLarge):
-                hw.prepare("orders", b"x" * size)
+                one(hw, "orders", b"x" * size)
         with pytest.raises(TooLarge):
             many(hw, "orders", [b"x" * 300, b"y" * 300])
         with pytest.raises(Invalid):
-            hw.prepare("orders", b"a", expected_version=3)
+            one(hw, "orders", b"a", expected_version=3)
 
 
 def test_nothing_waits_for_a_log_that_was_closed(tmp_path: Path) -> None:
     hw = headwater.open(tmp_path / "data")
     hw.create("orders")
-    waiting = hw.prepare("orders", b"a")
+    waiting = one(hw, "orders", b"a")
     hw.close()
     with pytest.raises(Closed):
         hw.commit([waiting])
@@ -144,7 +150,7 @@ def test_an_upload_is_one_event_whatever_its_size(hw: Engine) -> None:
     hw.create("huge", data_bytes_max=20_000_000)
     for sizes in ([], [5], [600_000, 600_000], [3_000_000, 10]):
         pieces = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
-        upload, log = hw.upload("huge", type="up", key=b"k")
+        upload, log = hw.upload(Append("huge", b"", "bytes", b"up", b"k"))
         for piece in pieces:
             upload.write(piece)
         offset = upload.commit().offset
@@ -157,7 +163,7 @@ def test_an_upload_is_one_event_whatever_its_size(hw: Engine) -> None:
 
 def test_a_file_is_not_closed_under_a_write(hw: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     hw.create("huge", data_bytes_max=20_000_000)
-    upload, log = hw.upload("huge")
+    upload, log = hw.upload(Append("huge", b"", "bytes"))
     upload.write(b"x" * 3_000_000)
     disk = log.place.disk
     writing, go_on, ends = threading.Event(), threading.Event(), []
@@ -191,7 +197,7 @@ def test_a_file_is_not_closed_under_a_write(hw: Engine, monkeypatch: pytest.Monk
 
 def test_an_upload_that_is_discarded_leaves_nothing(hw: Engine) -> None:
     hw.create("huge", data_bytes_max=20_000_000)
-    upload, log = hw.upload("huge")
+    upload, log = hw.upload(Append("huge", b"", "bytes"))
     upload.write(b"x" * 3_000_000)
     assert list(log.place.spool.iterdir())
     upload.discard()

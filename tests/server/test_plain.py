@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from headwater.engine.waiting import Waiting
+from headwater.limits import DEFAULTS
 from headwater.server.http.app import App
 from headwater.server.http.message import Client
 from headwater.server.http.plain import Answer as PlainAnswer
@@ -215,7 +216,7 @@ def _one_append() -> tuple[PlainAppends, Any, Any]:
     connection.way, connection.plain_head = lambda: None, b"HTTP/1.1 200 OK\r\n"
     connection.answer_plainly, connection.answered_plainly = connection.rests.append, lambda: None
     store = SimpleNamespace(
-        engine=SimpleNamespace(prepare=lambda *_, **__: waiting),
+        engine=SimpleNamespace(prepare=lambda *_: waiting, limits=DEFAULTS),
         access=SimpleNamespace(known=lambda *_: connection.user),
         commits=SimpleNamespace(submit=lambda *_: None, write_answers=lambda _: None),
         metrics=Metrics(),

@@ -23,13 +23,13 @@ from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.producers import Producer
 from headwater.limits import Limits
+from headwater.requests import Append, AppendMany
 
 OCTETS = "application/octet-stream"
 META_HEADER_BYTES_MAX = 4 * 1024  # above, it goes in a batch: a server, or what stands before it, bounds its headers
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-Who = Producer | tuple[str, int, int] | None
 T = TypeVar("T")
 
 
@@ -87,46 +87,53 @@ class Appends:
         self._limits = limits
         self._producers = Producers()
 
-    def one(
-        self, topic: str, body: bytes | Upload, content: Content, meta: bytes | None, query: dict[str, Any], who: Who
-    ) -> Ref:
+    def one(self, request: Append, durability: Durability) -> Ref:
         """Append one event."""
-        if meta is not None and len(meta) > META_HEADER_BYTES_MAX and isinstance(body, bytes):
-            columns = {
-                kind: None if value is None else Column(1, value)
-                for kind, value in (
-                    (TYPE, (query.pop("type") or "").encode() or None),
-                    (KEY, query.pop("key")),
-                    (DATA, body),
-                    (META, meta),
-                )
-            }
-            ref: Ref = self.many(topic, content, columns, 1, query, who)[0]
+        query = self._query(request, durability)
+        data, meta = request.data, request.meta
+        if isinstance(data, bytes) and meta is not None and len(meta) > META_HEADER_BYTES_MAX:
+            values = (TYPE, request.type or None), (KEY, request.key), (DATA, data), (META, meta)
+            columns = {kind: None if value is None else Column(1, value) for kind, value in values}
+            ref: Ref = self._batch(request.topic, request.content, columns, 1, query, request.producer)[0]
             return ref
+        query |= {"type": request.type.decode() or None, "key": request.key}
         headers = {"Content-Type": OCTETS}
         if meta is not None:
             headers["Headwater-Meta"] = json.dumps(msgspec.json.decode(meta))  # in ASCII, as a header is
-        if content != "bytes":
-            query["content"] = content
-        answer = self._append(topic, body, query, headers, who)
+        if request.content != "bytes":
+            query["content"] = request.content
+        body = data if isinstance(data, bytes) else Upload(data)
+        answer = self._append(request.topic, body, query, headers, request.producer)
         told = answer.headers
         ticks, node = ticks_and_node(UUID(told["headwater-id"]))
         reached: Any = told["headwater-durability"]
-        return Ref(topic, int(told["headwater-partition"]), int(answer.body), ticks, node, reached)
+        return Ref(request.topic, int(told["headwater-partition"]), int(answer.body), ticks, node, reached)
 
-    def many(
+    def many(self, request: AppendMany, durability: Durability) -> Refs:
+        """Append many events, as one batch that the server spreads over partitions."""
+        given.check_columns(request.columns, self._limits)
+        query = self._query(request, durability)
+        return self._batch(request.topic, request.content, request.columns, request.count, query, request.producer)
+
+    def _query(self, request: Append | AppendMany, durability: Durability) -> dict[str, Any]:
+        return {
+            "partition": request.partition,
+            "expected_version": "none" if request.expected == given.NO_VERSION else request.expected,
+            "durability": durability,
+        }
+
+    def _batch(
         self,
         topic: str,
         content: Content,
         columns: dict[int, Column | None],
         count: int,
         query: dict[str, Any],
-        who: Who,
+        producer: Producer | None,
     ) -> Refs:
-        """Append many events, as one batch that the server spreads over partitions."""
         stored = batch.encode(0, 0, count, content, columns)
         body = frames.encode(0, stored, 0, count)
-        told = _decode_runs(self._append(topic, body, query, {"Content-Type": frames.MEDIA_TYPE}, who).body)
+        told = _decode_runs(self._append(topic, body, query, {"Content-Type": frames.MEDIA_TYPE}, producer).body)
         runs = []
         for run in told.runs:
             ticks, node = ticks_and_node(UUID(run.id))
@@ -134,14 +141,13 @@ class Appends:
         rows = [run.rows for run in told.runs if run.rows is not None]
         return Refs(topic, told.durability, runs, rows if len(runs) > 1 else None)
 
-    def produced(self, who: Who, ask: Callable[[Producer], T]) -> T:
+    def produced(self, given_producer: Producer | None, ask: Callable[[Producer], T]) -> T:
         """Ask under the user's producer, or one that has no request under way.
 
         One whose answer was lost is not used again: the error tells it, and the user may ask with it once more.
         """
-        said = given.check_producer(who, self._limits)
-        if said is not None:
-            return ask(said)
+        if given_producer is not None:
+            return ask(given_producer)
         slot, said = self._producers.take()
         try:
             found = ask(said)
@@ -164,7 +170,12 @@ class Appends:
         self._producers.after_fork()
 
     def _append(
-        self, topic: str, body: bytes | Upload, query: dict[str, Any], headers: dict[str, str], who: Who
+        self,
+        topic: str,
+        body: bytes | Upload,
+        query: dict[str, Any],
+        headers: dict[str, str],
+        given_producer: Producer | None,
     ) -> Answer:
         def ask(producer: Producer) -> Answer:
             headers["Headwater-Producer"] = header_of(producer.id)
@@ -172,7 +183,7 @@ class Appends:
             headers["Headwater-Seq"] = str(producer.seq)
             return self._post(topic, body, query, headers, (producer.id, producer.epoch, producer.seq))
 
-        return self.produced(who, ask)
+        return self.produced(given_producer, ask)
 
     def _post(
         self,

@@ -17,7 +17,7 @@ import msgspec
 
 from headwater import position
 from headwater.client.address import Address
-from headwater.client.appending import Appends, Upload, Who
+from headwater.client.appending import Appends
 from headwater.client.binder import RemoteBinder
 from headwater.client.consumer import RemoteConsumer
 from headwater.client.draining import drain
@@ -35,6 +35,7 @@ from headwater.format.puro_blocks import PuroFile, PuroVariant
 from headwater.format.settings import Retention
 from headwater.info import BinderInfo, ConsumerInfo, Deleted, Drained, Split, TopicInfo, ViewInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, SPLIT_BYTES, Limits
+from headwater.requests import Append, AppendMany, ProducerLike, wants_sync
 
 if TYPE_CHECKING:
     pass
@@ -68,7 +69,7 @@ class Remote:
         self._make_transfer = transfer
         # How large data may be, its topic says, which the server knows.
         self._limits = msgspec.structs.replace(limits, data_bytes_max=DATA_BYTES_CEILING)
-        self._durability = _checked(durability)
+        self._durability: Durability = "fsync" if wants_sync(durability) else "os"
         self._appends = Appends(transport, self._limits)
         self._members: WeakSet[RemoteConsumer] = WeakSet()  # which end with this object
         _remotes.add(self)
@@ -148,31 +149,27 @@ class Remote:
         durability: Durability | None = None,
         partition: int | None = None,
         expected_version: Version | None = None,
-        producer: Who = None,
+        producer: ProducerLike | None = None,
     ) -> Ref:
         """Append one event; returns where it is once it is durable. Makes the topic if it is not there.
 
         As that of a directory. It is sent again when its answer was lost, and is there once for all that. If there is
         none for too long: Unavailable with the code `answer_lost`, whose `producer` says under which it may be there.
         """
-        given.check_content(content)
-        given.encode_type(type)
-        encoded_key = given.encode_key(key, self._limits)
-        given.check_version(expected_version, encoded_key)
-        query = {
-            "type": type or None,
-            "key": encoded_key,
-            "partition": partition,
-            "expected_version": expected_version,
-            "durability": self._waits_for(durability),
-        }
-        encoded_meta = given.encode_meta(meta, self._limits)
-        body: bytes | Upload
-        if given.is_stream(data):
-            body, content = Upload(data), content or "bytes"  # type: ignore[arg-type]  # it is a stream
-        else:
-            body, content = given.encode_data(data, content)  # type: ignore[arg-type]  # it is none
-        return self._appends.one(topic, body, content, encoded_meta, query, producer)
+        request = Append.of(
+            topic,
+            data,
+            self._limits,
+            type=type,
+            key=key,
+            meta=meta,
+            content=content,
+            durability=durability,
+            partition=partition,
+            expected_version=expected_version,
+            producer=producer,
+        )
+        return self._appends.one(request, self._reached(request.sync))
 
     def append_many(
         self,
@@ -186,21 +183,29 @@ class Remote:
         durability: Durability | None = None,
         partition: int | None = None,
         expected_version: Version | None = None,
-        producer: Who = None,
+        producer: ProducerLike | None = None,
     ) -> Refs:
         """Append many events: all or nothing in each partition. Above a limit: TooLarge, and nothing is appended.
 
         As that of a directory, and sent again as a single one is.
         """
         given.check_content(content)
-        durability = self._waits_for(durability)
         if not len(data):
-            return Refs(topic, durability, ())
+            return Refs(topic, self._waits_for(durability), ())
         content, columns, encoded_keys = given.encode_many(data, content, types, keys, metas, self._limits)
-        if expected_version is not None:
-            given.check_version(expected_version, next(iter(encoded_keys or ()), None))
-        query = {"partition": partition, "expected_version": expected_version, "durability": durability}
-        return self._appends.many(topic, content, columns, len(data), query, producer)
+        request = AppendMany.of(
+            topic,
+            content,
+            columns,
+            len(data),
+            self._limits,
+            keys=encoded_keys,
+            durability=durability,
+            partition=partition,
+            expected_version=expected_version,
+            producer=producer,
+        )
+        return self._appends.many(request, self._reached(request.sync))
 
     def append_arrow(
         self,
@@ -222,9 +227,8 @@ class Remote:
         runs: list[Run] = []
         for part in parts:
             batch_content, columns = arrow.columns_of(part, content)
-            given.check_columns(columns, self._limits)
-            query = {"partition": partition, "durability": reached}
-            runs += self._appends.many(topic, batch_content, columns, part.num_rows, query, None).runs
+            request = AppendMany(topic, batch_content, columns, part.num_rows, partition=partition)
+            runs += self._appends.many(request, reached).runs
         if durability != reached:
             self.sync(topic)
         return Refs(topic, durability, runs)
@@ -238,21 +242,22 @@ class Remote:
         *,
         durability: Durability | None = None,
         partition: int | None = None,
-        producer: Who = None,
+        producer: ProducerLike | None = None,
     ) -> Refs:
         """Like `append_many`, of events that are the columns of a batch already (format/batch.py), by their kind."""
-        given.check_columns(columns, self._limits)
-        query = {"partition": partition, "durability": self._waits_for(durability)}
-        return self._appends.many(topic, content, columns, count, query, producer)
+        request = AppendMany.of(
+            topic, content, columns, count, self._limits, durability=durability, partition=partition, producer=producer
+        )
+        return self._appends.many(request, self._reached(request.sync))
 
-    def transaction(self, *, durability: Durability | None = None, producer: Who = None) -> Transaction:
+    def transaction(self, *, durability: Durability | None = None, producer: ProducerLike | None = None) -> Transaction:
         """Appends to any topics, and acks, all or nothing: `with hw.transaction() as tx: tx.append(…)`.
 
         Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
         """
         self._transport.check_open()
-        waits_for = self._waits_for(durability)
-        return Transaction(self, self._transport, self._appends, waits_for, producer, self._limits)
+        told = given.check_producer(producer, self._limits)
+        return Transaction(self, self._transport, self._appends, self._waits_for(durability), told, self._limits)
 
     def sync(self, topic: str) -> None:
         """Make all events of a topic durable that were appended with durability `os`."""
@@ -603,7 +608,11 @@ class Remote:
         return Batches(self._transport, topic, query | filters, partition, self._limits.blob_bytes_in_memory, uuid)
 
     def _waits_for(self, said: Durability | None) -> Durability:
-        return self._durability if said is None else _checked(said)
+        return self._reached(None if said is None else wants_sync(said))
+
+    def _reached(self, sync: bool | None) -> Durability:
+        """Return the durability that an append waits for."""
+        return self._durability if sync is None else "fsync" if sync else "os"
 
     def _gone(self, method: str, path: tuple[str, ...]) -> None:
         """Delete something. When that was asked for twice, because the answer was lost, it may be gone already."""
@@ -612,12 +621,6 @@ class Remote:
         except NotFound as error:
             if not error.facts.get("again"):
                 raise
-
-
-def _checked(durability: Durability) -> Durability:
-    if durability not in ("fsync", "os"):
-        raise Invalid(f"durability {durability!r} is unknown", hint="it is 'fsync' or 'os'")
-    return durability
 
 
 def _where_it_is(verb: str, topic: str | None) -> Unsupported:

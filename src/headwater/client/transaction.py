@@ -9,21 +9,22 @@ from __future__ import annotations
 from binascii import b2a_base64
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 
 import msgspec
 
-from headwater.client.appending import Appends, Who
+from headwater.client.appending import Appends
 from headwater.client.consumer import RemoteConsumer
 from headwater.client.membership import Membership
 from headwater.client.transport import JSON, Transport
-from headwater.errors import Closed, HeadwaterError, TooLarge, Unavailable
+from headwater.errors import Closed, HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.event import Content, Durability, Event, Ref, ticks_and_node
 from headwater.format import given
-from headwater.format.given import Data, Meta, Version
+from headwater.format.given import Data, Meta
 from headwater.format.producers import Producer
 from headwater.limits import Limits
+from headwater.requests import Append, EventOptions
 
 if TYPE_CHECKING:
     from headwater.client.remote import Remote
@@ -53,13 +54,19 @@ class Transaction:
     """What is to be done at once. Nothing is sent of it before `commit`; for one thread."""
 
     def __init__(
-        self, remote: Remote, transport: Transport, appends: Appends, durability: Durability, who: Who, limits: Limits
+        self,
+        remote: Remote,
+        transport: Transport,
+        appends: Appends,
+        durability: Durability,
+        producer: Producer | None,
+        limits: Limits,
     ) -> None:
         self._remote = remote
         self._transport = transport
         self._appender = appends
         self._durability = durability
-        self._who = who
+        self._producer = producer
         self._limits = limits
         self._appends: list[dict[str, Any]] = []
         self._acks: dict[RemoteConsumer, list[Event]] = {}
@@ -68,55 +75,46 @@ class Transaction:
         self._over = False
         self.refs: list[Ref] = []  # where the events are, in the order of the appends, once it is committed
 
-    def append(
-        self,
-        topic: str,
-        data: Data,
-        *,
-        type: str = "",
-        key: bytes | str | None = None,
-        meta: Meta | None = None,
-        content: Content | None = None,
-        partition: int | None = None,
-        expected_version: Version | None = None,
-    ) -> None:
-        """Append one event with the rest. `expected_version` is the key's before the transaction.
+    def append(self, topic: str, data: Data, **options: Unpack[EventOptions]) -> None:
+        """Append one event with the rest, with the options of `Store.append`.
 
-        Raises TooLarge when the transaction outgrows its limit; of data that is too large, `commit` tells.
+        `expected_version` is the key's before the transaction. Raises TooLarge when the transaction outgrows its limit;
+        `commit` raises it for data that is too large.
         """
         self._check()
-        given.check_content(content)
-        given.encode_type(type)
-        encoded, content = given.encode_data(data, content)
-        encoded_key = given.encode_key(key, self._limits)
-        given.check_version(expected_version, encoded_key)
-        encoded_meta = given.encode_meta(meta, self._limits)
-        self._size += len(encoded) + len(encoded_key or b"") + len(encoded_meta or b"")
-        for unit, size, limit in (
+        request = Append.of(topic, data, self._limits, **options)
+        if not isinstance(request.data, bytes):
+            raise Invalid("a transaction takes no stream", hint="append it first, and let the transaction name it")
+        self._grow(len(request.data) + len(request.key or b"") + len(request.meta or b""))
+        append: dict[str, Any] = {
+            "topic": topic,
+            "type": request.type.decode(),
+            "content": request.content,
+            "data_base64": _base64(request.data),
+            "expected_version": "none" if request.expected == given.NO_VERSION else request.expected,
+        }
+        if request.meta is not None:
+            append["meta"] = msgspec.Raw(request.meta)
+        if request.key is not None:
+            append["key_base64"] = _base64(request.key)
+        if request.partition is not None:
+            append["partition"] = request.partition
+        self._appends.append(append)
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        for unit, total, limit in (
             ("bytes", self._size, "transaction_bytes_max"),
             ("events", len(self._appends) + 1, "transaction_events_max"),
         ):
             maximum: int = getattr(self._limits, limit)
-            if size > maximum:
+            if total > maximum:
                 raise TooLarge(
                     f"a transaction may have {maximum} {unit}",
-                    hint="make several of it",
+                    hint="split it into several transactions",
                     limit=limit,
                     maximum=maximum,
                 )
-        append = {
-            "topic": topic,
-            "type": type,
-            "content": content,
-            "data_base64": _base64(encoded),
-            "meta": dict(meta or {}),
-            "expected_version": expected_version,
-        }
-        if encoded_key is not None:
-            append["key_base64"] = _base64(encoded_key)
-        if partition is not None:
-            append["partition"] = partition
-        self._appends.append(append)
 
     def append_many(
         self,
@@ -134,7 +132,8 @@ class Transaction:
         given.check_content(content)
         if not len(data):
             return
-        given.encode_many(data, content, types, keys, metas, self._limits)
+        _, columns, _ = given.encode_many(data, content, types, keys, metas, self._limits)
+        given.check_columns(columns, self._limits)
         for n, each in enumerate(data):
             self.append(
                 topic,
@@ -174,11 +173,11 @@ class Transaction:
         ]
         asked = {"appends": self._appends, "acks": acks, "durability": self._durability}
         try:
-            told = self._appender.produced(self._who, lambda producer: self._ask(asked, producer))
+            told = self._appender.produced(self._producer, lambda producer: self._ask(asked, producer))
         except HeadwaterError as error:
             if error.code != "answer_lost":
                 raise
-            self._over, self._who = False, error.facts["producer"]
+            self._over, self._producer = False, Producer(*error.facts["producer"])
             raise _in_doubt(error) from error
         for member, events in self._members:
             member.moved(events)

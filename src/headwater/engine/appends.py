@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self
+from typing import TYPE_CHECKING, Generic, Self, Unpack
 
 from headwater.engine.log import L
 from headwater.errors import Closed, TooLarge
@@ -14,6 +14,7 @@ from headwater.format import given
 from headwater.format.given import Data, Meta
 from headwater.format.producers import Producer
 from headwater.limits import Limits
+from headwater.requests import Append, EventOptions
 from headwater.storage.rows import Rows
 
 if TYPE_CHECKING:
@@ -35,41 +36,25 @@ class Appends(Generic[L]):
         self._over = False
         self.refs: list[Ref] = []  # where the events are, in the order of the appends, once it is committed
 
-    def append(
-        self,
-        topic: str,
-        data: Data,
-        *,
-        type: str = "",
-        key: bytes | str | None = None,
-        meta: Meta | None = None,
-        content: Content | None = None,
-        partition: int | None = None,
-        expected_version: given.Version | None = None,
-    ) -> None:
-        """Append one event with the rest. `expected_version` is the key's before the transaction.
+    def append(self, topic: str, data: Data, **options: Unpack[EventOptions]) -> None:
+        """Append one event with the rest, with the options of `Store.append`.
 
-        Raises TooLarge for data that would need a file of its own, and when the transaction outgrows its limit.
+        `expected_version` is the key's before the transaction. Raises TooLarge for data that would need a file of its
+        own, and when the transaction outgrows its limit.
         """
+        self.add(Append.of(topic, data, self._engine.limits, **options))
+
+    def add(self, request: Append) -> None:
+        """Append one event with the rest; its durability and producer are those of the transaction."""
         self._check()
-        limits = self._engine.limits
-        if content is not None:
-            given.check_content(content)
-        encoded, content = given.encode_data(data, content)
-        encoded_key = given.encode_key(key, limits)
-        log = self._opened(topic).choose(encoded_key, partition, self._producer)
-        given.check_size(len(encoded), log.place.limits)
-        check_data(len(encoded), limits)
-        rows = Rows.one(
-            content,
-            self._sync,
-            encoded,
-            given.encode_type(type) if type else b"",
-            encoded_key,
-            given.encode_meta(meta, limits),
-        )
-        if expected_version is not None:
-            rows.guard(given.check_version(expected_version, encoded_key), None)
+        log = self._opened(request.topic).choose(request.key, request.partition, self._producer)
+        size = len(request.data) if isinstance(request.data, bytes) else self._engine.limits.blob_bytes_min + 1
+        given.check_size(size, log.place.limits)
+        check_data(size, self._engine.limits)
+        assert isinstance(request.data, bytes)
+        rows = Rows.one(request.content, self._sync, request.data, request.type, request.key, request.meta)
+        if request.expected is not None:
+            rows.guard(request.expected, None)
         self._add(log, rows)
 
     def append_many(
@@ -89,9 +74,9 @@ class Appends(Generic[L]):
         if not len(data):
             return
         opened = self._opened(topic)
-        content, columns, encoded_keys = given.encode_many(
-            data, content, types, keys, metas, opened.logs[0].place.limits
-        )
+        limits = opened.logs[0].place.limits
+        content, columns, encoded_keys = given.encode_many(data, content, types, keys, metas, limits)
+        given.check_columns(columns, limits)
         if opened.only is not None or partition is not None or encoded_keys is None:
             self._add(
                 opened.choose(None, partition, self._producer), Rows.many(content, self._sync, columns, len(data))

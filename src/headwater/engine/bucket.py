@@ -23,7 +23,6 @@ from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.consumer import Consumer
 from headwater.engine.coordinated_consumers import CoordinatedConsumers
 from headwater.engine.info import time_at
-from headwater.engine.serving import wants_sync
 from headwater.engine.verbs import Verbs
 from headwater.errors import Closed, Corrupt, Denied, HeadwaterError, Invalid, NotFound, Unavailable, Unsupported
 from headwater.event import Content, Durability, Event, Ref, time_of
@@ -33,6 +32,7 @@ from headwater.format.producers import Producer
 from headwater.format.settings import Retention, Topic
 from headwater.info import Deleted, Maintained, PartitionInfo, TopicInfo
 from headwater.limits import DEFAULTS, Limits
+from headwater.requests import wants_sync
 from headwater.storage.bucket.appender import Unit
 from headwater.storage.bucket.cache import Cache
 from headwater.storage.bucket.coordinator import BucketCoordinator

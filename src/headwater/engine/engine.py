@@ -23,7 +23,6 @@ from headwater.engine.replica.marker import Marker
 from headwater.engine.replica.source import LocalSource
 from headwater.engine.retaining import Keeper
 from headwater.engine.rules import not_found
-from headwater.engine.serving import wants_sync
 from headwater.engine.topics import OpenTopic
 from headwater.engine.transaction import Transaction
 from headwater.engine.verbs import Verbs
@@ -35,6 +34,7 @@ from headwater.format.producers import Producer
 from headwater.format.settings import Replica, Retention, Topic, TopicSettings
 from headwater.info import Archived, Deleted, TopicInfo
 from headwater.limits import DEFAULTS, Limits
+from headwater.requests import wants_sync
 from headwater.storage import repair as log_repair
 from headwater.storage.archive.archive import Archive
 from headwater.storage.disk import Clock, Disk

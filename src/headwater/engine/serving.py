@@ -13,18 +13,14 @@ from headwater.engine.cursor import Bell, TopicCursor
 from headwater.engine.log import L, Upload
 from headwater.engine.reading import Span
 from headwater.engine.selection import Selection
-from headwater.engine.topics import Catalogue, OpenTopic, Topics
+from headwater.engine.topics import Catalogue, Topics
 from headwater.engine.waiting import Waiting
-from headwater.errors import Closed, Invalid, TooLarge
-from headwater.event import At, Content, Durability
+from headwater.errors import Closed, TooLarge
+from headwater.event import At, Content
 from headwater.format import given
-from headwater.format.batch import DATA
-from headwater.format.column import Column
-from headwater.format.contents import check_column
-from headwater.format.given import Meta, Version
-from headwater.format.producers import Producer
 from headwater.format.settings import Topic
 from headwater.limits import Limits
+from headwater.requests import Append, AppendMany
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
 
@@ -68,39 +64,25 @@ class Serving(Generic[L]):
         if self._closed:
             raise Closed(f"{self._name} was closed")
 
-    def prepare(
-        self,
-        topic: str,
-        data: bytes,
-        *,
-        type: str = "",
-        key: bytes | None = None,
-        meta: Meta | None = None,
-        content: Content = "bytes",
-        durability: Durability | None = None,
-        partition: int | None = None,
-        expected_version: Version | None = None,
-        producer: Producer | tuple[str, int, int] | None = None,
-    ) -> Waiting:
-        """An append of one event that waits for `commit`, which may take many at once. Raises what `append` raises.
+    def prepare(self, request: Append) -> Waiting:
+        """Return an append of one event that waits for `commit`, which may take many at once; raises as `append`.
 
-        The topic must be there, else NotFound; the data is what its content says, and not huge, else TooLarge.
+        The topic must be there, else NotFound; the data is in memory and not huge, else TooLarge.
         """
-        opened = self._open.get(topic) or self._topics.get(topic)
-        told = given.check_producer(producer, self._limits) if producer is not None else None
-        log = opened.only if partition is None and opened.only else opened.choose(key, partition, told)
+        opened = self._open.get(request.topic) or self._topics.get(request.topic)
+        partition, producer, data = request.partition, request.producer, request.data
+        log = opened.only if partition is None and opened.only else opened.choose(request.key, partition, producer)
         limits = log.place.limits
-        if len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
-            given.check_size(len(data), limits)
-            raise TooLarge(f"{len(data)} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")
-        if key is not None:
-            key = given.encode_key(key, limits)
-        encoded_meta = given.encode_meta(meta, limits) if meta else None
-        sync = self._sync if durability is None else wants_sync(durability)
-        rows = Rows.one(content, sync, data, given.encode_type(type) if type else b"", key, encoded_meta)
-        if expected_version is not None or producer is not None:
-            rows.guard(given.check_version(expected_version, key), told)
-        return Waiting(opened, log, rows)
+        if not isinstance(data, bytes) or len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
+            raise _cannot_wait(data, limits)
+        return Waiting(opened, log, self._rows(request, data))
+
+    def _rows(self, request: Append, data: bytes) -> Rows:
+        sync = self._sync if request.sync is None else request.sync
+        rows = Rows.one(request.content, sync, data, request.type, request.key, request.meta)
+        if request.expected is not None or request.producer is not None:
+            rows.guard(request.expected, request.producer)
+        return rows
 
     def prepare_encoded(self, topic: str, data: bytes, type: bytes, key: bytes | None, content: Content) -> Waiting:
         """The same for one whose type and key are bytes, and were checked: as little as can be done for an event."""
@@ -108,85 +90,29 @@ class Serving(Generic[L]):
         log = opened.only or opened.choose(key, None)
         limits = log.place.limits
         if len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
-            given.check_size(len(data), limits)
-            raise TooLarge(f"{len(data)} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")
+            raise _cannot_wait(data, limits)
         return Waiting(opened, log, Rows.one(content, self._sync, data, type, key))
 
-    def upload(
-        self,
-        topic: str,
-        *,
-        type: str = "",
-        key: bytes | None = None,
-        meta: Meta | None = None,
-        content: Content = "bytes",
-        durability: Durability | None = None,
-        partition: int | None = None,
-        expected_version: Version | None = None,
-        producer: Producer | tuple[str, int, int] | None = None,
-    ) -> tuple[Upload, L]:
-        """One event of any size whose pieces are yet to come, and the log that it goes to. Raises as `prepare`."""
-        opened = self._topics.live(topic)
-        encoded_key = given.encode_key(key, self._limits)
-        guard = (
-            given.check_version(expected_version, encoded_key),
-            given.check_producer(producer, self._limits),
-        )
-        log = opened.choose(encoded_key, partition, guard[1])
-        values = given.encode_type(type), encoded_key, given.encode_meta(meta, self._limits)
-        sync = self._sync if durability is None else wants_sync(durability)
-        return log.upload(content, *values, sync=sync, guard=guard), log
+    def upload(self, request: Append) -> tuple[Upload, L]:
+        """Return an upload of one event of any size, whose pieces follow, and its log; raises as `prepare`."""
+        opened = self._topics.live(request.topic)
+        log = opened.choose(request.key, request.partition, request.producer)
+        return self._upload(log, request), log
 
-    def prepare_many(
-        self,
-        topic: str,
-        content: Content,
-        columns: dict[int, Column | None],
-        count: int,
-        *,
-        durability: Durability | None = None,
-        partition: int | None = None,
-        expected_version: Version | None = None,
-        producer: Producer | tuple[str, int, int] | None = None,
-        checked: bool = False,
-    ) -> list[Waiting]:
-        """The same for many events, as columns by their kind: one append for each partition that they go to.
+    def _upload(self, log: L, request: Append) -> Upload:
+        values = request.type, request.key, request.meta
+        sync = self._sync if request.sync is None else request.sync
+        return log.upload(request.content, *values, sync=sync, guard=(request.expected, request.producer))
 
-        `checked` says that the data is known to be what its content says. Raises Invalid for BSON that is none.
-        """
-        opened = self._open.get(topic) or self._topics.get(topic)
-        limits = opened.logs[0].place.limits
-        given.check_columns(columns, limits)
-        if content == "bson" and not checked:
-            check_column(columns[DATA])
-        sync = self._sync if durability is None else wants_sync(durability)
-        spread = len(opened.logs) > 1 and partition is None
-        keys = waiting.keys_of(columns, count) if spread or expected_version is not None else None
-        return self._many(opened, content, columns, count, sync, partition, keys, expected_version, producer)
+    def prepare_many(self, request: AppendMany) -> list[Waiting]:
+        """Return appends of many events that wait for `commit`: one for each partition that they go to."""
+        opened = self._open.get(request.topic) or self._topics.get(request.topic)
+        return waiting.many(opened, request, sync=self._sync if request.sync is None else request.sync)
 
     def commit(self, group: Sequence[Waiting]) -> None:
         """Commit appends that wait, those of one log with one sync; each has its place then, or its `error`."""
         self.check_open()
         waiting.commit(self._topics, group)
-
-    def _many(
-        self,
-        opened: OpenTopic[L],
-        content: Content,
-        columns: dict[int, Column | None],
-        count: int,
-        sync: bool,
-        partition: int | None,
-        keys: Sequence[bytes | None] | None,
-        expected_version: Version | None,
-        producer: Producer | tuple[str, int, int] | None,
-    ) -> list[Waiting]:
-        limits = opened.logs[0].place.limits
-        key = waiting.only_key(keys) if expected_version is not None else None
-        guard = given.check_version(expected_version, key), given.check_producer(producer, limits)
-        return waiting.many(
-            opened, content, columns, count, sync=sync, partition=partition, keys=keys, only_key=key, guard=guard
-        )
 
     def span(
         self,
@@ -247,8 +173,7 @@ class Serving(Generic[L]):
         return Selection(type, given.encode_key(key, self._limits), match)
 
 
-def wants_sync(durability: str) -> bool:
-    """Whether a durability means that appends are synced; raises Invalid for an unknown one."""
-    if durability not in ("fsync", "os"):
-        raise Invalid(f"durability {durability!r} is unknown", hint="it is 'fsync' or 'os'")
-    return durability == "fsync"
+def _cannot_wait(data: object, limits: Limits) -> TooLarge:
+    size = len(data) if isinstance(data, bytes) else 0
+    given.check_size(size, limits)
+    return TooLarge(f"{size} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")

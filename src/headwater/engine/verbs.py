@@ -21,7 +21,7 @@ from headwater.engine.leases import Leases
 from headwater.engine.log import L, Upload
 from headwater.engine.rules import with_retention
 from headwater.engine.selection import Selection
-from headwater.engine.serving import Serving, wants_sync
+from headwater.engine.serving import Serving
 from headwater.engine.topics import Catalogue, OpenTopic
 from headwater.engine.transfer.exporting import Progress as TransferProgress
 from headwater.engine.transfer.files import Target
@@ -40,6 +40,7 @@ from headwater.format.puro_blocks import PuroVariant
 from headwater.format.settings import Retention, Topic, TopicSettings
 from headwater.info import ConsumerInfo, Drained, Split, TopicInfo
 from headwater.limits import SPLIT_BYTES, Limits
+from headwater.requests import Append, AppendMany, wants_sync
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
 
@@ -139,45 +140,42 @@ class Verbs(Serving[L]):
         `data` may be bytes, text (str), JSON (dict or list), or, for huge events, an open binary file or an iterator of
         bytes, which is streamed with bounded memory. Appends of several threads that wait together share one sync.
         """
-        opened = self._open.get(topic) or self._topics.for_append(topic)
-        sync = self._sync if durability is None else wants_sync(durability)
-        if content is not None:
-            given.check_content(content)
-        encoded_type = given.encode_type(type) if type else b""
-        encoded_key = given.encode_key(key, self._limits) if key is not None else None
-        encoded_meta = given.encode_meta(meta, self._limits) if meta else None
-        guard = None
-        if expected_version is not None or producer is not None:
-            guard = (
-                given.check_version(expected_version, encoded_key),
-                given.check_producer(producer, self._limits),
-            )
-        if partition is None and opened.only:
-            log = opened.only
-        else:
-            log = opened.choose(encoded_key, partition, guard and guard[1])
-        values = encoded_type, encoded_key, encoded_meta
-        if data.__class__ is not bytes and given.is_stream(data):
+        request = Append.of(
+            topic,
+            data,
+            self._limits,
+            type=type,
+            key=key,
+            meta=meta,
+            content=content,
+            durability=durability,
+            partition=partition,
+            expected_version=expected_version,
+            producer=producer,
+        )
+        return self.submit(request)
+
+    def submit(self, request: Append) -> Ref:
+        """Append one event, as `append` does."""
+        opened = self._open.get(request.topic) or self._topics.for_append(request.topic)
+        partition, producer, data = request.partition, request.producer, request.data
+        log = opened.only if partition is None and opened.only else opened.choose(request.key, partition, producer)
+        if not isinstance(data, bytes):
             log = self._topics.living(opened, log)
-            pieces = given.checked_pieces(data, content, log.place.limits)  # type: ignore[arg-type]  # it is a stream
-            rows = _take_all(log.upload(content or "bytes", *values, sync=sync, guard=guard), pieces)
+            pieces = given.checked_pieces(data, request.content, log.place.limits)
+            rows = _take_all(self._upload(log, request), pieces)
         else:
-            if data.__class__ is bytes and content != "bson":
-                encoded, content = data, content or "bytes"
-            else:
-                encoded, content = given.encode_data(data, content)  # type: ignore[arg-type]  # not a stream
             limits = log.place.limits
-            if len(encoded) > limits.data_bytes_max:
-                given.check_size(len(encoded), limits)
-            if len(encoded) > limits.blob_bytes_min:
+            if len(data) > limits.data_bytes_max:
+                given.check_size(len(data), limits)
+            if len(data) > limits.blob_bytes_min:
                 log = self._topics.living(opened, log)
-                rows = _take_all(log.upload(content, *values, sync=sync, guard=guard), (encoded,))
+                rows = _take_all(self._upload(log, request), (data,))
             else:
-                rows = Rows.one(content, sync, encoded, *values)
-                if guard is not None:
-                    rows.guard(*guard)
+                rows = self._rows(request, data)
                 log = self._topics.commit(opened, log, rows)
-        return Ref(topic, log.place.partition, rows.offset, rows.ticks, log.node, "fsync" if sync else "os")
+        place = log.place
+        return Ref(place.topic, place.partition, rows.offset, rows.ticks, log.node, "fsync" if rows.sync else "os")
 
     @enough_memory("the events cannot be appended")
     def append_many(
@@ -199,20 +197,33 @@ class Verbs(Serving[L]):
         Without keys, all go to one partition. The references are in the order of `data`; none if that is empty.
         `expected_version` is for events that share one key. `producer` is as in `append`, in each partition.
         """
-        opened = self._open.get(topic) or self._topics.for_append(topic)
-        sync = self._sync if durability is None else wants_sync(durability)
-        reached: Durability = "fsync" if sync else "os"
         given.check_content(content)
         if not len(data):
-            return Refs(topic, reached, ())
-        limits = opened.logs[0].place.limits
-        content, columns, encoded_keys = given.encode_many(data, content, types, keys, metas, limits)
-        parts = self._many(
-            opened, content, columns, len(data), sync, partition, encoded_keys, expected_version, producer
+            self._topics.for_append(topic)
+            return Refs(topic, "fsync" if self._wants_sync(durability) else "os", ())
+        content, columns, encoded_keys = given.encode_many(data, content, types, keys, metas, self._limits)
+        request = AppendMany.of(
+            topic,
+            content,
+            columns,
+            len(data),
+            self._limits,
+            keys=encoded_keys,
+            durability=durability,
+            partition=partition,
+            expected_version=expected_version,
+            producer=producer,
+            checked=True,
         )
+        return self.submit_many(request)
+
+    def submit_many(self, request: AppendMany) -> Refs:
+        """Append many events, as `append_many` does."""
+        opened = self._open.get(request.topic) or self._topics.for_append(request.topic)
+        parts = waiting.many(opened, request, sync=self._sync if request.sync is None else request.sync)
         for part in parts:
             part.log = self._topics.commit(opened, opened.logs[part.log.partition], part.rows)
-        return waiting.refs(topic, parts)
+        return waiting.refs(request.topic, parts)
 
     @enough_memory("the table cannot be appended")
     def append_arrow(
@@ -229,7 +240,7 @@ class Verbs(Serving[L]):
         It is split into batches as needed: what was appended before an error stays. References are grouped by batch.
         """
         opened = self._open.get(topic) or self._topics.for_append(topic)
-        sync = self._sync if durability is None else wants_sync(durability)
+        sync = self._wants_sync(durability)
         given.check_content(content)
         runs: list[Run] = []
         logs: dict[int, L] = {}
@@ -264,9 +275,10 @@ class Verbs(Serving[L]):
 
         The topic must be there, else NotFound.
         """
-        parts = self.prepare_many(
-            topic, content, columns, count, durability=durability, partition=partition, producer=producer
+        request = AppendMany.of(
+            topic, content, columns, count, self._limits, durability=durability, partition=partition, producer=producer
         )
+        parts = self.prepare_many(request)
         self.commit(parts)
         return waiting.refs(topic, parts)
 
@@ -479,6 +491,9 @@ class Verbs(Serving[L]):
         With `consumer`, only what that one could not handle; the rest is then passed over.
         """
         return dead.replay(self, topic, consumer)
+
+    def _wants_sync(self, durability: Durability | None) -> bool:
+        return self._sync if durability is None else wants_sync(durability)
 
     def _leases(
         self, name: str, opened: OpenTopic[L], limits: Limits, start: At, guest: Sequence[int] | None = None

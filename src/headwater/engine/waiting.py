@@ -5,20 +5,17 @@ A server's requests arrive one by one and are committed as a group by one thread
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from headwater.engine.log import Log
 from headwater.engine.topics import OpenTopic, Topics
-from headwater.errors import HeadwaterError, Invalid, NotFound
-from headwater.event import Content, Ref, Refs, Run
-from headwater.format.batch import KEY
+from headwater.errors import HeadwaterError, NotFound
+from headwater.event import Ref, Refs, Run
+from headwater.format import given
 from headwater.format.column import I64, Column
-from headwater.format.producers import Producer
+from headwater.requests import AppendMany
 from headwater.storage.rows import Rows
-
-Guard = tuple[int | None, Producer | None]
-"""The version that is expected of the key, and the producer."""
 
 
 class Waiting:
@@ -57,33 +54,25 @@ class Waiting:
         return Run(self.log.place.partition, self.log.node, rows.offset, rows.ticks, rows.count)
 
 
-def many(
-    opened: OpenTopic[Any],
-    content: Content,
-    columns: dict[int, Column | None],
-    count: int,
-    *,
-    sync: bool,
-    partition: int | None,
-    keys: Sequence[bytes | None] | None,
-    only_key: bytes | None,
-    guard: Guard,
-) -> list[Waiting]:
-    """One append for each partition that the events go to. `only_key` is the key of all, if a version is expected."""
-
-    def rows_of(columns: dict[int, Column | None], count: int) -> Rows:
-        rows = Rows.many(content, sync, columns, count)
-        rows.key = only_key
-        rows.guard(*guard)
-        return rows
-
-    if len(opened.logs) == 1 or partition is not None or keys is None:
-        return [Waiting(opened, opened.choose(None, partition, guard[1]), rows_of(columns, count))]
+def many(opened: OpenTopic[Any], request: AppendMany, *, sync: bool) -> list[Waiting]:
+    """Return one append for each partition that the events go to; raises TooLarge by the limits of the topic."""
+    given.check_columns(request.columns, opened.logs[0].place.limits)
+    keys = request.keys_of() if len(opened.logs) > 1 and request.partition is None else None
+    if keys is None:
+        log = opened.choose(None, request.partition, request.producer)
+        return [Waiting(opened, log, _rows(request, request.columns, request.count, sync))]
     waiting = []
-    for log, where in opened.spread(keys, guard[1]):
-        some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
-        waiting.append(Waiting(opened, log, rows_of(some, len(where)), where))
+    for log, where in opened.spread(keys, request.producer):
+        some = {kind: None if column is None else column.pick(where) for kind, column in request.columns.items()}
+        waiting.append(Waiting(opened, log, _rows(request, some, len(where), sync), where))
     return waiting
+
+
+def _rows(request: AppendMany, columns: dict[int, Column | None], count: int, sync: bool) -> Rows:
+    rows = Rows.many(request.content, sync, columns, count)
+    rows.key = request.key
+    rows.guard(request.expected, request.producer)
+    return rows
 
 
 def refs(topic: str, waiting: Sequence[Waiting]) -> Refs:
@@ -92,22 +81,6 @@ def refs(topic: str, waiting: Sequence[Waiting]) -> Refs:
     several = len(waiting) > 1 and any(each.where is not None for each in waiting)
     places = [each.where.tolist() for each in waiting if each.where is not None] if several else None
     return Refs(topic, "fsync" if waiting[0].rows.sync else "os", runs, places)
-
-
-def only_key(keys: Iterable[bytes | None] | None) -> bytes | None:
-    """The key that all events share."""
-    distinct = set(keys or ())
-    if len(distinct) > 1:
-        raise Invalid(
-            "a version is expected of events with several keys", hint="append them apart, or in a transaction"
-        )
-    return distinct.pop() if distinct else None
-
-
-def keys_of(columns: dict[int, Column | None], count: int) -> Sequence[bytes | None] | None:
-    """The keys in a column; None if there is none."""
-    column = columns.get(KEY)
-    return None if column is None else column.values(0, count)
 
 
 def commit(topics: Topics[Any], waiting: Sequence[Waiting]) -> None:

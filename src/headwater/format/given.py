@@ -169,7 +169,7 @@ def encode_many(
     metas: Sequence[Meta | None] | None,
     limits: Limits,
 ) -> tuple[Content, dict[int, Column | None], Sequence[bytes | None] | None]:
-    """The columns of many events, checked against the limits, and their keys."""
+    """Return the columns of many events, and their keys. Their sizes are left to `check_columns`."""
     count = len(data)
     if count > limits.batch_events_max:
         raise _too_large("append_many", count, "batch_events_max", limits.batch_events_max, "events")
@@ -190,7 +190,6 @@ def encode_many(
         DATA: data_column,
         META: None if metas is None else Column.of_optional([encode_meta(meta, limits) for meta in metas]),
     }
-    check_columns(columns, limits)
     if content == "bson":
         check_column(data_column)
     return content, columns, encoded_keys

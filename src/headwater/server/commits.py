@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any
 
 from headwater.engine.engine import Engine
 from headwater.engine.log import Log
@@ -23,6 +22,7 @@ from headwater.engine.waiting import Waiting
 from headwater.errors import Closed
 from headwater.event import Ref
 from headwater.limits import MIB
+from headwater.requests import Append
 from headwater.server.metrics import Metrics
 
 _log = logging.getLogger("headwater.server")
@@ -66,9 +66,9 @@ class Commits:
             queue.scheduled = True
             self._loop.call_soon(self._gather, queue, 0, TURNS_MAX)
 
-    async def append(self, topic: str, data: bytes, **options: Any) -> Ref:
-        """Append one event, with the options of `Engine.prepare`, and say where it is."""
-        waiting = self._engine.prepare(topic, data, **options)
+    async def append(self, request: Append) -> Ref:
+        """Append one event; returns where it is."""
+        waiting = self._engine.prepare(request)
         await self.commit([waiting])
         return waiting.ref()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Unpack
 
 from headwater.engine.transaction import Transaction
 from headwater.errors import Closed, Invalid
-from headwater.event import At, Content, Event
-from headwater.format.given import Data, Meta, Version
+from headwater.event import Content, Event
+from headwater.format.given import Data, Meta
+from headwater.requests import EventOptions, ReadOptions
 from headwater.views.binder import Binder
 from headwater.views.local import Local
 
@@ -24,22 +25,9 @@ class Views:
         """The documents of a binder; reading it raises NotFound while no projection has made it."""
         return self._hw.binder(name)
 
-    def read(
-        self,
-        topic: str,
-        *,
-        start: At = "earliest",
-        end: At = "latest",
-        partition: int | None = None,
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
-        reverse: bool = False,
-    ) -> Iterator[Event]:
-        """The events of a topic, as `hw.read` gives them."""
-        return self._hw.read(
-            topic, start=start, end=end, partition=partition, type=type, key=key, match=match, reverse=reverse
-        )
+    def read(self, topic: str, **options: Unpack[ReadOptions]) -> Iterator[Event]:
+        """Return the events of a topic, with the options of `Store.read`."""
+        return self._hw.read(topic, **options)
 
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
         """The offset of the key's last event; None if there is none."""
@@ -62,36 +50,16 @@ class Context(Views):
         self._transaction: Transaction | None = None
         self._over = False
 
-    def append(
-        self,
-        topic: str,
-        data: Data,
-        *,
-        type: str = "",
-        key: bytes | str | None = None,
-        meta: Meta | None = None,
-        content: Content | None = None,
-        partition: int | None = None,
-        expected_version: Version | None = None,
-    ) -> None:
-        """Append one event when the function returns; nothing if it raises. As `Transaction.append`.
+    def append(self, topic: str, data: Data, **options: Unpack[EventOptions]) -> None:
+        """Append one event when the function returns, with the options of `Store.append`; nothing if it raises.
 
         An `expected_version` that does not hold by then is a failure: the function is called again for the event.
         """
         transaction = self._begun()
-        if expected_version is not None:
+        if options.get("expected_version") is not None:
             self._commit_earlier()
             self.alone = True
-        transaction.append(
-            topic,
-            data,
-            type=type,
-            key=key,
-            meta=meta,
-            content=content,
-            partition=partition,
-            expected_version=expected_version,
-        )
+        transaction.append(topic, data, **options)
 
     def append_many(
         self,
@@ -114,9 +82,9 @@ class Context(Views):
         self._before_reading()
         return super().binder(name)
 
-    def read(self, topic: str, **where: Any) -> Iterator[Event]:
+    def read(self, topic: str, **options: Unpack[ReadOptions]) -> Iterator[Event]:
         self._before_reading()
-        return super().read(topic, **where)
+        return super().read(topic, **options)
 
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
         self._before_reading()

@@ -18,9 +18,9 @@ from headwater.event import CONTENTS, Content, Refs, id_text
 from headwater.format import frames
 from headwater.format.batch import KEY, META, TYPE
 from headwater.format.column import Column
-from headwater.format.contents import check_bson
 from headwater.format.given import encode_meta
 from headwater.limits import KIB, MIB, Limits
+from headwater.requests import Append, AppendMany
 from headwater.server.http import batches
 from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.store import Store
@@ -120,7 +120,8 @@ async def _arrow(store: Store, request: Request, options: dict[str, Any]) -> Res
         for part in parts:
             columns = _with_options(part, options, store.engine.limits)
             rest = {name: value for name, value in options.items() if name not in ("type", "key", "meta")}
-            group = store.engine.prepare_many(request.name, part.content, columns, part.count, **rest)
+            asked = AppendMany.of(request.name, part.content, columns, part.count, store.engine.limits, **rest)
+            group = store.engine.prepare_many(asked)
             prepared.append((at, group))
             at += part.count
         return _in_one_call(prepared)
@@ -154,8 +155,8 @@ async def append_parsed(store: Store, topic: str, parsed: Parsed, options: dict[
         options.pop(name, None)
     if not parsed.count:
         return await _nothing(store, topic, options)
-    group = store.engine.prepare_many(topic, parsed.content, columns, parsed.count, **options)
-    return await append_group(store, topic, group)
+    asked = AppendMany.of(topic, parsed.content, columns, parsed.count, store.engine.limits, **options)
+    return await append_group(store, topic, store.engine.prepare_many(asked))
 
 
 def _with_options(parsed: Parsed, options: dict[str, Any], limits: Limits) -> dict[int, Column | None]:
@@ -195,7 +196,7 @@ async def _item(store: Store, request: Request, content: Content, options: dict[
 async def append_one(store: Store, topic: str, data: bytes, content: Content, options: dict[str, Any]) -> Response:
     """Append one event that is in memory."""
     check_content(data, content)
-    waiting = store.engine.prepare(topic, data, content=content, **options)
+    waiting = store.engine.prepare(Append.of(topic, data, store.engine.limits, content=content, **options))
     await store.commits.commit([waiting])
     ref = waiting.ref()
     return Response(200, (("content-type", JSON), *place_of(waiting.log, waiting.rows)), b"%d" % ref.offset)
@@ -206,8 +207,9 @@ async def _large_document(store: Store, request: Request, options: dict[str, Any
     body = await request.body(store.limits.body_bytes_max)
     if len(body) <= SMALL_BYTES:
         return await append_one(store, request.name, body, "bson", options)
-    await store.blocking(check_bson, (body,))
-    upload, log = await store.blocking(store.engine.upload, request.name, content="bson", **options)
+    limits = store.engine.limits
+    asked = await store.blocking(lambda: Append.of(request.name, body, limits, content="bson", **options))
+    upload, log = await store.blocking(store.engine.upload, asked)
     try:
         await store.blocking(upload.write, body)
         rows = await store.blocking(upload.commit)
@@ -220,7 +222,8 @@ async def _huge(store: Store, request: Request, content: Content, options: dict[
     """Append a body of any size, piece by piece, into a file of its own: no lock is held until all of it is there."""
     if (request.length or 0) > store.limits.item_bytes_max:
         raise _too_large(store)
-    upload, log = await store.blocking(store.engine.upload, request.name, content=content, **options)
+    asked = Append.of(request.name, iter(()), store.engine.limits, content=content, **options)
+    upload, log = await store.blocking(store.engine.upload, asked)
     try:
         pieces: list[bytes] = []
         size = total = 0
@@ -274,11 +277,9 @@ def options_of(request: Request) -> dict[str, Any]:
 
 
 def check_content(data: bytes, content: Content) -> None:
-    """Raise Invalid if the data is not what it is called: nobody else looks before it is read."""
+    """Raise Invalid if the data is not the JSON or text that it is called; BSON is checked by the request."""
     if content == "json":
         decoded(_decode_any, data, "the body is not json")
-    elif content == "bson":
-        check_bson((data,))
     elif content == "text":
         try:
             data.decode()

@@ -8,6 +8,7 @@ from typing import Any
 from headwater.engine.waiting import Waiting
 from headwater.event import At
 from headwater.format.frames import MEDIA_TYPE
+from headwater.requests import AppendMany
 from headwater.server.http.message import Headers, Request, Response
 from headwater.server.store import Store
 from headwater.server.wire import batches
@@ -58,7 +59,9 @@ async def prepare(store: Store, request: Request, options: dict[str, Any]) -> li
 
     def decode() -> list[Waiting]:
         parsed = batches.parse(body, store.engine.limits)
-        return store.engine.prepare_many(request.name, parsed.content, parsed.columns, parsed.count, **options)
+        columns, limits = parsed.columns, store.engine.limits
+        asked = AppendMany.of(request.name, parsed.content, columns, parsed.count, limits, **options)
+        return store.engine.prepare_many(asked)
 
     return await store.blocking(decode)
 

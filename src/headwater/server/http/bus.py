@@ -5,9 +5,9 @@ It is one topic, made with its first event, which keeps its newest segments. One
 
 from __future__ import annotations
 
-from headwater.engine.waiting import Waiting
 from headwater.errors import Invalid, NotFound
 from headwater.event import Ref
+from headwater.requests import Append
 from headwater.server.http import sse
 from headwater.server.http.message import Request, Response, json
 from headwater.server.store import Store
@@ -56,8 +56,7 @@ async def follow(store: Store, request: Request) -> Response:
 
 async def _append(store: Store, type: str, data: bytes) -> Ref:
     topic = store.settings.bus.topic
+    request = Append.of(topic, data, store.engine.limits, type=type, content="text")
     if len(data) > store.engine.limits.blob_bytes_min:  # too large to wait in memory for a commit with others
-        return await store.blocking(store.engine.append, topic, data, type=type, content="text")
-    waiting: Waiting = store.engine.prepare(topic, data, type=type, content="text")
-    await store.commits.commit([waiting])
-    return waiting.ref()
+        return await store.blocking(store.engine.submit, request)
+    return await store.commits.append(request)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.engine.waiting import Waiting
 from headwater.errors import HeadwaterError
 from headwater.event import Content, id_text
+from headwater.requests import Append
 from headwater.server import prompt
 from headwater.server.commits import Group
 from headwater.server.http.appending import CONTENT_BY_MEDIA, check_content
@@ -137,7 +138,8 @@ class PlainAppends:
         try:
             if head.content == "text":
                 check_content(data, "text")
-            waiting = self._engine.prepare(head.topic, data, content=head.content, **head.options)
+            limits = self._engine.limits
+            waiting = self._engine.prepare(Append.of(head.topic, data, limits, content=head.content, **head.options))
             answer = Answer(self, connection, head, user.name, waiting)
             self._commits.submit(waiting, answer)
         except HeadwaterError:

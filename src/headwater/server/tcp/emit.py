@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headwater.engine.waiting import Waiting
 from headwater.errors import HeadwaterError, Invalid, NotFound, TooLarge
-from headwater.event import CONTENTS, Content, Durability
+from headwater.event import CONTENTS, Content
 from headwater.format import given, protocol
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.codec import codec
 from headwater.format.column import Column
 from headwater.format.contents import check_bson
 from headwater.format.given import Version
+from headwater.format.producers import Producer
 from headwater.format.protocol import BINARY, DOCUMENT, LENGTH, STRING, bad_frame, elements
 from headwater.limits import Limits
+from headwater.requests import Append, AppendMany
 from headwater.server.http.appending import check_content
 from headwater.server.tcp.answers import ref_fields, response
 from headwater.server.tcp.fields import INT32, Fields, small
@@ -42,17 +44,13 @@ _length = LENGTH.unpack_from
 
 
 class Options(NamedTuple):
-    """What an EMIT may say of its event beside the usual; as for `Engine.prepare`."""
+    """What an EMIT may say of its event beside the usual, checked and encoded as in `Append`."""
 
     partition: int | None = None
-    meta: dict[str, str] | None = None
-    expected_version: Version | None = None
-    durability: Durability | None = None
-    producer: tuple[str, int, int] | None = None
-
-    def given(self) -> dict[str, Any]:
-        """Those that were said."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
+    meta: bytes | None = None
+    expected: int | None = None
+    sync: bool | None = None
+    producer: Producer | None = None
 
 
 class Shape:
@@ -121,6 +119,12 @@ class Emit(NamedTuple):
     data: bytes
     key: bytes | None
 
+    def request(self) -> Append:
+        """Return the append that it asks for."""
+        shape, options = self.shape, self.shape.options or NOTHING
+        event = shape.topic, self.data, shape.content, shape.type, self.key
+        return Append(*event, options.meta, options.partition, options.sync, options.expected, options.producer)
+
 
 def parse(raw: bytes, shapes: list[Shape], topic: str, limits: Limits) -> Emit:
     """The event of an EMIT frame; `shapes` are those of others before it, `topic` what it goes to unless it says.
@@ -167,16 +171,14 @@ def _shape(fields: Fields, topic: str, limits: Limits) -> tuple[Shape, bytes | N
         raise fields.wrong("needs 'eventType'")
     key = fields.data("key")
     content, data = _content(fields)
+    encoded_key = given.encode_key(key, limits)
     options = Options(
         fields.integer("partition", most=INT32),
-        fields.document("meta"),
-        _expected(fields),
-        _durability(fields),
-        _producer(fields),
+        given.encode_meta(fields.document("meta"), limits),
+        given.check_version(_expected(fields), encoded_key),
+        _sync(fields),
+        given.check_producer(_producer(fields), limits),
     )
-    given.encode_meta(options.meta, limits)
-    encoded_key = given.encode_key(key, limits)
-    given.check_version(options.expected_version, encoded_key)
     said = fields.text("streamName")
     shape = Shape(
         topic if said is None else said,
@@ -211,11 +213,11 @@ def _expected(fields: Fields) -> Version | None:
     return "none" if said == -1 else said
 
 
-def _durability(fields: Fields) -> Durability | None:
+def _sync(fields: Fields) -> bool | None:
     said = fields.text("durability")
     if said not in (None, "fsync", "os"):
         raise fields.wrong("needs 'fsync' or 'os' for 'durability'")
-    return said  # type: ignore[return-value]  # it is one of them
+    return None if said is None else said == "fsync"
 
 
 def _producer(fields: Fields) -> tuple[str, int, int] | None:
@@ -244,10 +246,7 @@ def check(events: Sequence[bytes]) -> None:
 
 def prepare(store: Store, emit: Emit) -> Waiting:
     """The append of one event. Raises what `Engine.prepare` raises, NotFound for a topic that is to be made."""
-    shape = emit.shape
-    options = {} if shape.options is None else shape.options.given()
-    type = shape.type.decode()
-    return store.engine.prepare(shape.topic, emit.data, type=type, key=emit.key, content=shape.content, **options)
+    return store.engine.prepare(emit.request())
 
 
 def prepare_all(store: Store, emits: Sequence[Emit]) -> Waiting | None:
@@ -265,7 +264,7 @@ def prepare_all(store: Store, emits: Sequence[Emit]) -> Waiting | None:
         META: None,
     }
     try:
-        found = store.engine.prepare_many(first.topic, "bson", columns, len(emits), checked=True)
+        found = store.engine.prepare_many(AppendMany(first.topic, "bson", columns, len(emits)))
     except TooLarge:  # one of them: the others need not suffer for it
         return None
     return found[0] if len(found) == 1 and found[0].where is None else None
@@ -273,12 +272,8 @@ def prepare_all(store: Store, emits: Sequence[Emit]) -> Waiting | None:
 
 def append_huge(store: Store, emit: Emit) -> bytes:
     """Append an event that is too large to wait in memory for a commit with others; in a worker's thread."""
-    shape = emit.shape
-    options = {} if shape.options is None else shape.options.given()
-    store.engine.topic(shape.topic)  # raises NotFound: it is made as it is to be
-    ref = store.engine.append(
-        shape.topic, emit.data, type=shape.type.decode(), key=emit.key, content=shape.content, **options
-    )
+    store.engine.topic(emit.shape.topic)  # raises NotFound: it is made as it is to be
+    ref = store.engine.submit(emit.request())
     return response(**ref_fields(ref))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.engine.appends import check_data, check_growth
 from headwater.engine.engine import Engine
 from headwater.errors import Conflict, HeadwaterError, Invalid, NotFound, TooLarge
-from headwater.format import given
+from headwater.requests import Append
 from headwater.server.access import require
 from headwater.server.rights import action_of
 from headwater.server.tcp.answers import OK, ref_fields, response
@@ -47,15 +47,15 @@ class Session:
         """
         connection, shape = self._connection, emit.shape
         options = shape.options or NOTHING
-        if options.durability is not None or options.producer is not None:
-            name = "durability" if options.durability is not None else "producer"
+        if options.sync is not None or options.producer is not None:
+            name = "durability" if options.sync is not None else "producer"
             raise Invalid(f"EMIT has {name!r}, which a transaction has for all its events", code="bad_field")
         store = connection.store
         user = store.access.known(connection.headers, connection.client)
         if user is not None:
             require(user, action_of("EMIT"), shape.topic)
         limits = store.engine.limits
-        meta = given.encode_meta(options.meta, limits) or b""
+        meta = options.meta or b""
         size = len(emit.data) + len(emit.key or b"") + len(meta)
         check_data(len(emit.data), limits)
         check_growth(self._bytes + size, len(self.emits) + 1, limits)
@@ -83,7 +83,7 @@ class Session:
             return
         partition = shape.options.partition if shape.options is not None else None
         try:  # with a partition, because whose turn it is must not be asked twice
-            engine.prepare(shape.topic, emit.data, key=emit.key, content=shape.content, partition=partition or 0)
+            engine.prepare(Append(shape.topic, emit.data, shape.content, key=emit.key, partition=partition or 0))
         except NotFound as error:
             if not missing(error):
                 raise
@@ -157,18 +157,8 @@ def _commit(engine: Engine, emits: list[Emit], topics: list[str]) -> bytes:
     if absent := [topic for topic in topics if _is_missing(engine, topic)]:
         raise _Missing(absent)
     transaction = engine.transaction()
-    for shape, data, key in emits:
-        options = shape.options or NOTHING
-        transaction.append(
-            shape.topic,
-            data,
-            type=shape.type.decode(),
-            key=key,
-            meta=options.meta,
-            content=shape.content,
-            partition=options.partition,
-            expected_version=options.expected_version,
-        )
+    for emit in emits:
+        transaction.add(emit.request())
     return response(refs=[ref_fields(ref) for ref in transaction.commit()])
 
 

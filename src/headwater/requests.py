@@ -1,0 +1,185 @@
+"""Requests: what is asked of a store, as frozen records that are checked once, here.
+
+Every entry point decodes into them: the verbs of Python, HTTP, TCP, transactions, functions, the command line, import
+and Spark. A record holds bytes as a batch stores them, so nothing behind it encodes or checks again; what depends on
+the topic (its partitions, its own limits) is checked where the topic is open. A new option of `append` is a field here,
+a line in `AppendOptions`, and one line for each wire. Immutable; safe from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, TypedDict
+
+import msgspec
+
+from headwater.errors import Invalid
+from headwater.event import Content, Durability
+from headwater.format import given
+from headwater.format.batch import DATA, KEY
+from headwater.format.column import Column
+from headwater.format.contents import check_column
+from headwater.format.given import Data, Meta, Version
+from headwater.format.producers import Producer
+from headwater.limits import Limits
+from headwater.position import Position
+
+ProducerLike = Producer | tuple[str, int, int]
+"""A producer: its id, epoch and seq."""
+
+Columns = Mapping[int, Column | None]
+"""The columns of a batch, by their kind."""
+
+
+class EventOptions(TypedDict, total=False):
+    """What may be said of one event: the options of `append` that a transaction takes, too."""
+
+    type: str
+    key: bytes | str | None
+    meta: Meta | None
+    content: Content | None
+    partition: int | None
+    expected_version: Version | None
+
+
+class AppendOptions(EventOptions, total=False):
+    """The options of `append`."""
+
+    durability: Durability | None
+    producer: ProducerLike | None
+
+
+class FilterOptions(TypedDict, total=False):
+    """Which events are wanted: the filters of `read`, of followers and of consumers."""
+
+    type: str | None
+    key: bytes | str | None
+    match: Mapping[str, Any] | None
+
+
+class ReadOptions(FilterOptions, total=False):
+    """The options of `read`."""
+
+    start: Position
+    end: Position
+    partition: int | None
+    reverse: bool
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """One event to append."""
+
+    topic: str
+    data: bytes | IO[bytes] | Iterator[bytes]  # a file or an iterator for a huge event
+    content: Content
+    type: bytes = b""
+    key: bytes | None = None
+    meta: bytes | None = None
+    partition: int | None = None
+    sync: bool | None = None  # None: as the store was opened
+    expected: int | None = None  # the key's version; -1: it must have none
+    producer: Producer | None = None
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        data: Data | IO[bytes] | Iterator[bytes],
+        limits: Limits,
+        *,
+        type: str = "",
+        key: bytes | str | None = None,
+        meta: Meta | None = None,
+        content: Content | None = None,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: ProducerLike | None = None,
+    ) -> Append:
+        """Check and encode what a user gives; raises Invalid and TooLarge."""
+        if content is not None:
+            given.check_content(content)
+        if (data.__class__ is bytes and content != "bson") or given.is_stream(data):
+            encoded, content = data, content or "bytes"
+        else:
+            encoded, content = given.encode_data(data, content)  # type: ignore[arg-type]  # it is not a stream
+        encoded_key = given.encode_key(key, limits) if key is not None else None
+        return cls(
+            topic,
+            encoded,  # type: ignore[arg-type]  # bytes, or a stream
+            content,
+            given.encode_type(type) if type else b"",
+            encoded_key,
+            given.encode_meta(meta, limits) if meta else None,
+            partition,
+            wants_sync(durability) if durability is not None else None,
+            given.check_version(expected_version, encoded_key) if expected_version is not None else None,
+            given.check_producer(producer, limits) if producer is not None else None,
+        )
+
+
+class AppendMany(msgspec.Struct, frozen=True, gc=False):
+    """Many events to append to one topic: all or nothing in each partition."""
+
+    topic: str
+    content: Content
+    columns: dict[int, Column | None]
+    count: int
+    keys: Sequence[bytes | None] | None = None  # as the column has them, where they are at hand
+    partition: int | None = None
+    sync: bool | None = None
+    key: bytes | None = None  # of all events, where a version is expected
+    expected: int | None = None
+    producer: Producer | None = None
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        content: Content,
+        columns: dict[int, Column | None],
+        count: int,
+        limits: Limits,
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: ProducerLike | None = None,
+        checked: bool = False,
+    ) -> AppendMany:
+        """Check what is asked of columns; raises Invalid. Their sizes are checked where the topic is open.
+
+        `checked` says that the data is known to be what its content says.
+        """
+        if content == "bson" and not checked:
+            check_column(columns[DATA])
+        key = None
+        if expected_version is not None:
+            column = columns.get(KEY)
+            key = _only_key(keys if keys is not None or column is None else column.values(0, count))
+        sync = wants_sync(durability) if durability is not None else None
+        expected = given.check_version(expected_version, key)
+        told = given.check_producer(producer, limits) if producer is not None else None
+        return cls(topic, content, columns, count, keys, partition, sync, key, expected, told)
+
+    def keys_of(self) -> Sequence[bytes | None] | None:
+        """Return the keys of the events, in their order; None if they have none."""
+        column = self.columns.get(KEY)
+        return self.keys if self.keys is not None or column is None else column.values(0, self.count)
+
+
+def wants_sync(durability: str) -> bool:
+    """Tell whether appends of a durability are synced; raises Invalid for an unknown one."""
+    if durability not in ("fsync", "os"):
+        raise Invalid(f"durability {durability!r} is unknown", hint="it is 'fsync' or 'os'")
+    return durability == "fsync"
+
+
+def _only_key(keys: Sequence[bytes | None] | None) -> bytes | None:
+    """Return the key that all events share; raises Invalid if they have several."""
+    distinct = set(keys or ())
+    if len(distinct) > 1:
+        hint = "append them one by one, or in a transaction"
+        raise Invalid("a version is expected of events with several keys", hint=hint)
+    return distinct.pop() if distinct else None
