@@ -9,7 +9,7 @@ a line in `AppendOptions`, and one line for each wire. Immutable; safe from any 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, TypedDict
+from typing import IO, Any, TypedDict, Unpack
 
 import msgspec
 
@@ -22,7 +22,7 @@ from headwater.format.contents import check_column
 from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
 from headwater.limits import Limits
-from headwater.position import Position
+from headwater.position import Positions
 
 ProducerLike = Producer | tuple[str, int, int]
 """A producer: its id, epoch and seq."""
@@ -60,10 +60,30 @@ class FilterOptions(TypedDict, total=False):
 class ReadOptions(FilterOptions, total=False):
     """The options of `read`."""
 
-    start: Position
-    end: Position
+    start: Positions
+    end: Positions
     partition: int | None
     reverse: bool
+
+
+class Read(msgspec.Struct, frozen=True):
+    """The events to read: from where to where, and which of them."""
+
+    topic: str
+    start: Positions = "earliest"
+    end: Positions = "latest"
+    partition: int | None = None
+    reverse: bool = False
+    type: str | None = None  # an RE2 pattern over the whole type
+    key: bytes | None = None
+    match: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, topic: str, limits: Limits, **options: Unpack[ReadOptions]) -> Read:
+        """Check what a user gives; raises Invalid and TooLarge. Pattern and match are checked as they are compiled."""
+        if options.get("key") is not None:
+            options["key"] = given.encode_key(options["key"], limits)
+        return cls(topic, **options)  # type: ignore[arg-type]  # the key is bytes now
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):

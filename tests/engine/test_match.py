@@ -23,8 +23,7 @@ from bson.code import Code
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine import match as matching
-from headwater.engine.match import parse
+from headwater import match as matching
 from headwater.errors import Invalid, Unsupported
 from headwater.limits import (
     MATCH_BYTES_MAX,
@@ -34,6 +33,7 @@ from headwater.limits import (
     MATCH_VALUES_MAX,
     PATTERN_BYTES_MAX,
 )
+from headwater.match import parse
 from tests.engine import matches
 
 NOON = datetime(2025, 3, 1, 12, tzinfo=UTC)

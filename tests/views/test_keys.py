@@ -17,7 +17,7 @@ from bson.datetime_ms import DatetimeMS
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headwater.engine.match.values import kind_of
+from headwater.match.values import kind_of
 from headwater.views.codec import decode, encode
 from headwater.views.keys import ARRAY, bounds_of, index_key, key_of, order_of
 from tests.engine import matches

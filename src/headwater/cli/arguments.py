@@ -119,7 +119,7 @@ class Match(Kind):
     name = "json"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002 - the signature is click's
-        from headwater.engine.match import parse
+        from headwater.match import parse
 
         return parse(value) if isinstance(value, str) else value
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import Self, Unpack, overload
 
 import msgspec
 
@@ -23,6 +23,7 @@ from headwater.event import At, Event
 from headwater.format import given
 from headwater.info import ConsumerInfo
 from headwater.limits import Limits
+from headwater.requests import FilterOptions
 
 GLANCE_S = 0.2  # how often to ask for what has no stream: whether others have drained their partitions
 FULL_S = 30.0  # how long to wait for acks when so much is not acked that the server sends no more
@@ -45,12 +46,10 @@ class RemoteConsumer(Iterator[Event]):
         limits: Limits,
         *,
         start: At = "earliest",
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         lease_ms: int | None = None,
         failures_max: int | None = None,
+        **filters: Unpack[FilterOptions],
     ) -> None:
         """Join. Raises NotFound for a missing topic, Invalid for options that make no sense."""
         self.name = name
@@ -60,9 +59,9 @@ class RemoteConsumer(Iterator[Event]):
         self._ack_s = limits.ack_ms / 1000
         self._query: dict[str, object] = {
             "start": position.format(start),
-            "type": type,
-            "key": given.encode_key(key, limits),
-            "match": None if match is None else msgspec.json.encode(match),
+            "type": filters.get("type"),
+            "key": given.encode_key(filters.get("key"), limits),
+            "match": None if (match := filters.get("match")) is None else msgspec.json.encode(match),
             "lease_ms": lease_ms,
             "failures_max": failures_max,
         }

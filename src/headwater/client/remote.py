@@ -24,7 +24,7 @@ from headwater.client.draining import drain
 from headwater.client.reading import Batches, Follow, events_of, position_query
 from headwater.client.replication import RemoteSource
 from headwater.client.transaction import Transaction
-from headwater.client.transport import Transport
+from headwater.client.transport import NOTHING, Transport
 from headwater.errors import Invalid, NotFound, Unsupported
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run, ticks_of
 from headwater.format import arrow, documents, events, given
@@ -35,7 +35,7 @@ from headwater.format.puro_blocks import PuroFile, PuroVariant
 from headwater.format.settings import Retention
 from headwater.info import BinderInfo, ConsumerInfo, Deleted, Drained, Split, TopicInfo, ViewInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, SPLIT_BYTES, Limits
-from headwater.requests import Append, AppendMany, ProducerLike, wants_sync
+from headwater.requests import Append, AppendMany, FilterOptions, ProducerLike, Read, ReadOptions, wants_sync
 
 if TYPE_CHECKING:
     pass
@@ -265,56 +265,23 @@ class Remote:
 
     # Reading
 
-    def read(
-        self,
-        topic: str,
-        *,
-        start: At = "earliest",
-        end: At = "latest",
-        partition: int | None = None,
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
-        reverse: bool = False,
-    ) -> Iterator[Event]:
-        """The events from `start` to before `end`, up to what is there now; with several partitions, in order of time.
+    def read(self, topic: str, **options: Unpack[ReadOptions]) -> Iterator[Event]:
+        """Return the events from `start` to before `end`; with several partitions, in order of time.
 
-        As that of a directory: they come as they are asked for, and after a broken connection it goes on where it was.
+        As in a directory. They are fetched as they are asked for; a read goes on where a connection broke.
         """
-        places = position_query(start, end) | {"order": "time", "reverse": reverse or None}
-        return events_of(self._batches(topic, places, partition, type, key, match), reverse=reverse)
+        request = Read.of(topic, self._limits, **options)
+        return events_of(self._batches(request, {"order": "time"}), reverse=request.reverse)
 
-    def read_batches(
-        self,
-        topic: str,
-        *,
-        start: At = "earliest",
-        end: At = "latest",
-        partition: int | None = None,
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
-        reverse: bool = False,
-    ) -> Iterator[EventBatch]:
-        """Like `read`, batch by batch, partition after partition. In reverse, the last batch comes first."""
-        places = position_query(start, end) | {"reverse": reverse or None}
-        return self._batches(topic, places, partition, type, key, match)
+    def read_batches(self, topic: str, **options: Unpack[ReadOptions]) -> Iterator[EventBatch]:
+        """Return the events batch by batch, partition after partition. In reverse, the last batch comes first."""
+        return self._batches(Read.of(topic, self._limits, **options))
 
     def read_arrow(
-        self,
-        topic: str,
-        *,
-        columns: Sequence[str] | None = None,
-        start: At = "earliest",
-        end: At = "latest",
-        partition: int | None = None,
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
+        self, topic: str, *, columns: Sequence[str] | None = None, **options: Unpack[ReadOptions]
     ) -> pa.Table:
-        """Like `read_batches`, as one Arrow table; empty if there is nothing."""
-        found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key, match=match)
-        return events.table(found, columns)
+        """Return the events as one Arrow table; empty if there is nothing."""
+        return events.table(self.read_batches(topic, **options), columns)
 
     def follow(
         self,
@@ -323,17 +290,15 @@ class Remote:
         start: At = "latest",
         timeout: float | None = None,
         partition: int | None = None,
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
+        **filters: Unpack[FilterOptions],
     ) -> Follow:
         """The events from `start` on, then those that come, from anybody, until `timeout` seconds bring none."""
 
         def wait(offsets: list[int]) -> Batches:
-            places = {"from": ",".join(map(str, offsets)), "wait_for_more": True}
-            return self._batches(topic, places, partition, type, key, match, uuid=there.uuid)
+            request = Read.of(topic, self._limits, start=offsets, partition=partition, **filters)
+            return self._batches(request, {"wait_for_more": True}, uuid=there.uuid)
 
-        there = self._batches(topic, position_query(start, "latest"), partition, type, key, match)
+        there = self._batches(Read.of(topic, self._limits, start=start, partition=partition, **filters))
         return Follow(there, wait, timeout, self._transport)
 
     def splits(
@@ -369,12 +334,10 @@ class Remote:
         topic: str,
         *,
         start: At = "earliest",
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         lease_ms: int | None = None,
         failures_max: int | None = None,
+        **filters: Unpack[FilterOptions],
     ) -> RemoteConsumer:
         """Join a named consumer of a topic, whose cursors are durable and shared by all members, wherever they run.
 
@@ -386,12 +349,10 @@ class Remote:
             topic,
             self._limits,
             start=start,
-            type=type,
-            key=key,
-            match=match,
             timeout=timeout,
             lease_ms=lease_ms,
             failures_max=failures_max,
+            **filters,
         )
         self._members.add(member)
         return member
@@ -589,23 +550,18 @@ class Remote:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _batches(
-        self,
-        topic: str,
-        query: dict[str, Any],
-        partition: int | None,
-        type: str | None,
-        key: bytes | str | None,
-        match: Mapping[str, Any] | None,
-        uuid: UUID | None = None,
-    ) -> Batches:
-        """`uuid` is that of the topic, where it must be the same as before."""
-        filters = {
-            "type": type,
-            "key": given.encode_key(key, self._limits),
-            "match": None if match is None else given.encode_json(match),
+    def _batches(self, request: Read, query: Mapping[str, Any] = NOTHING, uuid: UUID | None = None) -> Batches:
+        """Begin a read. `uuid` is that of the topic, where it must be the same as before."""
+        asked = {
+            **position_query(request.start, request.end),
+            "reverse": request.reverse or None,
+            "type": request.type,
+            "key": request.key,
+            "match": None if request.match is None else given.encode_json(request.match),
+            **query,
         }
-        return Batches(self._transport, topic, query | filters, partition, self._limits.blob_bytes_in_memory, uuid)
+        memory = self._limits.blob_bytes_in_memory
+        return Batches(self._transport, request.topic, asked, request.partition, memory, uuid)
 
     def _waits_for(self, said: Durability | None) -> Durability:
         return self._reached(None if said is None else wants_sync(said))

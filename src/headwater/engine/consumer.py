@@ -20,10 +20,10 @@ from headwater.engine.leases import Leases, Move, Progress
 from headwater.engine.log import Log
 from headwater.engine.member import Member, not_held
 from headwater.engine.reading import check_id, resolve
-from headwater.engine.selection import Selection
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable
 from headwater.event import At, Event
 from headwater.limits import Limits
+from headwater.match.selection import Selection
 from headwater.storage.disk import Clock, Disk
 
 NEVER = 1 << 62  # an offset that no log reaches

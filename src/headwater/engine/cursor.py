@@ -13,10 +13,10 @@ from uuid import UUID
 from headwater.engine.follow import wait_for_more
 from headwater.engine.log import Log
 from headwater.engine.reading import lost_between, pick
-from headwater.engine.selection import Selection
 from headwater.errors import HeadwaterError
 from headwater.event import id_of, ticks_and_node
 from headwater.format.events import EventBatch
+from headwater.match.selection import Selection
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.failures import offset_gone
 

@@ -7,10 +7,10 @@ from typing import Self
 
 from headwater.engine.log import Cursor, Log
 from headwater.engine.reading import check_id, pick, resolve
-from headwater.engine.selection import Selection
 from headwater.errors import enough_memory
 from headwater.event import At, Event
 from headwater.format.events import EventBatch
+from headwater.match.selection import Selection
 from headwater.storage.disk import Clock, Disk, Word
 
 SLICE_S = 1.0  # the longest sleep without a look around: a lost wake-up costs at most this

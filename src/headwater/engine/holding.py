@@ -14,11 +14,11 @@ from operator import attrgetter
 from headwater.engine.follow import sweep
 from headwater.engine.leases import Standing
 from headwater.engine.log import Log
-from headwater.engine.selection import Selection
 from headwater.errors import NotFound
 from headwater.event import Event
 from headwater.format.events import EventBatch
 from headwater.limits import MIB
+from headwater.match.selection import Selection
 
 CHUNK_EVENTS = 4096  # what is read ahead, and the least that is handed out between two looks at the stored cursor
 CHUNK_BYTES = 8 * MIB

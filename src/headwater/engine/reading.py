@@ -13,12 +13,13 @@ from typing import NamedTuple
 from uuid import UUID
 
 from headwater.engine.log import Log
-from headwater.engine.selection import Selection
 from headwater.errors import HeadwaterError, Invalid, NotFound, enough_memory
 from headwater.event import At, Event, ticks_and_node, ticks_of
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch, data_in_memory
+from headwater.match.selection import Selection
 from headwater.position import not_a_position
+from headwater.requests import Read
 
 
 def _first_ticks(batch: EventBatch) -> int:
@@ -78,17 +79,15 @@ def check_id(logs: Sequence[Log], at: object) -> None:
         )
 
 
-def read_batches(
-    logs: Sequence[Log], start: At, end: At, selection: Selection, *, reverse: bool
-) -> Iterator[EventBatch]:
-    """What is wanted from `start` to before `end`, partition after partition. Ends where the log ended at the call."""
-    return chain.from_iterable(_each(logs, start, end, selection, reverse))
+def read_batches(logs: Sequence[Log], request: Read, selection: Selection) -> Iterator[EventBatch]:
+    """Return the batches that hold the events, partition after partition."""
+    return chain.from_iterable(_each(logs, request, selection))
 
 
-def read_events(logs: Sequence[Log], start: At, end: At, selection: Selection, *, reverse: bool) -> Iterator[Event]:
-    """The events, in the order of their times over all partitions."""
-    each = [_events(batches, reverse) for batches in _each(logs, start, end, selection, reverse)]
-    return each[0] if len(each) == 1 else heapq.merge(*each, key=_by_ticks, reverse=reverse)
+def read_events(logs: Sequence[Log], request: Read, selection: Selection) -> Iterator[Event]:
+    """Return the events, in the order of their times over all partitions."""
+    each = [_events(batches, request.reverse) for batches in _each(logs, request, selection)]
+    return each[0] if len(each) == 1 else heapq.merge(*each, key=_by_ticks, reverse=request.reverse)
 
 
 class Span(NamedTuple):
@@ -149,9 +148,9 @@ def pick(log: Log, batch: Batch, lo: int, hi: int, selection: Selection) -> Even
     return EventBatch(log, batch, first, last, rows)
 
 
-def _each(logs: Sequence[Log], start: At, end: At, selection: Selection, reverse: bool) -> list[Iterator[EventBatch]]:
-    bounds = zip(logs, begin(logs, start), _ends(logs, end), strict=True)
-    return [_read_log(log, lo, hi, selection, reverse) for log, lo, hi in bounds]
+def _each(logs: Sequence[Log], request: Read, selection: Selection) -> list[Iterator[EventBatch]]:
+    bounds = zip(logs, begin(logs, request.start), _ends(logs, request.end), strict=True)
+    return [_read_log(log, lo, hi, selection, request.reverse) for log, lo, hi in bounds]
 
 
 def _ends(logs: Sequence[Log], end: At | Sequence[int]) -> list[int]:

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic
+from collections.abc import Callable, Sequence
+from typing import Generic, Unpack
 
 from headwater.engine import reading, waiting
 from headwater.engine.cursor import Bell, TopicCursor
 from headwater.engine.log import L, Upload
 from headwater.engine.reading import Span
-from headwater.engine.selection import Selection
 from headwater.engine.topics import Catalogue, Topics
 from headwater.engine.waiting import Waiting
 from headwater.errors import Closed, TooLarge
@@ -20,7 +19,8 @@ from headwater.event import At, Content
 from headwater.format import given
 from headwater.format.settings import Topic
 from headwater.limits import Limits
-from headwater.requests import Append, AppendMany
+from headwater.match.selection import Selection
+from headwater.requests import Append, AppendMany, FilterOptions
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
 
@@ -123,7 +123,7 @@ class Serving(Generic[L]):
         partition: int | None = None,
         reverse: bool = False,
         by_time: bool = False,
-        **filters: Any,
+        **filters: Unpack[FilterOptions],
     ) -> Span:
         """Like `read_batches`, with where it begins and ends, which may also be an offset for each partition.
 
@@ -139,9 +139,7 @@ class Serving(Generic[L]):
         *,
         start: At | Sequence[int] = "earliest",
         partition: int | None = None,
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
+        **filters: Unpack[FilterOptions],
     ) -> TopicCursor:
         """A place that moves through a topic as its user takes events; `start` may also be offsets, one a partition.
 
@@ -149,7 +147,7 @@ class Serving(Generic[L]):
         """
         opened = self._topics.live(topic, partition)
         logs = opened.chosen(partition)
-        selection = self._selection(type, key, match)
+        selection = self._selection(**filters)
         return TopicCursor(topic, opened.topic.uuid, logs, reading.begin(logs, start), selection)
 
     def topic(self, name: str) -> Topic:
@@ -169,8 +167,9 @@ class Serving(Generic[L]):
         """What a thread sleeps on until one of its cursors has more."""
         return Bell(self._disk, self._clock)
 
-    def _selection(self, type: str | None, key: bytes | str | None, match: Mapping[str, Any] | None) -> Selection:
-        return Selection(type, given.encode_key(key, self._limits), match)
+    def _selection(self, **filters: Unpack[FilterOptions]) -> Selection:
+        """Compile filters; raises Invalid for a bad pattern or match."""
+        return Selection(filters.get("type"), given.encode_key(filters.get("key"), self._limits), filters.get("match"))
 
 
 def _cannot_wait(data: object, limits: Limits) -> TooLarge:

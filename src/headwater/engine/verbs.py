@@ -20,7 +20,6 @@ from headwater.engine.follow import Follow
 from headwater.engine.leases import Leases
 from headwater.engine.log import L, Upload
 from headwater.engine.rules import with_retention
-from headwater.engine.selection import Selection
 from headwater.engine.serving import Serving
 from headwater.engine.topics import Catalogue, OpenTopic
 from headwater.engine.transfer.exporting import Progress as TransferProgress
@@ -40,7 +39,9 @@ from headwater.format.puro_blocks import PuroVariant
 from headwater.format.settings import Retention, Topic, TopicSettings
 from headwater.info import ConsumerInfo, Drained, Split, TopicInfo
 from headwater.limits import SPLIT_BYTES, Limits
-from headwater.requests import Append, AppendMany, wants_sync
+from headwater.match.selection import Selection
+from headwater.position import Positions
+from headwater.requests import Append, AppendMany, FilterOptions, Read, ReadOptions, wants_sync
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
 
@@ -293,8 +294,8 @@ class Verbs(Serving[L]):
         self,
         topic: str,
         *,
-        start: At = "earliest",
-        end: At = "latest",
+        start: Positions = "earliest",
+        end: Positions = "latest",
         partition: int | None = None,
         type: str | None = None,
         key: bytes | str | None = None,
@@ -306,41 +307,38 @@ class Verbs(Serving[L]):
         `type` is an RE2 pattern over the whole type; `match` asks for fields of JSON and BSON data (docs/MATCH.md).
         Raises NotFound for a missing topic, Invalid for a bad pattern or match, Corrupt on damage.
         """
+        request = Read.of(
+            topic,
+            self._limits,
+            start=start,
+            end=end,
+            partition=partition,
+            type=type,
+            key=key,
+            match=match,
+            reverse=reverse,
+        )
         logs = self._topics.live_logs(topic, partition)
-        return reading.read_events(logs, start, end, self._selection(type, key, match), reverse=reverse)
+        return reading.read_events(logs, request, Selection(request.type, request.key, request.match))
 
-    def read_batches(
-        self,
-        topic: str,
-        *,
-        start: At = "earliest",
-        end: At = "latest",
-        partition: int | None = None,
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
-        reverse: bool = False,
-    ) -> Iterator[EventBatch]:
-        """Like `read`, batch by batch, partition after partition. In reverse, the last batch comes first."""
-        logs = self._topics.live_logs(topic, partition)
-        return reading.read_batches(logs, start, end, self._selection(type, key, match), reverse=reverse)
+    def read_batches(self, topic: str, **options: Unpack[ReadOptions]) -> Iterator[EventBatch]:
+        """Return the events batch by batch, partition after partition, with the options of `read`.
+
+        In reverse, the last batch comes first.
+        """
+        request = Read.of(topic, self._limits, **options)
+        logs = self._topics.live_logs(topic, request.partition)
+        return reading.read_batches(logs, request, Selection(request.type, request.key, request.match))
 
     @enough_memory("the events cannot be read as one table")
     def read_arrow(
-        self,
-        topic: str,
-        *,
-        columns: Sequence[str] | None = None,
-        start: At = "earliest",
-        end: At = "latest",
-        partition: int | None = None,
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
+        self, topic: str, *, columns: Sequence[str] | None = None, **options: Unpack[ReadOptions]
     ) -> pa.Table:
-        """Like `read_batches`, as one Arrow table that points into the log's files; empty if there is nothing."""
-        found = self.read_batches(topic, start=start, end=end, partition=partition, type=type, key=key, match=match)
-        return events.table(found, columns)
+        """Return the events as one Arrow table that points into the log's files; empty if there is nothing.
+
+        `columns` names those that are wanted; the other options are those of `read_batches`.
+        """
+        return events.table(self.read_batches(topic, **options), columns)
 
     def splits(
         self,
@@ -375,13 +373,11 @@ class Verbs(Serving[L]):
         start: At = "latest",
         timeout: float | None = None,
         partition: int | None = None,
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
+        **filters: Unpack[FilterOptions],
     ) -> Follow:
         """The events from `start` on, then those that come, from any process, until `timeout` seconds bring none."""
         logs = self._topics.live_logs(topic, partition)
-        selection = self._selection(type, key, match)
+        selection = self._selection(**filters)
         return Follow(logs, start, selection, timeout, self._disk, self._clock, lambda: self._closed)
 
     # Consumers
@@ -392,13 +388,11 @@ class Verbs(Serving[L]):
         topic: str,
         *,
         start: At = "earliest",
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         lease_ms: int | None = None,
         failures_max: int | None = None,
         kept: Kept | None = None,
+        **filters: Unpack[FilterOptions],
     ) -> Consumer:
         """Join a named consumer of a topic, whose cursors are durable and shared by all members, in any process.
 
@@ -408,7 +402,7 @@ class Verbs(Serving[L]):
         """
         opened = self._topics.live(topic)
         limits = consumer_limits(self._limits, lease_ms, failures_max)
-        selection = self._selection(type, key, match)
+        selection = self._selection(**filters)
         leases = self._leases(name, opened, limits, start)
         return self._joined(name, opened, selection, limits, leases, timeout, kept)
 
@@ -421,11 +415,9 @@ class Verbs(Serving[L]):
         seconds: float | None = None,
         partitions: Iterable[int] | None = None,
         start: At = "earliest",
-        type: str | None = None,
-        key: bytes | str | None = None,
-        match: Mapping[str, Any] | None = None,
         lease_ms: int | None = None,
         failures_max: int | None = None,
+        **filters: Unpack[FilterOptions],
     ) -> Drained:
         """Hand what waits for a consumer to `handler`, commit, give everything back, and tell whether more waits.
 
@@ -438,7 +430,7 @@ class Verbs(Serving[L]):
         numbers = sorted({*partitions}) if partitions is not None else range(len(opened.logs))
         logs = [log for number in numbers for log in opened.chosen(number)]
         limits = consumer_limits(self._limits, lease_ms, failures_max)
-        selection = self._selection(type, key, match)
+        selection = self._selection(**filters)
         leases = self._leases(consumer, opened, limits, start, guest=())
 
         def join(leases: Leases) -> Consumer:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from headwater.engine.selection import Selection
 from headwater.errors import Conflict, Invalid, NotFound, TooLarge
 from headwater.event import Content, Event
 from headwater.format import names
 from headwater.limits import VIEW_NAME_BYTES_MAX
+from headwater.match.selection import Selection
 from headwater.views.pipeline import Mode, Pipeline, Schema, Target, declared
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from headwater.engine.match.values import ARRAYS, kind_of
 from headwater.errors import Invalid
 from headwater.limits import FIELD_BYTES_MAX, MATCH_DEPTH_MAX
+from headwater.match.values import ARRAYS, kind_of
 
 Key = int | float | str | bytes | None
 Bounds = tuple[Key, Key]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from headwater.engine.match.language import All, Node, Not, Term
 from headwater.limits import FIND_SORTED_MAX
+from headwater.match.language import All, Node, Not, Term
 from headwater.views import database
 from headwater.views.keys import ARRAY, Key, bounds_of, key_of, order_of
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headwater.engine import match as matching
-from headwater.engine.match import Matcher
-from headwater.engine.match.values import ARRAYS
+from headwater import match as matching
 from headwater.errors import Invalid, TooLarge
 from headwater.limits import FIND_FIELDS_MAX, FIND_SORTS_MAX
+from headwater.match import Matcher
+from headwater.match.values import ARRAYS
 from headwater.views.keys import checked_path
 
 COUNT_MAX = 2**62  # of documents to skip or to give: no binder has more

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from headwater.engine.cursor import Gap, Offsets, TopicCursor
-from headwater.engine.selection import Selection
 from headwater.errors import Closed, HeadwaterError, Invalid
 from headwater.event import At, ticks_and_node
 from headwater.format.events import EventBatch
+from headwater.match.selection import Selection
 from headwater.server.channels import Subscription
 from headwater.server.feeds import beating
 from headwater.server.http.message import Headers, Request, Response, Sink, Stream

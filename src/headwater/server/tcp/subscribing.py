@@ -8,11 +8,11 @@ from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from headwater.engine.pattern import exactly
-from headwater.engine.selection import Selection
 from headwater.errors import HeadwaterError, NotFound
 from headwater.event import At
 from headwater.format.events import EventBatch
+from headwater.match.pattern import exactly
+from headwater.match.selection import Selection
 from headwater.server.tcp import changing, durable, recev
 from headwater.server.tcp.answers import OK, failure
 from headwater.server.tcp.fields import INT32, Fields

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import msgspec
 import pyarrow as pa
@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.errors import Invalid
 from headwater.format import events
+from headwater.requests import FilterOptions
 from headwater.spark.places import open_place
 from headwater.spark.querying.partial import Function, Measure, Partial
 from headwater.spark.reading import options, planning, scan
@@ -74,10 +75,8 @@ def aggregate(
     schema: str | t.StructType = "",
     start: At = "earliest",
     end: At = "latest",
-    type: str | None = None,
-    key: bytes | str | None = None,
-    match: Mapping[str, Any] | None = None,
     mode: str = "permissive",
+    **filters: Unpack[FilterOptions],
 ) -> DataFrame:
     """One row for each group, or one for all, with `count`, `sum(x)`, `min(x)` and `max(x)` as Spark would name them.
 
@@ -86,8 +85,16 @@ def aggregate(
     however often the frame is used. Raises Invalid for columns that are not there or have no sum or order, and what a
     read of the topic raises.
     """
-    given = {"path": address, "topic": topic, "start": _text(start), "end": _text(end), "mode": mode, "type": type}
+    key, match = filters.get("key"), filters.get("match")
+    given: dict[str, str | None] = {
+        "path": address,
+        "topic": topic,
+        "start": _text(start),
+        "end": _text(end),
+        "mode": mode,
+    }
     given |= {"key": key.decode() if isinstance(key, bytes) else key, "match": None if match is None else _text(match)}
+    given |= {"type": filters.get("type")}
     read = options.parse({name: text for name, text in given.items() if text is not None})
     known = _known(schema)
     groups = [_column(known, name) for name in _names(by)]

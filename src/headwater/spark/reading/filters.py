@@ -26,8 +26,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headwater.engine.pattern import compile_pattern, exactly
 from headwater.errors import Invalid
+from headwater.match.pattern import compile_pattern, exactly
 from headwater.spark.reading.planning import Narrowing
 from headwater.spark.reading.scan import Wanted
 

@@ -15,9 +15,9 @@ from uuid import UUID
 import msgspec
 
 from headwater import position
-from headwater.engine.selection import Selection
 from headwater.errors import Invalid
 from headwater.limits import SPLIT_BYTES
+from headwater.match.selection import Selection
 from headwater.position import OFFSET_MAX
 from headwater.spark.places import absolute
 from headwater.spark.reading.scan import Wanted

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from headwater.engine import match as matching
-from headwater.engine.pattern import compile_pattern
+from headwater import match as matching
 from headwater.format.batch import BLOB, DATA, KEY, TYPE, Batch
 from headwater.format.column import I64, Column
+from headwater.match.pattern import compile_pattern
 
 LoadBlob = Callable[[Batch], bytes | None]
 """Gives the data of a huge event, or None if it is above the limit for memory."""

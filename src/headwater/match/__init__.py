@@ -4,7 +4,7 @@
 and over the data of whole batches.
 """
 
-from headwater.engine.match.matcher import Matcher, compile
-from headwater.engine.match.text import parse
+from headwater.match.matcher import Matcher, compile
+from headwater.match.text import parse
 
 __all__ = ["Matcher", "compile", "parse"]

@@ -12,11 +12,6 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from headwater.engine.match import values
-from headwater.engine.match.refusal import bad_match
-from headwater.engine.match.text import extended, is_extended
-from headwater.engine.match.values import ARRAYS, MISSING, UNORDERED, Each, Test, kind_of
-from headwater.engine.pattern import compile_pattern
 from headwater.limits import (
     MATCH_BYTES_MAX,
     MATCH_DEPTH_MAX,
@@ -24,6 +19,11 @@ from headwater.limits import (
     MATCH_TERMS_MAX,
     MATCH_VALUES_MAX,
 )
+from headwater.match import values
+from headwater.match.pattern import compile_pattern
+from headwater.match.refusal import bad_match
+from headwater.match.text import extended, is_extended
+from headwater.match.values import ARRAYS, MISSING, UNORDERED, Each, Test, kind_of
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$gt": operator.gt,

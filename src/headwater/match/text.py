@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from headwater.engine.match.refusal import bad_match
 from headwater.errors import Unsupported
 from headwater.limits import MATCH_BYTES_MAX
+from headwater.match.refusal import bad_match
 
 EXTENDED = frozenset(
     (

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from headwater.engine.match.language import All, Node, Not, Some, Term, read
-from headwater.engine.match.text import parse
-from headwater.engine.match.values import MISSING, Each, Test
 from headwater.errors import Unsupported
 from headwater.event import Content
+from headwater.match.language import All, Node, Not, Some, Term, read
+from headwater.match.text import parse
+from headwater.match.values import MISSING, Each, Test
 
 DECODERS_MAX = 128  # sets of names whose decoders are kept; making one takes some 100 µs
 
