@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
+from headwater.address import is_server, kind_of
 from headwater.engine.replica import progress
 from headwater.engine.replica.marker import Marker
 from headwater.engine.replica.replicator import Replicator
 from headwater.engine.transfer.transfer import Transfer
-from headwater.errors import Invalid, Unsupported
+from headwater.errors import Invalid
 from headwater.event import Durability
 from headwater.info import ReplicaInfo
 from headwater.limits import DEFAULTS, Limits
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
     Log: TypeAlias = Bucket | Local | Remote
 
-SCHEMES = ("http", "https")  # of servers
-TCP_SCHEMES = {"headwater": "http", "headwaters": "https"}  # of the other port of a server, and what to use instead
-STORES = ("s3", "objects")
 BUCKET_OPTIONS = frozenset(("linger_ms", "coordinator"))
 
 
@@ -80,31 +78,16 @@ def open(  # the verb users expect, as in gzip.open
     `dynamodb://table?region=…` (docs/BUCKET.md).
     """
     text = os.fspath(address)
-    scheme, separator, _ = text.partition("://")
+    kind = kind_of(text) if isinstance(address, str) else "directory"
     given = {name: value for name, value in options.items() if value is not None}
-    if separator and isinstance(address, str):
-        if scheme in STORES:
-            return _bucket(text, mode, durability, limits, given)
-        refuse_tcp(text)
-        if scheme not in SCHEMES:
-            hint = "give the path of a directory, s3://bucket/prefix, or http://host:7450"
-            raise Unsupported(f"{scheme}:// addresses are not supported", hint=hint)
+    if kind == "bucket":
+        return _bucket(text, mode, durability, limits, given)
+    if kind == "server":
         _refuse(text, "a server", given.keys() & BUCKET_OPTIONS, "buckets", "s3://bucket/prefix")
         return _remote(text, durability, limits, **given)
     _refuse(text, "a directory", given.keys() & BUCKET_OPTIONS, "buckets", "s3://bucket/prefix")
     _refuse(text, "a directory", given.keys(), "servers", "http://host:7450")
     return Local(Path(text), create=mode == "create", durability=durability, limits=limits)
-
-
-def refuse_tcp(address: str) -> None:
-    """Raise Unsupported for the address of the protocol over TCP, which is for clients in other languages."""
-    scheme, separator, _ = address.partition("://")
-    if separator and scheme in TCP_SCHEMES:
-        raise Unsupported(
-            f"{scheme}:// is the protocol over TCP, for clients in other languages; Python reaches a server over HTTP",
-            hint=f"open it as {TCP_SCHEMES[scheme]}://host:7450",
-            code="tcp_address",
-        )
 
 
 def _refuse(address: str, place: str, given: Iterable[str], others: str, hint: str) -> None:
@@ -178,7 +161,7 @@ def replicator(
     server: dict[str, Any],
 ) -> Iterator[Replicator]:
     """What copies from an address, for whoever wants to stop it; the address is closed afterwards."""
-    if str(source).startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
+    if is_server(str(source)):
         server = {"retry": 1.0, **server}  # it tries again by itself, and tells meanwhile how it is
     with open(source, mode="existing", limits=limits, **server) as hw:
         copied = hw.replication()

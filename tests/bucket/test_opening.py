@@ -11,7 +11,7 @@ from headwater.errors import Denied, HeadwaterError, Invalid, NotFound, Unsuppor
 from headwater.limits import Limits
 from headwater.storage.bucket import opening
 from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.opening import is_store, open_store
+from headwater.storage.bucket.opening import open_store
 from headwater.storage.bucket.store import Store
 from headwater.storage.disk import Clock, Disk
 from tests.servers import Seaweed
@@ -26,13 +26,6 @@ def test_a_directory_is_named_by_its_path_as_it_is(tmp_path: Path) -> None:
     assert isinstance(store, DirectoryStore)
     store.put("x", b"")
     assert (tmp_path / "a b?c#d%20" / "x").exists()
-
-
-def test_only_addresses_of_stores_are_taken_for_ones() -> None:
-    assert is_store("s3://bucket")
-    assert is_store("objects:///x")
-    assert not is_store("data")
-    assert not is_store("http://host")
 
 
 @pytest.mark.parametrize(

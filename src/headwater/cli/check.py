@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headwater.address import is_bucket, is_directory
 from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.archive_parquet import is_parquet
@@ -70,9 +71,7 @@ def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_js
 
 
 def _is_archive(data: str) -> bool:
-    from headwater.storage.bucket.opening import is_store
-
-    if not is_store(data):
+    if not is_bucket(data):
         return False
     from headwater.engine.archive_checking import is_archive
 
@@ -108,7 +107,7 @@ def _show_sum(report: CheckReport, data: str, topic: str | None) -> None:
     read = f"{', '.join(parts)}, {show.size(report.bytes)}"
     if damaged:
         click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(damaged, 'damaged range')} in {read}")
-        if "://" in data or data == "archive" or is_parquet(data):
+        if not is_directory(data) or data == "archive" or is_parquet(data):
             click.echo("  objects are not mended: bring back a copy of them, or archive the log anew, to another place")
         else:
             click.echo(f"  'headwater repair {' '.join(filter(None, (data, topic)))}' shows what can be done")

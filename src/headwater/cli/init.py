@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from headwater.address import is_server
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import data_argument
-from headwater.cli.opening import is_server
 from headwater.errors import Unsupported
 
 

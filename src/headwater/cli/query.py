@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from headwater.address import is_server
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import (
@@ -19,7 +20,7 @@ from headwater.cli.arguments import (
     json_option,
     passed_options,
 )
-from headwater.cli.opening import is_server, open_log
+from headwater.cli.opening import open_log
 from headwater.errors import NotFound
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headwater.address import absolute
 from headwater.engine.bucket import Bucket
 from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
@@ -25,7 +26,7 @@ from headwater.format.settings import Topic, TopicSettings
 from headwater.info import Archived, PartitionInfo
 from headwater.limits import MIB
 from headwater.spark.parquet import history
-from headwater.spark.places import absolute, open_place
+from headwater.spark.places import open_place
 from headwater.storage.parquet.archive import ParquetStore, open_parquet, url_of
 from headwater.storage.parquet.writing import write_part
 

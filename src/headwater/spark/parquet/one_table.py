@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headwater.address import absolute
 from headwater.engine.bucket import Bucket
 from headwater.engine.engine import Engine
 from headwater.errors import NotFound
@@ -22,7 +23,7 @@ from headwater.format import parquet as format
 from headwater.format.parquet import Manifest, Part
 from headwater.format.settings import Topic
 from headwater.spark.parquet import history
-from headwater.spark.places import absolute, open_place
+from headwater.spark.places import open_place
 from headwater.spark.reading.shaping import SCHEMA
 from headwater.storage.disk import Disk
 from headwater.storage.parquet import reading

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headwater.address import absolute
 from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound
 from headwater.spark.causes import cause
 from headwater.spark.pipelines import runs
 from headwater.spark.pipelines.frames import bounds, frames, passed
 from headwater.spark.pipelines.runs import Notebook, Plan, Status
 from headwater.spark.pipelines.targets import Batches, target_of
-from headwater.spark.places import absolute, open_place
+from headwater.spark.places import open_place
 from headwater.spark.progress import watching
 from headwater.views.app import App
 from headwater.views.pipeline import Pipeline

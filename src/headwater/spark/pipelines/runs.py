@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from headwater.address import is_directory
 from headwater.errors import Conflict, Corrupt, Invalid, Unavailable
 from headwater.format import names
-from headwater.spark.places import is_directory
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.lockfile import locked
 from headwater.views.pipeline import Pipeline

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from headwater import api
+from headwater.address import is_server
 from headwater.errors import Invalid, Unsupported
 from headwater.spark.pipelines.documents import encoded
 from headwater.spark.pipelines.folders import Folder
@@ -71,7 +71,7 @@ class ToTopic:
         if pipeline.content is not None:
             self._options["content"] = pipeline.content
         self._staging: str | None = None
-        if address.startswith(tuple(f"{scheme}://" for scheme in api.SCHEMES)):  # which keeps no files for others
+        if is_server(address):  # which keeps no files for others
             self._staging = self._options["staging"] = str(directory / "staging")
 
     def check(self) -> None:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import types as t
 
+from headwater.address import absolute
 from headwater.errors import Invalid, NotFound
-from headwater.spark.places import absolute, open_place
+from headwater.spark.places import open_place
 from headwater.spark.querying import failures, tables
 from headwater.spark.querying.aggregating import LOG_COLUMNS
 from headwater.spark.querying.parsing import Parsed, parse

@@ -15,11 +15,11 @@ from uuid import UUID
 import msgspec
 
 from headwater import position
+from headwater.address import absolute
 from headwater.errors import Invalid
 from headwater.limits import SPLIT_BYTES
 from headwater.match.selection import Selection
 from headwater.position import OFFSET_MAX
-from headwater.spark.places import absolute
 from headwater.spark.reading.scan import Wanted
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headwater import api
+from headwater.address import kind_of
 from headwater.errors import NotFound
 from headwater.info import TopicInfo
 from headwater.spark.places import open_place
@@ -167,7 +167,4 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _look_s(address: str) -> float:
-    scheme, separator, _ = address.partition("://")
-    if not separator:
-        return LOOK_S
-    return SERVER_LOOK_S if scheme in api.SCHEMES else BUCKET_LOOK_S
+    return {"directory": LOOK_S, "server": SERVER_LOOK_S, "bucket": BUCKET_LOOK_S}[kind_of(address)]

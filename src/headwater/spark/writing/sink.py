@@ -17,9 +17,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from headwater import api
+from headwater.address import absolute, is_server, kind_of
 from headwater.errors import Invalid, NotFound
-from headwater.spark.places import absolute, open_place
+from headwater.spark.places import open_place
 from headwater.spark.writing import publishing, spreading
 from headwater.spark.writing.layout import Layout
 from headwater.spark.writing.publishing import Sent
@@ -80,7 +80,7 @@ def settings(options: Mapping[str, str], schema: StructType, *, overwrite: bool,
         raise Invalid("the topic is missing", hint='option("topic", …), or a column "topic"')
     if transaction is not None and streaming:
         raise Invalid("a stream needs no transaction", hint="its checkpoint names it")
-    api.refuse_tcp(given["path"])  # before a task stages anything
+    kind_of(given["path"])  # raises for an address that cannot be opened, before a task stages anything
     address = absolute(given["path"])
     repeatable = streaming or transaction is not None
     place = _staging(given, address, repeatable=repeatable)
@@ -99,7 +99,7 @@ def _staging(given: Mapping[str, str], address: str, *, repeatable: bool) -> str
     """Where a write is staged that cannot be inside its log: a server keeps no files for others."""
     if "staging" in given:
         return absolute(given["staging"])
-    if not address.startswith(tuple(f"{scheme}://" for scheme in api.SCHEMES)):
+    if not is_server(address):
         return None
     if repeatable:
         raise Invalid(

@@ -19,11 +19,12 @@ from typing import Any
 
 import msgspec
 
+from headwater.address import is_bucket, is_directory
 from headwater.errors import Invalid
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.storage.bucket.collection import delete_all
 from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.opening import is_store, open_store
+from headwater.storage.bucket.opening import open_store
 from headwater.storage.bucket.records import Found, Records
 from headwater.storage.bucket.store import Listed, Store
 from headwater.storage.disk import Clock, Disk
@@ -118,9 +119,9 @@ class Staging:
     def at(cls, address: str, *, durable: bool = True) -> Staging:
         """The one of a directory or a bucket. If it need not be `durable`, files are not synced."""
         clock = Clock()
-        if is_store(address):
+        if is_bucket(address):
             return cls(open_store(address, clock=clock, disk=Disk()), f"{FOLDER}/", clock)
-        if "://" in address:
+        if not is_directory(address):
             raise Invalid(
                 f"nothing can be staged at {address!r}", hint="staging is a directory, s3://… or objects:///…"
             )

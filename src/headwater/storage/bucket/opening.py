@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from headwater.address import scheme_of
 from headwater.errors import Invalid, Unsupported
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.bucket.directory import DirectoryStore
@@ -19,14 +20,8 @@ from headwater.storage.bucket.store import Store
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.endpoints import is_plain, is_sealed
 
-SCHEMES = ("objects://", "s3://")
 OPTIONS = ("allow_http", "endpoint", "region")
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-
-
-def is_store(address: str) -> bool:
-    """Whether an address is that of an object store."""
-    return address.startswith(SCHEMES)
 
 
 def open_store(url: str, *, clock: Clock, disk: Disk, limits: Limits = DEFAULTS) -> Store:
@@ -38,7 +33,7 @@ def open_store(url: str, *, clock: Clock, disk: Disk, limits: Limits = DEFAULTS)
         return _directory(url, clock, disk, limits)
     if url.startswith("s3://"):
         return _s3(url, clock, limits)
-    scheme = url.partition("://")[0] if "://" in url else ""
+    scheme = scheme_of(url)
     raise Unsupported(
         f"no object store is known by {scheme + '://' if scheme else 'an address without a scheme'}",
         hint="use s3://bucket/prefix or objects:///a/directory",

@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.address import is_directory
 from headwater.errors import Conflict, Corrupt, Invalid, NotFound
 from headwater.format import parquet as format
 from headwater.format.archive import Root
 from headwater.format.parquet import Manifest, Part
 from headwater.format.settings import Topic
 from headwater.limits import DEFAULTS, Limits
-from headwater.storage.bucket.opening import is_store, open_store
+from headwater.storage.bucket.opening import open_store
 from headwater.storage.bucket.probe import probe
 from headwater.storage.bucket.records import Found, Records
 from headwater.storage.bucket.store import Store
@@ -190,7 +191,7 @@ def url_of(address: str) -> str:
     place = address.removeprefix(format.PREFIX)
     if not place:
         raise Invalid(f"{address!r} names no place", hint="parquet:out/, or parquet:s3://bucket/prefix")
-    return place if is_store(place) else f"objects://{os.path.abspath(place)}" if "://" not in place else place
+    return f"objects://{os.path.abspath(place)}" if is_directory(place) else place
 
 
 def open_parquet(
