@@ -242,11 +242,11 @@ def group(function: Callable[..., Any]) -> Family:
 @click.group(cls=Program, context_settings=HELP)
 @click.version_option(__version__, message="headwater %(version)s")
 def cli() -> None:
-    """An event log in a directory or a bucket: append events, read them, follow them.
+    """An event log in a directory or a bucket: append, read and follow events.
 
-    DATA is the directory, or the address of a server, as in http://host:7450, or of a bucket, as in s3://bucket/prefix.
-    Who asks a server, HEADWATER_TOKEN tells, or a file named by --token-file; who asks a bucket, the variables of AWS.
-    'headwater COMMAND --help' tells more, with examples.
+    DATA is the path of a directory, the address of a server such as http://host:7450, or of a bucket such as
+    s3://bucket/prefix. Credentials for a server come from HEADWATER_TOKEN or from --token-file; credentials for a
+    bucket from the AWS environment variables. 'headwater COMMAND --help' shows the options of a command and examples.
     """
 
 

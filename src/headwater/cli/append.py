@@ -43,21 +43,29 @@ if TYPE_CHECKING:
 @click.option("--type", "type_", default="", metavar="TYPE", help="The type of the events.")
 @click.option("--key", metavar="KEY", help="The key of the events; it also chooses the partition.")
 @click.option(
-    "--meta", type=Pair(), multiple=True, metavar="NAME=VALUE", help="A note beside the data; may be repeated."
+    "--meta", type=Pair(), multiple=True, metavar="NAME=VALUE", help="Metadata of the event; may be repeated."
 )
-@click.option("--content", type=click.Choice(["bytes", "text", "json", "bson"]), help="What the data is.")
-@click.option("--file", metavar="PATH", help="One event of any size from a file; - for stdin.")
-@click.option("--lines", is_flag=True, help="One event a line of stdin; the default in a pipe.")
+@click.option("--content", type=click.Choice(["bytes", "text", "json", "bson"]), help="Content of the data.")
+@click.option("--file", metavar="PATH", help="Append a file of any size as one event; - for stdin.")
+@click.option("--lines", is_flag=True, help="Append each line of stdin as an event; the default in a pipe.")
 @click.option(
-    "--durability", type=click.Choice(["fsync", "os"]), default="fsync", help="Wait for the disk, or the system."
+    "--durability",
+    type=click.Choice(["fsync", "os"]),
+    default="fsync",
+    help="Wait for the disk (fsync), or only for the operating system (os).",
 )
-@click.option("--partition", type=Natural(), metavar="N", help="Choose the partition.")
+@click.option("--partition", type=Natural(), metavar="N", help="Append to this partition.")
 @click.option(
-    "--expect", type=Version(), metavar="VERSION", help="Only if this is the offset of KEY's last event, or none."
+    "--expect",
+    type=Version(),
+    metavar="VERSION",
+    help="Append only if KEY's last event has this offset; none: has no event.",
 )
-@click.option("--producer", metavar="ID", help="Who appends: with --seq, a retry gets the first answer.")
-@click.option("--epoch", type=Natural(), default=0, metavar="N", help="A higher one shuts out lower ones.")
-@click.option("--seq", type=Natural(), metavar="N", help="The number of the producer's request; it grows.")
+@click.option("--producer", metavar="ID", help="Producer id: with --seq, a retry appends nothing twice.")
+@click.option(
+    "--epoch", type=Natural(), default=0, metavar="N", help="Producer epoch; a higher epoch fences lower ones."
+)
+@click.option("--seq", type=Natural(), metavar="N", help="Sequence number of the request; must increase.")
 @json_option("Print references as JSON, one object a line.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no references.")
 def append(
@@ -79,12 +87,13 @@ def append(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Append events, and print where they are: topic, partition, offset, id.
+    """Append events and print their topic, partition, offset and id.
 
-    Without --content, what parses as a JSON object or array is stored as json, what is UTF-8 as text, the rest as
-    bytes; a file as bytes. With --content, it is checked. For bson, values and lines are given as (Extended) JSON.
+    Without --content, a JSON object or array is stored as json, other UTF-8 as text, and anything else as bytes; a file
+    is stored as bytes. With --content, the data is checked. For bson, give values and lines as (Extended) JSON.
 
-    Lines go in batches as they arrive; empty ones are left out. The topic, and the directory, are made if need be.
+    Lines are appended in batches as they arrive; empty lines are ignored. The topic and the directory are created if
+    they do not exist.
     """
     _check_use(values, file, lines)
     guard = _guard(key, expect, producer, epoch, seq, once=file is not None or bool(values))

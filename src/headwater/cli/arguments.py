@@ -200,9 +200,9 @@ def partition_option(function: F) -> F:
 
 def range_options(function: F) -> F:
     """Add --from and --to, where a read begins and ends."""
-    help, kind, metavar = "End before the event here.", PositionType(), "POSITION"
+    help, kind, metavar = "Stop before this position.", PositionType(), "POSITION"
     function = click.option("--to", "end", type=kind, default="latest", metavar=metavar, help=help)(function)
-    help = "Begin with the event here."
+    help = "Start at this position."
     return click.option("--from", "start", type=kind, default="earliest", metavar=metavar, help=help)(function)
 
 
@@ -222,8 +222,8 @@ def match_option(function: F) -> F:
 
 def at_least_options(function: F) -> F:
     """What a view must have passed before it is read; `passed_options` gathers it."""
-    place = "Wait until the projection has passed this: an offset, or TOPIC:PARTITION:OFFSET, as append prints them."
-    wait = "With --at-least: wait no longer.  [default: 10]"
+    place = "Wait until the projection has passed this offset, or TOPIC:PARTITION:OFFSET."
+    wait = "With --at-least: the longest wait.  [default: 10]"
     function = click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help=wait)(function)
     return click.option("--at-least", type=Passed(), metavar="PLACE", help=place)(function)
 
@@ -244,18 +244,18 @@ def json_option(help: str) -> Callable[[F], F]:
 def retention_options(prefix: str) -> Callable[[F], F]:
     """The options that say what a topic keeps; `retention_of` gathers them."""
     options = (
-        (f"--{prefix}bytes", Size(), "SIZE", "Keep at most this much of each partition."),
+        (f"--{prefix}bytes", Size(), "SIZE", "Keep at most this many bytes of each partition."),
         (f"--{prefix}segments", Natural(), "N", "Keep at most this many segments of each partition."),
         (f"--{prefix}age", Duration(), "AGE", "Keep segments whose last event is younger than this."),
     )
 
     def decorate(function: F) -> F:
-        overflow = "At the hard bound: delete what a consumer has not read, or refuse appends.  [default: delete]"
+        overflow = "At the hard limit: delete unread events, or refuse appends.  [default: delete]"
         function = click.option("--overflow", type=click.Choice(["delete", "refuse"]), help=overflow)(function)
-        hard = "A bound of each partition that holds against consumers too."
+        hard = "Limit of each partition, even if a consumer has not passed it."
         function = click.option("--hard-bytes", type=Size(), metavar="SIZE", help=hard)(function)
         name = f"{prefix}consumers"
-        consumers = "Whether the slowest consumer keeps what it has not passed."
+        consumers = "Keep events that the slowest consumer has not passed."
         function = click.option(f"--{name}/--no-{name}", "keep_consumers", default=None, help=consumers)(function)
         for option, kind, metavar, help in reversed(options):
             parameter = f"keep_{option.removeprefix(f'--{prefix}')}"

@@ -22,10 +22,10 @@ ALL = "'read,append,admin:*'"
 
 @group
 def auth() -> None:
-    """The users of a server: a file that 'headwater serve --auth FILE' asks.
+    """Manage the users of a server, in the file of 'headwater serve --auth FILE'.
 
-    A user has a password, tokens, or certificates, and scopes: what may be done to which topics. A running server
-    notices changes within a second.
+    A user has a password, tokens or certificates, and scopes: actions allowed on topics. A running server picks up
+    changes within a second.
     """
 
 
@@ -62,14 +62,14 @@ def account_options(function: Any) -> Any:
 @file_argument
 @name_argument
 @account_options
-@click.option("--token", is_flag=True, help="Make a token, and print it: it is shown this once.")
+@click.option("--token", is_flag=True, help="Create a token and print it. It is shown only once.")
 @json_option("One JSON object.")
 @click.pass_context
 def add(ctx: click.Context, /, file: Path, name: str, token: bool, as_json: bool, **given: Any) -> None:
-    """Add the user NAME. FILE is made if it is not there, readable by you alone.
+    """Add the user NAME. FILE is created if it does not exist, readable by you alone.
 
-    The user needs a password, a token or a subject, and a scope. 'headwater auth token' makes more tokens later, and
-    'headwater auth change' changes the rest.
+    The user needs a password, a token or a subject, and a scope. 'headwater auth token' creates more tokens later;
+    'headwater auth change' changes everything else.
     """
     from headwater.server.users import Account, check_name
 
@@ -99,9 +99,9 @@ def add(ctx: click.Context, /, file: Path, name: str, token: bool, as_json: bool
 @account_options
 @click.pass_context
 def change(ctx: click.Context, /, file: Path, name: str, **given: Any) -> None:
-    """Change the user NAME: what is given replaces what was there, all scopes or all subjects of it.
+    """Change the user NAME. New scopes or subjects replace all previous ones.
 
-    Tokens stay as they are.
+    Tokens are not affected.
     """
     import msgspec
 
@@ -118,9 +118,9 @@ def change(ctx: click.Context, /, file: Path, name: str, **given: Any) -> None:
 @name_argument
 @json_option("One JSON object.")
 def token(file: Path, name: str, as_json: bool) -> None:
-    """Make one more token of the user NAME, and print it: it is shown this once.
+    """Create another token for the user NAME and print it. It is shown only once.
 
-    To replace a token without a gap, make the new one, hand it over, then revoke the old one.
+    To rotate a token without downtime, create the new one, deploy it, then revoke the old one.
     """
     with _changing(file, must_exist=True) as accounts:
         accounts[name], id, secret = _with_token(_account(accounts, name, file))
@@ -132,9 +132,9 @@ def token(file: Path, name: str, as_json: bool) -> None:
 @name_argument
 @click.argument("token_id", metavar="TOKEN-ID")
 def revoke(file: Path, name: str, token_id: str) -> None:
-    """Take a token of the user NAME away.
+    """Revoke a token of the user NAME.
 
-    Its id is the part between the underscores of a token; 'headwater auth list' shows those of all.
+    Its id is the part between the underscores of the token; 'headwater auth list' shows the ids.
     """
     import msgspec
 
@@ -151,12 +151,12 @@ def revoke(file: Path, name: str, token_id: str) -> None:
 @auth.command(examples=["headwater auth remove users.json shop", "headwater auth remove users.json shop --yes"])
 @file_argument
 @name_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_context
 def remove(ctx: click.Context, file: Path, name: str, yes: bool) -> None:
-    """Take the user NAME away, with all its tokens.
+    """Remove the user NAME and all its tokens.
 
-    Asks first; without a terminal to ask on, it needs --yes. Streams that are open stay open until they end.
+    Asks for confirmation; without a terminal, --yes is required. Open streams stay open until they end.
     """
     if not yes:
         if not show.is_terminal(sys.stdin):
@@ -174,7 +174,7 @@ def remove(ctx: click.Context, file: Path, name: str, yes: bool) -> None:
 @file_argument
 @json_option("One JSON object a line.")
 def list_(file: Path, as_json: bool) -> None:
-    """List the users: what they may do, and how they prove who they are."""
+    """List the users with their scopes and how they authenticate."""
     from headwater.server.users import read
     from headwater.storage.disk import Disk
 

@@ -55,10 +55,10 @@ class Measure:
 )
 @json_option("One JSON object.")
 def bench(directory: str | None, seconds: float, as_json: bool) -> None:
-    """Measure how fast events are appended and read on this machine.
+    """Measure how fast this machine appends and reads events.
 
-    Works in a new directory inside DIR (or where temporary files go), and removes it. Events have 100 bytes.
-    Durable means that each append waited until the disk had it; what the disk says is believed.
+    Works in a new directory inside DIR (by default the temporary directory) and removes it. Events have 100 bytes.
+    Durable means that each append waited for fdatasync; whether the disk honours it is not checked.
     """
     with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=directory) as temporary:
         filesystem = _filesystem(Path(temporary))

@@ -30,9 +30,9 @@ SHELLS = {
 )
 @click.argument("shell", type=click.Choice(list(SHELLS)), metavar="bash|zsh|fish")
 def completion(shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print the completion script for a shell.
 
-    It completes commands, options, directories, topics and binders; its first lines say how to install it.
+    It completes commands, options, directories, topics and binders. Its first lines say how to install it.
     """
     from click.shell_completion import get_completion_class
 

@@ -51,26 +51,29 @@ if TYPE_CHECKING:
     type=PositionType(),
     default="earliest",
     metavar="POSITION",
-    help="Where a new consumer begins, as in read.",
+    help="Where a new consumer starts, as in read.",
 )
 @type_pattern_option
 @key_option
 @match_option
-@click.option("--limit", type=Natural(), metavar="N", help="At most this many.")
-@click.option("--drain", is_flag=True, help="End when everything that is there now was handled.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="End when none came for so long.")
+@click.option("--limit", type=Natural(), metavar="N", help="Maximum number of events.")
+@click.option("--drain", is_flag=True, help="End when all present events are handled.")
 @click.option(
-    "--exec", "program", metavar="COMMAND", help="Run this for each event, data on its stdin, instead of printing."
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this long without an event."
 )
-@click.option("--ack-each", is_flag=True, help="Make each ack durable before the next event.")
+@click.option("--exec", "program", metavar="COMMAND", help="Run COMMAND for each event, with its data on stdin.")
+@click.option("--ack-each", is_flag=True, help="Make each acknowledgement durable before the next event.")
 @click.option(
-    "--failures-max", type=Natural(), metavar="N", help="Set an event aside after so many failures.  [default: 5]"
+    "--failures-max", type=Natural(), metavar="N", help="Dead-letter an event after this many failures.  [default: 5]"
 )
 @click.option(
-    "--lease", type=Duration(), metavar="DURATION", help="After it dies, others wait so long.  [default: 10s]"
+    "--lease",
+    type=Duration(),
+    metavar="DURATION",
+    help="How long other members wait after this one dies.  [default: 10s]",
 )
 @json_option("One JSON object a line, as read does.")
-@click.option("--raw", is_flag=True, help="Only the data, a newline after each.")
+@click.option("--raw", is_flag=True, help="Print only the data, each followed by a newline.")
 def consume(
     data: str,
     topic: str,
@@ -89,13 +92,13 @@ def consume(
     as_json: bool,
     raw: bool,
 ) -> None:
-    """Read a topic as the consumer NAME, and go on with events as they come.
+    """Read a topic as the consumer NAME, and continue with new events as they arrive.
 
-    An event counts as handled when it was printed and handed on, or when COMMAND ended with 0; the next run begins
-    behind it. Several at once share the partitions of the topic. An event whose COMMAND fails comes again, and after
-    --failures-max times goes to the topic TOPIC.dead with the reason: see replay.
+    An event is handled once it is printed, or once COMMAND has exited with 0; the next run continues after it. Several
+    processes share the partitions of the topic. An event whose COMMAND fails is retried; after --failures-max failures
+    it is dead-lettered to the topic TOPIC.dead with the reason: see replay.
 
-    COMMAND finds HEADWATER_TOPIC, _PARTITION, _OFFSET, _TYPE, _KEY and _ID in its environment. Ends with Ctrl-C.
+    COMMAND receives HEADWATER_TOPIC, _PARTITION, _OFFSET, _TYPE, _KEY and _ID in its environment. Ends with Ctrl-C.
     """
     if sum((as_json, raw, program is not None)) > 1:
         raise click.UsageError("--json, --raw and --exec exclude each other")

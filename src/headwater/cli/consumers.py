@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 @json_option("One JSON object a line.")
 @click.pass_context
 def consumers(ctx: click.Context, data: str, topic: str | None, as_json: bool) -> None:
-    """List the consumers of a topic, or of all: where they are in each partition, and who reads there.
+    """List consumers with their cursor, lag and member in each partition.
 
-    The lag counts what is there and not acked. A member that died keeps a partition until its lease is over.
-    A consumer, or a topic, that cannot be read is listed with the reason, and the exit code is 1.
+    The lag is the number of events that are not acknowledged. A member that died keeps its partitions until its lease
+    expires. A consumer or topic that cannot be read is listed with the reason, and the exit code is 1.
     """
     with open_log(data, mode="existing") as hw:
         found = hw.consumers(topic)

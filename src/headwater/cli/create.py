@@ -22,13 +22,15 @@ from headwater.cli.opening import open_log
 )
 @data_argument
 @click.argument("topic", metavar="TOPIC")
-@click.option("--partitions", default=1, metavar="N", help="How many; it never changes.  [default: 1]")
 @click.option(
-    "--segment-bytes", type=Size(), metavar="SIZE", help="Begin a new segment at this size.  [default: 64MiB]"
+    "--partitions", default=1, metavar="N", help="Number of partitions; cannot be changed later.  [default: 1]"
 )
-@click.option("--segment-age", type=Duration(), metavar="AGE", help="Begin a new segment at this age.  [default: 7d]")
-@click.option("--data-bytes-max", type=Size(), metavar="SIZE", help="The largest event's data.  [default: 10MiB]")
-@click.option("--compression", type=click.Choice(["none", "zstd"]), default="none", help="Of the stored data.")
+@click.option(
+    "--segment-bytes", type=Size(), metavar="SIZE", help="Start a new segment at this size.  [default: 64MiB]"
+)
+@click.option("--segment-age", type=Duration(), metavar="AGE", help="Start a new segment at this age.  [default: 7d]")
+@click.option("--data-bytes-max", type=Size(), metavar="SIZE", help="Largest data of one event.  [default: 10MiB]")
+@click.option("--compression", type=click.Choice(["none", "zstd"]), default="none", help="Compression of stored data.")
 @retention_options("retain-")
 def create(
     data: str,
@@ -40,10 +42,10 @@ def create(
     compression: Literal["none", "zstd"],
     **retention: Any,
 ) -> None:
-    """Make a topic.
+    """Create a topic.
 
-    The first append makes it too, with one partition. Sizes are written 64MiB, 10MB or 4096; ages 90s, 15m, 2h, 7d.
-    What a topic keeps can be changed later: see 'headwater retain'.
+    The first append creates it as well, with one partition. Write sizes as 64MiB, 10MB or 4096, and ages as 90s, 15m,
+    2h or 7d. Retention can be changed later with 'headwater retain'.
     """
     with open_log(data) as hw:
         new = hw.create(

@@ -15,12 +15,12 @@ from headwater.cli.opening import open_log
 @command(examples=["headwater delete data orders", "headwater delete data orders --yes"])
 @data_argument
 @topic_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_context
 def delete(ctx: click.Context, data: str, topic: str, yes: bool) -> None:
     """Delete a topic and all its events, for every process.
 
-    Asks first; without a terminal to ask on, it needs --yes. A new topic of that name starts afresh.
+    Asks for confirmation; without a terminal, --yes is required. A new topic of the same name starts empty.
     """
     with open_log(data, mode="existing") as hw:
         found = hw.describe(topic)

@@ -16,12 +16,12 @@ from headwater.cli.opening import open_log
 @data_argument
 @topic_argument
 @consumer_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_context
 def forget(ctx: click.Context, data: str, topic: str, name: str, yes: bool) -> None:
-    """Delete the consumer NAME of a topic: how far it has come is forgotten, no event is touched.
+    """Delete the consumer NAME of a topic. Its cursors are deleted; events are not.
 
-    Asks first; without a terminal to ask on, it needs --yes. Whoever reads as NAME stops.
+    Asks for confirmation; without a terminal, --yes is required. Running members stop.
     """
     with open_log(data, mode="existing") as hw:
         what = f"consumer {show.printable(name)} of topic {show.printable(topic)}"

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 @at_least_options
 @json_option("One JSON object: id, version and data.")
 def get(data: str, binder: str, id: str, at_least: AtLeast | None, timeout: float | None, as_json: bool) -> None:
-    """Print the document ID of a binder, as JSON; what only BSON has, as relaxed Extended JSON.
+    """Print the document ID of a binder as JSON; BSON types as relaxed Extended JSON.
 
-    If there is none, the exit code is 1. The version is the offset of the last event that was folded into it.
+    If it does not exist, the exit code is 1. Its version is the offset of the last event folded into it.
     """
     from headwater.cli.documents import pretty
     from headwater.format import documents

@@ -12,9 +12,9 @@ from headwater.errors import Unsupported
 @command(examples=["headwater init data"])
 @data_argument
 def init(data: str) -> None:
-    """Make a log directory.
+    """Create a log directory.
 
-    The first append makes it too. A directory that is a log stays as it is; one that holds other things is refused.
+    The first append creates it as well. An existing log is left as it is; a directory with other contents is refused.
     """
     if is_server(data):
         raise Unsupported("a server's log is made where it runs", hint="run 'headwater init DIRECTORY' there")

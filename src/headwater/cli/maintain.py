@@ -16,11 +16,11 @@ from headwater.errors import Unsupported
 @optional_topic_argument
 @json_option("One JSON object.")
 def maintain(data: str, topic: str | None, as_json: bool) -> None:
-    """Compact, trim and collect a bucket, once.
+    """Compact, trim and garbage-collect a bucket, once.
 
-    Makes segments of many small objects, trims what topics need not keep, and deletes what has been superfluous for ten
-    minutes or more. Programs that append to a bucket do this by themselves; it is for one that nobody appends to any
-    more. It may run at any time, and several at once.
+    Compacts many small objects into segments, trims topics by their retention, and deletes objects that have been
+    garbage for ten minutes or more. Programs that append to a bucket do this automatically; run this for a bucket that
+    receives no more appends. It is safe at any time, also several at once.
     """
     from headwater.engine.bucket import Bucket
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 FILES = {
-    "token_file": "A file whose first line is the token.",
-    "tls_ca": "The authorities to trust, in PEM format.",
-    "tls_cert": "The certificate that says who asks.",
-    "tls_key": "Its key.",
+    "token_file": "File whose first line is the token.",
+    "tls_ca": "Certificate authorities to trust, in PEM format.",
+    "tls_cert": "Client certificate, in PEM format.",
+    "tls_key": "Key of the client certificate, in PEM format.",
 }
 COMPLETION_S = 1.0  # how long a shell waits at most: a server that is slow completes nothing
 _META = "headwater.server"

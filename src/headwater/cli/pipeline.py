@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @group
 def pipeline() -> None:
-    """Run an application's pipelines on Spark, and see how they are (docs/PIPELINES.md)."""
+    """Run an application's pipelines on Spark, and show their state (docs/PIPELINES.md)."""
 
 
 def app_argument(function: Any) -> Any:
@@ -55,9 +55,9 @@ def checkpoints_option(function: Any) -> Any:
 )
 @app_argument
 @data_argument
-@click.option("--only", metavar="NAME", multiple=True, help="Only this pipeline; may be given again.")
+@click.option("--only", metavar="NAME", multiple=True, help="Only this pipeline; may be repeated.")
 @click.option("--follow/--once", help="Run streams until Ctrl-C, or only over what is there.  [default: --once]")
-@click.option("--fresh", is_flag=True, help="Forget what was done before, and begin anew.")
+@click.option("--fresh", is_flag=True, help="Discard previous progress and start over.")
 @checkpoints_option
 @json_option("One JSON object a line, for each pipeline when it has ended.")
 @spark_options
@@ -73,10 +73,10 @@ def run(
     as_json: bool,
     cluster: Cluster,
 ) -> None:
-    """Run the pipelines of the application MODULE over a log: shop.py, or package.module:app.
+    """Run the pipelines of the application MODULE (shop.py or package.module:app) over a log.
 
-    They are run one after the other, in the order in which they are declared. What was done is known: run again after a
-    crash, or whenever there are new events, nothing is written twice. Ctrl-C ends it, and the next run goes on.
+    They run one after the other, in the order of their declaration. Progress is kept: after a crash, or when there are
+    new events, run the command again, and nothing is written twice. Ctrl-C ends it; the next run continues.
     """
     from headwater.spark.pipelines.running import run as run_all
 
@@ -123,7 +123,7 @@ def _ended(status: Status) -> str:
 @app_argument
 @json_option("One JSON object a line.")
 def list_(address: str, as_json: bool) -> None:
-    """List the pipelines of the application MODULE: what each reads, and where its rows go. Starts no Spark."""
+    """List the pipelines of the application MODULE, with their sources and targets. Does not start Spark."""
     found = list(load_app(address).pipelines.values())
     if as_json:
         for each in found:

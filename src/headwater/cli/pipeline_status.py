@@ -36,16 +36,16 @@ STYLES = {"running": "green", "failed": "red", "interrupted": "yellow"}
     ]
 )
 @data_argument
-@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh every second, until Ctrl-C.")
 @checkpoints_option
 @json_option("One JSON object a line.")
 @click.pass_context
 def status(ctx: click.Context, data: str, watch: bool, checkpoints: str | None, as_json: bool) -> None:
-    """Show the pipelines that have run over a log: how far each is, how fast it was, and what has gone wrong.
+    """Show the pipelines that have run over a log: progress, rate and errors.
 
-    The lag counts events that are there and that it has not passed. Events and rows are those of the last run, or of
-    the one that runs now. A pipeline is running, idle, failed, or interrupted: killed, or stopped before its end. If
-    one has failed, the exit code is 1.
+    The lag counts events that a pipeline has not processed. Events and rows are those of the current run, or of the
+    last one. A pipeline is running, idle, failed or interrupted (killed, or stopped before its end). If one has failed,
+    the exit code is 1.
     """
     with open_log(data, mode="existing") as hw:
         found = _look(hw, data, checkpoints)

@@ -13,11 +13,11 @@ from headwater.cli.opening import directory_of
 @command(examples=["headwater promote data"])
 @click.argument("data", metavar="DATA", shell_complete=complete_directory)
 def promote(data: str) -> None:
-    """Make a replica a log of its own, which takes appends.
+    """Turn a replica into a log that accepts appends.
 
-    It goes on with the next offsets and later times. What its source acknowledged and was not copied is not there:
-    'headwater replica' tells how far it has come. Stop the source first, and whoever writes to it: nothing else keeps
-    both from taking appends. It is refused while somebody copies to the directory, and cannot be undone.
+    It continues with the next offsets and later times. Events that its source acknowledged but that were not copied are
+    missing: 'headwater replica' shows how far it has come. Stop the source and its writers first: nothing else keeps
+    both from accepting appends. Refused while a replicator runs on the directory; cannot be undone.
     """
     from headwater import promote
 

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="BINDER|QUERY", shell_complete=complete_binder)
 @click.argument("match", metavar="[MATCH]", required=False, type=Match())
 @click.option("--sort", metavar="FIELD,...", help="Sort by these; -FIELD for descending order.  [default: by id]")
-@click.option("--skip", type=Natural(), metavar="N", help="Leave out so many at the beginning.")
-@click.option("--limit", type=Natural(), metavar="N", help="At most this many.")
+@click.option("--skip", type=Natural(), metavar="N", help="Skip the first N documents.")
+@click.option("--limit", type=Natural(), metavar="N", help="Maximum number of events.")
 @click.option("--fields", metavar="FIELD,...", help="Only these fields of each document.")
-@click.option("--count", is_flag=True, help="Only how many there are.")
-@click.option("--explain", is_flag=True, help="Only how they would be found: by an index, or all are looked at.")
+@click.option("--count", is_flag=True, help="Print only the number of documents.")
+@click.option("--explain", is_flag=True, help="Print only the query plan: by an index, or a full scan.")
 @at_least_options
 @click.option("--app", metavar="MODULE", help="The application that has the query: shop.py, or package.module:app.")
 @click.option("--set", "given", type=Pair(), multiple=True, metavar="NAME=VALUE", help="An argument of the query.")
@@ -62,13 +62,13 @@ def query(
     as_table: bool,
     **asked: Any,
 ) -> None:
-    """Print the documents of a BINDER that match, or what a QUERY of an application returns.
+    """Print the documents of a BINDER that match, or the result of an application's QUERY.
 
-    MATCH asks for fields as 'headwater read --match' does; without one, all documents are found. A FIELD is a path, as
-    by.name. Indexes make it quick: --explain tells whether one is used.
+    MATCH compares fields as 'headwater read --match' does; without one, all documents are printed. A FIELD is a path,
+    such as by.name. Indexes make queries fast: --explain shows whether one is used.
 
-    A QUERY is code with a name. It is called here, with --app, or by a server that runs the application. The VALUE of
-    an argument is JSON, or else text.
+    A QUERY is a function of an application. It runs here with --app, or on a server that runs the application. The
+    VALUE of an argument is JSON, otherwise text.
     """
     from headwater.cli.documents import print_all, wants_table
 

@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 @data_argument
 @topic_argument
 @range_options
-@click.option("--limit", type=Natural(), metavar="N", help="At most this many.")
+@click.option("--limit", type=Natural(), metavar="N", help="Maximum number of events.")
 @type_pattern_option
 @key_option
 @match_option
 @partition_option
-@click.option("--reverse", is_flag=True, help="The newest first.")
+@click.option("--reverse", is_flag=True, help="Newest first.")
 @json_option("One JSON object a line.")
-@click.option("--raw", is_flag=True, help="Only the data, a newline after each.")
-@click.option("--output", metavar="FILE", help="Write the data of the first event found to a file, of any size.")
+@click.option("--raw", is_flag=True, help="Print only the data, each followed by a newline.")
+@click.option("--output", metavar="FILE", help="Write the data of the first matching event, of any size, to a file.")
 def read(
     data: str,
     topic: str,
@@ -70,16 +70,16 @@ def read(
 ) -> None:
     """Read the events of a topic, oldest first.
 
-    Those of several partitions come in the order of their times.
-    A PLACE is an offset (with --partition, if there are several), a time (2025-03-01, 2025-03-01T12:00:00Z, or -1h,
-    -15m, -7d from now; local unless it says otherwise), an event's id, earliest or latest.
+    Events of several partitions come in order of time. A POSITION is an offset (with --partition, if there are
+    several), a time (2025-03-01, 2025-03-01T12:00:00Z, or -1h, -15m, -7d from now; local unless it has a zone), an
+    event's id, earliest or latest.
 
-    A match asks for fields: $eq $ne $gt $gte $lt $lte $in $nin $exists $regex $not, and $and $or $nor of matches;
-    dates and ObjectIds of BSON are written as Extended JSON, {"$date": "2025-03-01T12:00:00Z"}.
+    A match compares fields with $eq $ne $gt $gte $lt $lte $in $nin $exists $regex and $not, and combines matches with
+    $and $or and $nor; write BSON dates and ObjectIds as Extended JSON: {"$date": "2025-03-01T12:00:00Z"}.
 
-    On a terminal, lines are shortened to fit. Elsewhere, each line holds partition, offset, time, type, key and
-    data, apart by tabs, control characters written as \\n or \\x1b. With --json, bytes come as data_base64, a key
-    that is not UTF-8 as key_base64, and an event above 10 MiB has only data_bytes, its size: get it with --output.
+    On a terminal, lines are shortened to fit. Elsewhere, each line holds partition, offset, time, type, key and data,
+    separated by tabs, with control characters written as \\n or \\x1b. With --json, bytes are printed as data_base64, a
+    key that is not UTF-8 as key_base64, and an event above 10 MiB only as data_bytes, its size: fetch it with --output.
     """
     if sum((as_json, raw, output is not None)) > 1:
         raise click.UsageError("--json, --raw and --output exclude each other")

@@ -16,10 +16,10 @@ from headwater.cli.progress import Waiting
 @optional_topic_argument
 @json_option("One JSON object.")
 def reindex(data: str, topic: str | None, as_json: bool) -> None:
-    """Make the indexes of finished segments again.
+    """Rebuild the indexes of closed segments.
 
-    An index only tells where to look, and is made from its segment: nothing is lost when it is missing or damaged.
-    This is for logs that were sealed by an earlier version, or whose index files were deleted.
+    An index is built from its segment, so nothing is lost when it is missing or damaged. Use this for logs sealed by
+    an earlier version, or after index files were deleted.
     """
     with open_log(data, mode="existing") as hw, Waiting("indexing", as_bytes=True, patience_s=0.3) as waiting:
         made = hw.reindex(topic, progress=waiting.update)

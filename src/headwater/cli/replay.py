@@ -18,12 +18,12 @@ from headwater.cli.opening import open_log
 )
 @data_argument
 @topic_argument
-@click.option("--consumer", metavar="NAME", help="Only what this one could not handle; the rest is passed over.")
+@click.option("--consumer", metavar="NAME", help="Only dead letters of this consumer.")
 def replay(data: str, topic: str, consumer: str | None) -> None:
-    """Append the events of TOPIC.dead to TOPIC again, for all its consumers, each event once.
+    """Append the dead letters in TOPIC.dead to TOPIC again, each event once, for all its consumers.
 
-    What was replayed stays in TOPIC.dead, and is not replayed a second time. Read TOPIC.dead with --json to see, in the
-    meta of each event, what went wrong.
+    Replayed events stay in TOPIC.dead and are not replayed again. To see why an event failed, read TOPIC.dead with
+    --json: the reason is in its meta.
     """
     with open_log(data, mode="existing") as hw:
         brought = hw.replay(topic, consumer=consumer)

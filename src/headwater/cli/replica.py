@@ -24,11 +24,11 @@ STYLES = {"copying": "green", "promoted": "cyan", "unreachable": "red"}
 @json_option("One JSON object.")
 @click.pass_context
 def replica(ctx: click.Context, data: str, as_json: bool) -> None:
-    """Show how far a replica has come, as the one who copies to it told last, about every second.
+    """Show how far a replica has come, as its replicator last reported (about every second).
 
-    The lag counts events, their bytes, and how many seconds old the newest copied event is, while there are others. The
-    state is copying, unreachable (the source is), stopped (nobody copies), or promoted. If a topic is not copied any
-    further, the exit code is 1.
+    The lag counts events, bytes, and the age in seconds of the newest copied event while newer ones exist. The state is
+    copying, unreachable (the source is), stopped (no replicator runs) or promoted. If a topic can no longer be copied,
+    the exit code is 1.
     """
     from headwater import replica
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 )
 @click.argument("source", metavar="SOURCE", shell_complete=complete_directory)
 @data_argument
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; may be given several times.")
-@click.option("--once", is_flag=True, help="End when all is here that is there now.")
-@click.option("--delete", is_flag=True, help="Delete topics here that were deleted at the source.")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; may be repeated.")
+@click.option("--once", is_flag=True, help="End when everything present at the source is copied.")
+@click.option("--delete", is_flag=True, help="Also delete topics that were deleted at the source.")
 @click.option(
-    "--restart-topic", "restart", multiple=True, metavar="TOPIC", help="Delete this topic here, and copy it anew."
+    "--restart-topic", "restart", multiple=True, metavar="TOPIC", help="Delete this topic here and copy it again."
 )
 @json_option("One JSON object a second, as replica does.")
 def replicate(
@@ -44,11 +44,11 @@ def replicate(
     restart: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Copy the log SOURCE, a server or a directory, to the directory DATA, and go on as it grows.
+    """Copy the log SOURCE, a server or a directory, to the directory DATA, and follow it.
 
-    DATA gets the same batches: the same offsets, times and ids, and what is remembered of producers. It can be read,
-    followed, consumed and served, and written only when it was promoted. Whatever interrupts this, it goes on where it
-    was when it is started again. Ends with Ctrl-C or SIGTERM; see replica, and docs/REPLICATION.md.
+    DATA receives the same batches: the same offsets, times, ids and producers. It can be read, followed, consumed and
+    served, but not appended to until it is promoted. After an interruption, run the command again: it continues where
+    it stopped. Ends with Ctrl-C or SIGTERM; see replica and docs/REPLICATION.md.
     """
     from headwater.api import replicator
     from headwater.limits import DEFAULTS

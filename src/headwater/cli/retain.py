@@ -39,9 +39,14 @@ COLUMNS = ("partition", "offsets", "events", "bytes")
 @data_argument
 @topic_argument
 @retention_options("")
-@click.option("--before", type=PositionType(), metavar="POSITION", help="Also delete what ends before this, once.")
+@click.option(
+    "--before",
+    type=PositionType(),
+    metavar="POSITION",
+    help="Also delete segments that end before this position, once.",
+)
 @partition_option
-@click.option("--dry-run", is_flag=True, help="Change and delete nothing: show what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
 @json_option("One JSON object.")
 def retain(
     data: str,
@@ -52,16 +57,16 @@ def retain(
     as_json: bool,
     **retention: Any,
 ) -> None:
-    """Say what a topic keeps, and delete the rest now.
+    """Set what a topic keeps, and delete the rest now.
 
-    Whole segments are deleted, the oldest first; by itself that happens whenever a segment is full. Every bound is for
-    one partition, and 0 takes it away. The active segment is never deleted, unless all its events are too old.
+    Whole segments are deleted, the oldest first; this also happens automatically whenever a segment is full. Every
+    limit applies to one partition; 0 removes it. The active segment is only deleted when all its events are too old.
 
-    With --consumers, what the slowest consumer has not passed is kept. --hard-bytes bounds even that: then, with
-    --overflow delete, the oldest is deleted all the same, and with refuse, appends fail until the consumers have caught
-    up. Of a log with an archive, only what is in it is deleted, and stays readable there.
+    With --consumers, events that the slowest consumer has not passed are kept. --hard-bytes limits even those: with
+    --overflow delete, the oldest are deleted anyway; with refuse, appends fail until the consumers have caught up. If
+    the log has an archive, only archived segments are deleted, and they stay readable there.
 
-    PLACE is an offset (with --partition, if there are several) or a time. Without options, only deletes.
+    POSITION is an offset (with --partition, if there are several) or a time. Without options, only deletes.
     """
     if before is not None and not isinstance(before, int | datetime):
         raise click.UsageError("--before takes an offset or a time")

@@ -12,10 +12,10 @@ from headwater.cli.opening import open_log
 @data_argument
 @topic_argument
 def seal(data: str, topic: str) -> None:
-    """Finish, pack and index the segments of a topic.
+    """Close, compact and index the segments of a topic.
 
-    They are sealed by themselves when they are full or old; this does it now, before a backup or a long scan. In a
-    bucket, it makes segments of all small objects.
+    Segments are sealed automatically when they are full or old; this does it now, before a backup or a long scan. In a
+    bucket, it compacts all small objects into segments.
     """
     with open_log(data, mode="existing") as hw:
         sealed = hw.seal(topic)

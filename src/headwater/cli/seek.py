@@ -32,15 +32,13 @@ if TYPE_CHECKING:
 @data_argument
 @topic_argument
 @consumer_argument
-@click.option(
-    "--to", "at", type=PositionType(), required=True, metavar="POSITION", help="The next event to handle, as in read."
-)
+@click.option("--to", "at", type=PositionType(), required=True, metavar="POSITION", help="New position, as in read.")
 @partition_option
 @json_option("One JSON object a line, for each partition.")
 def seek(data: str, topic: str, name: str, at: At, partition: int | None, as_json: bool) -> None:
-    """Move the consumer NAME to another place, durably, also while it runs.
+    """Move the consumer NAME to another position, durably, even while it runs.
 
-    Whoever reads as NAME loses what it has in hand, and goes on from there.
+    Running members lose the events they hold and continue from the new position.
     """
     with open_log(data, mode="existing") as hw:
         moved = hw.seek(name, topic, at, partition=partition)

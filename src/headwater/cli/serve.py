@@ -21,35 +21,39 @@ from headwater.cli.opening import directory_of
     ]
 )
 @click.argument("data", metavar="[DATA]", default="data")
-@click.option("--http", metavar="HOST:PORT", default="127.0.0.1:7450", show_default=True, help="Where to speak HTTP.")
+@click.option("--http", metavar="HOST:PORT", default="127.0.0.1:7450", show_default=True, help="Address for HTTP.")
 @click.option(
     "--tcp",
     metavar="HOST:PORT",
     default="127.0.0.1:7451",
     show_default=True,
-    help="Where to speak the protocol over TCP; none for nowhere.",
+    help="Address for the protocol over TCP; none to disable it.",
 )
-@click.option("--auth", metavar="FILE", help="Users and what they may do: see 'headwater auth'.")
-@click.option("--access", metavar="NAME[:ARG]", help="Another way to tell who somebody is, that a package brings.")
+@click.option("--auth", metavar="FILE", help="File of users and scopes; see 'headwater auth'.")
+@click.option("--access", metavar="NAME[:ARG]", help="Authentication provided by an installed package.")
+@click.option("--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate chain, in PEM format.")
+@click.option("--tls-key", metavar="FILE", help="Key of the certificate, in PEM format.")
+@click.option("--tls-client-ca", metavar="FILE", help="Require client certificates signed by this authority.")
+@click.option("--access-log", metavar="FILE", help="Log each request as a line of JSON; - for standard error.")
+@click.option("--insecure", is_flag=True, help="Serve the network without authentication.")
+@click.option("--app", metavar="MODULE", help="Run this application beside the server: shop.py or package.module:app.")
 @click.option(
-    "--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate, and those between it and its root."
+    "--cors", multiple=True, metavar="ORIGIN", help="Allow pages of this origin to call the server; * for all."
 )
-@click.option("--tls-key", metavar="FILE", help="Its key.")
-@click.option("--tls-client-ca", metavar="FILE", help="Serve only clients with a certificate of this authority.")
-@click.option("--access-log", metavar="FILE", help="Write a line of JSON for each request; - for standard error.")
-@click.option("--insecure", is_flag=True, help="Serve the network without asking who somebody is.")
-@click.option("--app", metavar="MODULE", help="Run this application beside the server: shop.py, or package.module:app.")
-@click.option("--cors", multiple=True, metavar="ORIGIN", help="Let pages of this site call the server; * for all.")
-@click.option("--bus", metavar="TOPIC", default="events", show_default=True, help="The topic behind /api/events.")
-@click.option("--segments", type=click.IntRange(1), metavar="N", help="How many segments the bus keeps.  [default: 16]")
-@click.option("--segment-bytes", type=Size(), metavar="SIZE", help="How large each is.  [default: 64 MiB]")
+@click.option(
+    "--bus", metavar="TOPIC", default="events", show_default=True, help="Topic of the event bus, /api/events."
+)
+@click.option(
+    "--segments", type=click.IntRange(1), metavar="N", help="Segments that the event bus keeps.  [default: 16]"
+)
+@click.option("--segment-bytes", type=Size(), metavar="SIZE", help="Size of each of them.  [default: 64 MiB]")
 @click.option(
     "--heartbeat",
     type=click.FloatRange(0.1, 3600.0),
     metavar="SECONDS",
     default=5.0,
     show_default=True,
-    help="How often an idle live stream sends a sign of life.",
+    help="Interval of heartbeats on idle live streams.",
 )
 def serve(
     data: str,
@@ -69,11 +73,11 @@ def serve(
     segment_bytes: int | None,
     heartbeat: float,
 ) -> None:
-    """Serve a log directory over HTTP and TCP, beside any program that has it open.
+    """Serve a log directory over HTTP and TCP. Other programs may have it open at the same time.
 
-    Only this machine is served unless another address is given, which needs --auth. SIGTERM and Ctrl-C end it when all
-    that was asked is answered. The application of --app, if there is one, runs in a process of its own, which ends with
-    the server and is started again when it dies.
+    Serves only this machine unless another address is given, which requires --auth. SIGTERM and Ctrl-C end it after
+    requests in progress are answered. The application of --app runs in a process of its own, which is restarted when
+    it dies and ends with the server.
     """
     from pathlib import Path
 

@@ -54,9 +54,7 @@ def spark_options(function: F) -> F:
     gathered.__name__, gathered.__doc__ = function.__name__, function.__doc__
     gathered.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # click's own
     found: Any = gathered
-    found = click.option(
-        "--config", metavar="KEY=VALUE", multiple=True, help="A setting of Spark's own; may be given again."
-    )(found)
+    found = click.option("--config", metavar="KEY=VALUE", multiple=True, help="Spark setting; may be repeated.")(found)
     found = click.option("--memory", metavar="SIZE", default="1g", show_default=True, help="The heap of the driver.")(
         found
     )

@@ -32,14 +32,14 @@ from headwater.cli.opening import open_log
 @data_argument
 @topic_argument
 @click.option("-n", "--lines", "count", type=Natural(), default=10, metavar="N", help="How many.  [default: 10]")
-@click.option("-f", "--follow", is_flag=True, help="Go on with events as they come, from any process.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for new events, from any process.")
 @type_pattern_option
 @key_option
 @match_option
 @partition_option
 @json_option("One JSON object a line, as read does.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="With -f: end when none came for so long."
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="With -f: end after this long without an event."
 )
 def tail(
     data: str,

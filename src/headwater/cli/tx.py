@@ -26,13 +26,13 @@ from headwater.cli.opening import open_log
 @json_option("Print references as JSON, one object a line.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no references.")
 def tx(data: str, file: str, as_json: bool, quiet: bool) -> None:
-    """Append the events of a FILE, or of stdin with -, all or nothing, to any topics.
+    """Append the events of FILE (- for stdin) to any topics, all or nothing.
 
     Each line is a JSON object with a topic and data (a JSON value, stored as json; a string, stored as text) or
-    data_base64 (bytes), and, if need be, type, key or key_base64, content, meta, partition, and expected_version: the
-    offset of the key's last event, or "none". If another one is found, nothing is appended, and the exit code is 1.
+    data_base64 (bytes), and optionally type, key or key_base64, content, meta, partition and expected_version: the
+    offset of the key's last event, or "none". If the version differs, nothing is appended and the exit code is 1.
 
-    Topics, and the directory, are made if need be. Prints where the events are: topic, partition, offset, id.
+    Topics and the directory are created if they do not exist. Prints topic, partition, offset and id of each event.
     """
     from headwater.cli.appends import Named, read_appends
 

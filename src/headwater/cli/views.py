@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @group
 def views() -> None:
-    """Run an application's projections and functions, and see how they are (docs/VIEWS.md)."""
+    """Run an application's projections and functions, and show their state (docs/VIEWS.md)."""
 
 
 def app_option(function: Any) -> Any:
@@ -44,10 +44,10 @@ def app_option(function: Any) -> Any:
 @app_option
 @click.option("--server-fd", type=int, hidden=True, help="A socket to the server that has started this.")
 def run(data: str, address: str, server_fd: int | None) -> None:
-    """Run an application until SIGTERM or Ctrl-C: its projections and functions, each in a thread.
+    """Run an application's projections and functions, each in a thread, until SIGTERM or Ctrl-C.
 
-    As many processes as you like may run the same one: each partition is worked on by one of them, and by another when
-    that one dies.
+    Any number of processes may run the same application: each partition is handled by one of them, and by another one
+    if that process dies.
     """
     from headwater.views.answering import Answering
 

@@ -19,13 +19,16 @@ from headwater.cli.views import views
 )
 @data_argument
 @binder_argument
-@click.option("--after", metavar="PLACE", help="Go on after this place of a change, or with what comes: latest.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="End when nothing came for so long.")
+@click.option("--after", metavar="PLACE", help="Continue after this place of a change; latest: only new changes.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this long without a change."
+)
 def follow(data: str, binder: str, after: str | None, timeout: float | None) -> None:
-    """Print changes of documents as they come, one JSON object a line; without --after, all documents first.
+    """Print changes of documents as they happen, one JSON object a line.
 
-    Each has a kind, put, delete or reset, and a place to go on after. A reset says that all documents begin anew,
-    because the binder was rebuilt, or too much has changed since the place. Ends with Ctrl-C, or after --timeout.
+    Without --after, all documents come first. Each change has a kind (put, delete or reset) and a place to continue
+    after. A reset means that all documents follow again, because the binder was rebuilt or too much has changed since.
+    Ends with Ctrl-C, or after --timeout.
     """
     from headwater.format import documents
 

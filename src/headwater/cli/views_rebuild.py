@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 @json_option("One JSON object.")
 @spark_options
 def rebuild(data: str, binder: str, address: str, on: str | None, as_json: bool, cluster: Cluster) -> None:
-    """Make a binder anew from all events, beside the one that is read, and put it in its place.
+    """Rebuild a binder from all events beside the current one, then replace it.
 
-    The old one is read, and kept up to date by an application that runs, until the new one has caught up. If it fails,
-    or is interrupted, everything is as before. Give a projection whose fold has changed a higher version first: an
-    application that runs with the lower one then leaves the new binder alone.
+    The current binder is served, and kept up to date by a running application, until the new one has caught up. If the
+    rebuild fails or is interrupted, nothing changes. If the fold of a projection has changed, raise its version first:
+    an application that runs the lower version then leaves the new binder alone.
 
-    With --on spark the history is folded by many processes, each some of the documents, and the result is the same; the
-    rest of the options is for that.
+    With --on spark, the history is folded by many processes, each for a share of the documents, with the same result;
+    the Spark options apply to it.
     """
     from headwater.views.folding import Halt
 

@@ -14,10 +14,10 @@ from headwater.cli.views import in_directory, views
 @data_argument
 @click.argument("name", metavar="NAME", shell_complete=complete_projection)
 def resume(data: str, name: str) -> None:
-    """Have the projection NAME go on that an error has stopped, with the event that it stopped at.
+    """Resume the projection NAME, which an error has stopped, at the event it stopped at.
 
-    The application that runs it notices within a second. If its code was mended, restart the application instead: that
-    resumes its projections too.
+    The running application notices within a second. If you have fixed its code, restart the application instead: that
+    resumes its projections as well.
     """
     from headwater.views import status
 

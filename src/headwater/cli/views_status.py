@@ -35,16 +35,16 @@ BROKEN = ("stopped", "unreadable")
     ]
 )
 @data_argument
-@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
-@click.option("--events", is_flag=True, help="List the events that were quarantined, too.")
+@click.option("--watch", is_flag=True, help="Refresh every second, until Ctrl-C.")
+@click.option("--events", is_flag=True, help="Also list quarantined events.")
 @json_option("One JSON object a line.")
 @click.pass_context
 def status(ctx: click.Context, data: str, watch: bool, events: bool, as_json: bool) -> None:
-    """Show all projections and functions: how far behind, how fast, and what has gone wrong.
+    """Show all projections and functions: lag, rate and errors.
 
-    The lag counts events that are there and not handled; the rate is of the last seconds, per second. A view is
-    running, idle (nobody runs it), stopped by an error, or rebuilding. Events that were quarantined by a projection, or
-    set aside by a function, are counted as aside. The last error of each view is told below, with its event.
+    The lag counts events that are not handled; the rate is events per second over the last seconds. A view is running,
+    idle (no process runs it), stopped by an error, or rebuilding. The column aside counts events that a projection
+    quarantined or a function dead-lettered. The last error of each view is shown below, with its event.
 
     If a view is stopped, or a binder cannot be read, the exit code is 1.
     """
