@@ -107,3 +107,30 @@ def test_importing_headwater_imports_no_extra() -> None:
     command = [sys.executable, "-c", program]
     imported = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert EXTRAS.isdisjoint(imported.split())
+
+
+def classes() -> list[tuple[str, Path]]:
+    return [
+        (node.name, path)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def test_a_class_name_is_used_once() -> None:
+    paths: dict[str, list[Path]] = {}
+    for name, path in classes():
+        paths.setdefault(name, []).append(path)
+    assert {name: found for name, found in paths.items() if len(found) > 1} == {}
+
+
+def test_a_class_is_named_by_a_noun() -> None:
+    # Errors say what has happened; a finding, a sighting and a string are things.
+    nouns = {"Finding", "LeaseSighting"}
+    found = [
+        name
+        for name, path in classes()
+        if re.search(r"(?:[a-z]ed|[a-z]ing)$", name) and path.name != "errors.py" and name not in nouns
+    ]
+    assert found == []
