@@ -35,7 +35,7 @@ import pytest
 from headwater.errors import HeadwaterError
 from headwater.limits import Limits
 from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,7 +99,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
+def store(store_url: str) -> Iterator[ObjectStore]:
     opened = open_store(store_url, clock=Clock(), disk=Disk())
     yield opened
     opened.close()

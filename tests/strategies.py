@@ -13,11 +13,11 @@ from headwater.event import CONTENTS, Content
 from headwater.format import batch as batch_format
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
-from headwater.format.cursors import CursorsHeader, CursorSlot, Member
+from headwater.format.cursors import CursorsHeader, CursorSlot, MemberRecord
 from headwater.format.index import Index
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import TopicSettings
-from headwater.format.tail import Slot
+from headwater.format.tail import TailSlot
 
 NOW_TICKS = 139_000_000_000_000_000  # a time in 2023
 
@@ -112,7 +112,7 @@ i64 = st.integers(0, 2**63 - 1)
 u32 = st.integers(0, 2**32 - 1)
 segment_headers = st.builds(SegmentHeader, u32, st.binary(min_size=16, max_size=16), i64, i64, i64, st.booleans())
 slots = st.builds(
-    Slot,
+    TailSlot,
     st.integers(1, 2**64 - 1),
     st.binary(min_size=16, max_size=16),
     i64,
@@ -131,7 +131,7 @@ cursors_headers = st.builds(
     st.integers(1, 4096),
     st.binary(min_size=16, max_size=16),
 )
-members = st.builds(Member, ids, i64)
+members = st.builds(MemberRecord, ids, i64)
 cursor_slots = st.builds(
     CursorSlot,
     st.integers(1, 2**64 - 1),

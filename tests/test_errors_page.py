@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from headwater import errors
-from headwater.client.failures import Told, revive
+from headwater.client.failures import ErrorBody, revive
 from headwater.errors import HeadwaterError
 from headwater.server.http.errors import STATUS_BY_CODE, STATUS_BY_KIND, of_status
 from headwater.server.http.message import whole
@@ -209,7 +209,7 @@ def of_answer(call: ast.Call) -> tuple[str, str]:
     """Return the code of what is wrong with the HTTP itself, and the class that a client raises for it."""
     match call.args:
         case [ast.Constant(value=int() as number), _, ast.Constant(value=str() as code), *_]:
-            told = msgspec.json.decode(whole(of_status(number, "", code, "")), type=Told)
+            told = msgspec.json.decode(whole(of_status(number, "", code, "")), type=ErrorBody)
             return code, type(revive(told, number)).__name__
     raise UnknownCodeError(ast.unparse(call))
 

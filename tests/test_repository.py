@@ -126,8 +126,8 @@ def test_a_class_name_is_used_once() -> None:
 
 
 def test_a_class_is_named_by_a_noun() -> None:
-    # Errors say what has happened; a finding, a sighting and a string are things.
-    nouns = {"Finding", "LeaseSighting"}
+    # Errors say what has happened; a finding, a sighting and a need are things.
+    nouns = {"Finding", "LeaseSighting", "_Need"}
     found = [
         name
         for name, path in classes()

@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from headwater.storage.bucket.store import Listed, Store, Stored
+from headwater.storage.bucket.store import ObjectEntry, ObjectStore, StoredObject
 
 T = TypeVar("T")
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 class WrappedStore:
     """As the store within it. Every request goes through `call`, with its method and key, in the caller's thread."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self.within = store
 
     def call(self, method: str, key: str, ask: Callable[[], T]) -> T:  # noqa: ARG002  # for those who override it
@@ -24,7 +24,7 @@ class WrappedStore:
     def url(self) -> str:
         return self.within.url
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredObject | None:
         return self.call("get", key, lambda: self.within.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> memoryview | None:
@@ -46,7 +46,7 @@ class WrappedStore:
         wanted = builtins.list(keys)
         self.call("delete", " ".join(wanted), lambda: self.within.delete(wanted))
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectEntry]:
         return self.call("list", prefix, lambda: iter(builtins.list(self.within.list(prefix, after))))
 
     def folders(self, prefix: str) -> builtins.list[str]:

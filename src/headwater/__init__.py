@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from headwater.api import open, promote, replica, replicate  # `open` is the verb users expect, as in gzip.open
     from headwater.client.remote import Remote
     from headwater.document import Change, Document
-    from headwater.engine.bucket import Bucket, Pending
+    from headwater.engine.appends import Transaction
+    from headwater.engine.bucket import AppendHandle, Bucket
     from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
     from headwater.engine.follow import Follow
     from headwater.engine.restoring import restore
-    from headwater.engine.transaction import Transaction
     from headwater.event import Event, Ref, Refs
     from headwater.format.events import EventBatch
     from headwater.format.producers import Producer
-    from headwater.info import Drained
+    from headwater.info import DrainResult
     from headwater.limits import Limits
     from headwater.server.http.asgi import asgi
     from headwater.views.aggregate import Aggregate, Repository
@@ -47,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregate",
     "App",
+    "AppendHandle",
     "Bucket",
     "Change",
     "Closed",
@@ -55,7 +56,7 @@ __all__ = [
     "Corrupt",
     "Denied",
     "Document",
-    "Drained",
+    "DrainResult",
     "Engine",
     "Event",
     "EventBatch",
@@ -66,7 +67,6 @@ __all__ = [
     "Limits",
     "Local",
     "NotFound",
-    "Pending",
     "Producer",
     "Ref",
     "Refs",
@@ -87,24 +87,24 @@ __all__ = [
 _HOMES = {
     "Aggregate": "headwater.views.aggregate",
     "App": "headwater.views.app",
+    "AppendHandle": "headwater.engine.bucket",
     "Bucket": "headwater.engine.bucket",
     "Change": "headwater.document",
     "Consumer": "headwater.engine.consumer",
     "Document": "headwater.document",
-    "Drained": "headwater.info",
+    "DrainResult": "headwater.info",
     "Engine": "headwater.engine.engine",
     "Event": "headwater.event",
     "EventBatch": "headwater.format.events",
     "Follow": "headwater.engine.follow",
     "Limits": "headwater.limits",
     "Local": "headwater.views.local",
-    "Pending": "headwater.engine.bucket",
     "Producer": "headwater.format.producers",
     "Ref": "headwater.event",
     "Refs": "headwater.event",
     "Remote": "headwater.client.remote",
     "Repository": "headwater.views.aggregate",
-    "Transaction": "headwater.engine.transaction",
+    "Transaction": "headwater.engine.appends",
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.api",
     "promote": "headwater.api",

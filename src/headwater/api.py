@@ -118,11 +118,11 @@ def _remote(
     timeout: float = 60.0,
     retry: float = 15.0,
 ) -> Remote:
-    from headwater.client.address import Address, Credentials, tls_context
+    from headwater.client.address import Credentials, ServerAddress, tls_context
     from headwater.client.remote import Remote
     from headwater.client.transport import Transport
 
-    where = Address.parse(address)
+    where = ServerAddress.parse(address)
     tls = tls_context(where, tls_ca, tls_cert, tls_key)
     transport = Transport(where, credentials=Credentials.of(token, user), tls=tls, timeout_s=timeout, retry_s=retry)
     return Remote(transport, lambda remote: Transfer(remote, remote.limits), durability=durability, limits=limits)

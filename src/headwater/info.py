@@ -105,7 +105,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True):
         return cls(name, topic, partition, 0, 0, 0, None, 0, 0, 0, str(error))
 
 
-class Drained(msgspec.Struct, frozen=True):
+class DrainResult(msgspec.Struct, frozen=True):
     """How many events were handled, and whether more is waiting: then it is true."""
 
     handled: int
@@ -115,7 +115,7 @@ class Drained(msgspec.Struct, frozen=True):
         return self.more
 
 
-class Deleted(msgspec.Struct, frozen=True):
+class DeletedSegment(msgspec.Struct, frozen=True):
     """A segment that was deleted, or would be: the offsets from `first` to before `end`, and the bytes of its files."""
 
     topic: str
@@ -125,7 +125,7 @@ class Deleted(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Archived(msgspec.Struct, frozen=True):
+class ArchivedRange(msgspec.Struct, frozen=True):
     """A segment that was archived: the offsets from `first` to before `end`, and the bytes of its files."""
 
     topic: str
@@ -135,7 +135,7 @@ class Archived(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Restored(msgspec.Struct, frozen=True):
+class RestoreResult(msgspec.Struct, frozen=True):
     """A partition that was restored: the offsets from `first` to before `end`, and the bytes that were fetched.
 
     `lost` counts the offsets among them whose events a `repair` had cut out before they were archived.
@@ -212,11 +212,11 @@ class ViewInfo(msgspec.Struct, frozen=True):
     partitions: list[ViewPartition]
 
 
-class Maintained(msgspec.Struct):
+class MaintenanceResult(msgspec.Struct):
     """What was done to the logs of a bucket: segments made, what was trimmed, and objects that were deleted."""
 
     segments: int = 0
-    trimmed: list[Deleted] = []
+    trimmed: list[DeletedSegment] = []
     collected: int = 0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.client.address import Address
+from headwater.client.address import ServerAddress
 from headwater.client.remote import Remote
 from headwater.client.transport import Transport
 from headwater.errors import Closed, Denied, HeadwaterError, Invalid, Unavailable, Unsupported
@@ -115,7 +115,7 @@ def test_addresses_that_are_none_are_refused(address: str) -> None:
 
 
 def test_a_port_need_not_be_said() -> None:
-    said = [str(Address.parse(address)) for address in ("http://h", "https://h", "http://[::1]/")]
+    said = [str(ServerAddress.parse(address)) for address in ("http://h", "https://h", "http://[::1]/")]
     assert said == ["http://h:7450", "https://h:443", "http://[::1]:7450"]
 
 
@@ -321,7 +321,7 @@ def test_a_part_of_a_piece_is_not_the_end_of_waiting() -> None:
 
         serving = threading.Thread(target=serve)
         serving.start()
-        transport = Transport(Address.parse(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        transport = Transport(ServerAddress.parse(f"http://127.0.0.1:{listener.getsockname()[1]}"))
         with transport.stream(("x",), accept="*/*") as stream:
             assert stream.more(20.0) == [b"whole"]
             assert stream.more(20.0) is None

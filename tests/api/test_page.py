@@ -40,6 +40,8 @@ def test_the_table_names_every_verb(server: Server, tmp_path: Path) -> None:
         "has_versions",
         "submit",
         "submit_many",
+        "frozen",
+        "thaw",
     }  # of every log, or for its own parts
     of_directories = {"path", "probe", "archive", "archiver", "archive_url", "check_archive", "replica", "settings_of"}
     of_both = {"parquet_url", "remember_parquet"}

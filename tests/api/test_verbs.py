@@ -27,7 +27,7 @@ from headwater.errors import (
     Unsupported,
 )
 from headwater.event import Event
-from headwater.info import Drained
+from headwater.info import DrainResult
 from headwater.limits import MIB
 from tests.server.serving import Server
 
@@ -653,13 +653,13 @@ def test_draining_handles_what_waits_and_tells_of_more(hw: Log, filled: str) -> 
         if event.offset == 10:
             hw.append(filled, {"n": 60})
 
-    assert hw.drain("billing", filled, handle) == Drained(60, True)
+    assert hw.drain("billing", filled, handle) == DrainResult(60, True)
     assert seen == list(range(60))
-    assert hw.drain("billing", filled, handle, seconds=20) == Drained(1, False)
+    assert hw.drain("billing", filled, handle, seconds=20) == DrainResult(1, False)
     assert hw.consumers(filled)[0].owner is None
-    assert hw.drain("billing", filled, handle, seconds=0) == Drained(0, False)
+    assert hw.drain("billing", filled, handle, seconds=0) == DrainResult(0, False)
     hw.append(filled, {"n": 61})
-    assert hw.drain("billing", filled, handle, seconds=0) == Drained(0, True)
+    assert hw.drain("billing", filled, handle, seconds=0) == DrainResult(0, True)
 
 
 def test_acks_and_appends_are_one_transaction(hw: Log, filled: str) -> None:

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from headwater.engine.engine import Engine
 from headwater.errors import Unavailable
-from headwater.format.archive import Manifest
-from headwater.info import Deleted
+from headwater.format.archive import SegmentManifest
+from headwater.info import DeletedSegment
 from headwater.limits import Limits
 from headwater.storage.archive.archive import ArchiveStore
 from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock
 from tests.log.unsynced import UnsyncedDisk
 from tests.wrapped import WrappedStore
@@ -30,7 +30,9 @@ TYPES = ("placed", "paid", "", "delivered")
 class FailingStore(WrappedStore):
     """A store that can be out of reach, counts what is asked of it, and tells of each call before and after it."""
 
-    def __init__(self, store: Store, told: Callable[[str, str, str], None] = lambda _when, _what, _key: None) -> None:
+    def __init__(
+        self, store: ObjectStore, told: Callable[[str, str, str], None] = lambda _when, _what, _key: None
+    ) -> None:
         super().__init__(store)
         self.down = False
         self.calls: list[tuple[str, str]] = []
@@ -51,7 +53,7 @@ class FailingStore(WrappedStore):
         return done
 
 
-def open_engine(path: Path, limits: Limits = LIMITS, store: Store | None = None) -> Engine:
+def open_engine(path: Path, limits: Limits = LIMITS, store: ObjectStore | None = None) -> Engine:
     """An engine on a log directory, as a process of its own would have one; its archive is in the `store`."""
     engine = Engine(path, limits=limits, disk=UnsyncedDisk(), clock=Clock())
     if store is not None:
@@ -92,14 +94,14 @@ def everything(hw: Engine, topic: str = "t", **wanted: Any) -> list[tuple[Any, .
     ]
 
 
-def drop(hw: Engine, topic: str = "t") -> list[Deleted]:
+def drop(hw: Engine, topic: str = "t") -> list[DeletedSegment]:
     """Have retention drop all finished segments from the local disk, once."""
     deleted = hw.retain(topic, retention_segments=1)
     hw.retain(topic, retention_segments=0)
     return deleted
 
 
-def manifest_of(store: Store, hw: Engine, topic: str = "t", partition: int = 0) -> Manifest:
+def manifest_of(store: ObjectStore, hw: Engine, topic: str = "t", partition: int = 0) -> SegmentManifest:
     found = ArchiveStore(store, Clock()).manifest(
         hw._catalogue.find(topic), partition, hw._topics.live(topic).logs[partition].place.uuid
     )

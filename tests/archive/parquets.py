@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import headwater
-from headwater.format.parquet import Manifest, file_key
-from headwater.format.settings import Topic
-from headwater.info import Archived
+from headwater.format.parquet import ParquetManifest, file_key
+from headwater.format.settings import TopicRecord
+from headwater.info import ArchivedRange
 from headwater.spark.parquet import archiving
 from headwater.storage.parquet.archive import ParquetStore, open_parquet
 
@@ -27,12 +27,12 @@ def run_here(_spark: Any, works: Iterable[Any]) -> Iterable[Any]:
     return map(archiving.write, works)
 
 
-def archive(data: Path | str, target: Path | str, *, run: Run = run_here, **options: Any) -> list[Archived]:
+def archive(data: Path | str, target: Path | str, *, run: Run = run_here, **options: Any) -> list[ArchivedRange]:
     """As on Spark, without it. Files are of about 1 kB of the log unless it is said otherwise."""
     address = target if isinstance(target, str) else f"parquet:{target}"
     no_spark: Any = None
     with patch.object(archiving, "_run_all", run):
-        found: list[Archived] = archiving.archive(no_spark, str(data), address, **({"file_bytes": 400} | options))
+        found: list[ArchivedRange] = archiving.archive(no_spark, str(data), address, **({"file_bytes": 400} | options))
     return found
 
 
@@ -40,15 +40,15 @@ def opened(target: Path) -> ParquetStore:
     return open_parquet(f"parquet:{target}")
 
 
-def manifests(target: Path, topic: str = "t") -> list[Manifest]:
+def manifests(target: Path, topic: str = "t") -> list[ParquetManifest]:
     store = opened(target)
     found = store.topic(topic)
     return [store.manifest(found, partition) for partition in range(found.partitions)]
 
 
-def described(hw: headwater.Engine, topic: str = "t") -> Topic:
+def described(hw: headwater.Engine, topic: str = "t") -> TopicRecord:
     found = hw._catalogue.find(topic)
-    assert isinstance(found, Topic)
+    assert isinstance(found, TopicRecord)
     return found
 
 

@@ -18,8 +18,8 @@ import headwater
 from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.format import parquet as format
 from headwater.format.archive import ArchivedFile
-from headwater.format.parquet import Part, part_name
-from headwater.format.settings import Topic
+from headwater.format.parquet import ParquetFile, part_name
+from headwater.format.settings import TopicRecord
 from headwater.spark.parquet import archiving
 from headwater.storage.parquet import writing
 from headwater.storage.parquet.archive import ParquetStore
@@ -387,13 +387,13 @@ def test_progress_tells_of_bytes(data: Path, tmp_path: Path) -> None:
 
 
 def test_what_does_not_follow_is_not_named(tmp_path: Path) -> None:
-    store, topic = opened(tmp_path / "out"), Topic(name="t", uuid=str(uuid4()), partitions=1)
+    store, topic = opened(tmp_path / "out"), TopicRecord(name="t", uuid=str(uuid4()), partitions=1)
 
-    def part(start: int, end: int) -> Part:
+    def part(start: int, end: int) -> ParquetFile:
         file = ArchivedFile(part_name(0, start, end), 1, "ab" * 32)
-        return Part(start, end, end - start, start + 1, end, file)
+        return ParquetFile(start, end, end - start, start + 1, end, file)
 
-    def bounds(*parts: Part) -> list[tuple[int, int]]:
+    def bounds(*parts: ParquetFile) -> list[tuple[int, int]]:
         return [(each.start, each.end) for each in store.extend(topic, 0, parts).parts]
 
     assert bounds(part(3, 5), part(5, 8)) == [(3, 5), (5, 8)]  # a log may begin late

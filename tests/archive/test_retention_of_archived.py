@@ -15,7 +15,7 @@ from headwater.format.archive import manifest_key
 from headwater.format.settings import encode
 from headwater.storage.archive import note
 from headwater.storage.disk import Disk
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from tests.archive.logs import LIMITS, FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.waiting import wait_for
 
@@ -141,7 +141,7 @@ def test_a_full_log_that_refuses_says_that_the_archiver_is_missing(tmp_path: Pat
         assert hw.append("t", b"x" * 1000).offset > 0
 
 
-def forget_last(place: Place) -> None:
+def forget_last(place: LogDirectory) -> None:
     """As if the archiver had died before it noted its last segment."""
     noted = note.read(place)
     assert noted is not None

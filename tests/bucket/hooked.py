@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from tests.wrapped import WrappedStore
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ def nothing(_method: str, _key: str) -> None:
 class HookedStore(WrappedStore):
     """`before` and `after` are called with the method and the key of each request, in the caller's thread."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         super().__init__(store)
         self.before: Hook = nothing
         self.after: Hook = nothing

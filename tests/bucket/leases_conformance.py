@@ -19,10 +19,10 @@ import pytest
 from headwater.engine.consumers import Consumers
 from headwater.engine.leases import Leases, Progress
 from headwater.errors import Fenced, HeadwaterError, NotFound
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.storage.disk import Clock
 
-TOPIC = Topic(name="orders", uuid="00000000-0000-4000-8000-000000000001", partitions=4)
+TOPIC = TopicRecord(name="orders", uuid="00000000-0000-4000-8000-000000000001", partitions=4)
 LEASE_MS = 10_000
 LEASE_S = LEASE_MS / 1000
 OWNERS = 4  # so many, at least, a history has
@@ -314,7 +314,7 @@ class LeasesDetails(LeasesConformance):
         a.consumers.join("ä/b", TOPIC, LEASE_MS, lambda: [3, 4, 5, 6])
         assert a.consumers.names(TOPIC) == ["c", "ä/b"]
         assert [a.consumers.slowest(TOPIC, number) for number in range(4)] == [3, 0, 0, 0]
-        assert a.consumers.slowest(Topic(name="x", uuid=TOPIC.uuid[::-1], partitions=1), 0) is None
+        assert a.consumers.slowest(TopicRecord(name="x", uuid=TOPIC.uuid[::-1], partitions=1), 0) is None
 
     def test_what_a_dead_member_held_is_taken_within_two_leases(self, join: Callable[..., Contender]) -> None:
         a, b = join(), join()

@@ -18,19 +18,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from headwater.engine.bucket_catalogue import BucketCatalogue
+from headwater.engine.bucket_catalogue import BucketCatalog
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format import object as format
 from headwater.format.batch import DATA, Batch
-from headwater.format.object import Head
-from headwater.format.settings import Topic, TopicSettings
+from headwater.format.object import ObjectHead
+from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.limits import DEFAULTS, Limits
-from headwater.storage.bucket.cache import Cache
+from headwater.storage.bucket.cache import ObjectCache
 from headwater.storage.bucket.collection import collect
 from headwater.storage.bucket.compaction import compact
 from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.log import ObjectLog
-from headwater.storage.bucket.store import Listed, Store, Stored
+from headwater.storage.bucket.store import ObjectEntry, ObjectStore, StoredObject
 from headwater.storage.bucket.trimming import trim
 from headwater.storage.disk import Clock
 from headwater.storage.retention import Rules
@@ -68,7 +68,7 @@ class StageClock(Clock):
 class StageStore:
     """One program's way to the store that all share. What is put has the time of the stage."""
 
-    def __init__(self, shared: Store, clock: StageClock, times: dict[str, datetime]) -> None:
+    def __init__(self, shared: ObjectStore, clock: StageClock, times: dict[str, datetime]) -> None:
         self._shared = shared
         self._clock = clock
         self._times = times
@@ -123,7 +123,7 @@ class StageStore:
     def _now(self) -> datetime:
         return BEGIN + timedelta(seconds=self._clock.now_s)
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredObject | None:
         self._at("get", key)
         found = self._shared.get(key)
         self._at("get", key, done=True)
@@ -165,7 +165,7 @@ class StageStore:
             self._shared.delete([key])
             self.deleted.append(key)
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectEntry]:
         self._at("list", prefix)
         for each in self._shared.list(prefix, after):
             yield each._replace(modified=self._times.get(each.key, BEGIN))
@@ -183,8 +183,8 @@ class Opened:
     def __init__(self, stage: Stage, limits: Limits) -> None:
         self.stage = stage
         self.store = stage.way()
-        self.catalogue = BucketCatalogue(self.store, stage.disk, stage.clock, limits)
-        self.log = ObjectLog(self.catalogue.place(stage.topic, 0), Cache(limits.cache_bytes), lambda: stage.pool)
+        self.catalogue = BucketCatalog(self.store, stage.disk, stage.clock, limits)
+        self.log = ObjectLog(self.catalogue.place(stage.topic, 0), ObjectCache(limits.cache_bytes), lambda: stage.pool)
         self.place = self.log.place
         self.knowledge = self.log.chain.knowledge
 
@@ -202,7 +202,9 @@ class Opened:
         rows = Rows.one("bytes", True, data, b"", None, None)
         batch = encode([rows], base, self.stage.clock.ticks(), zstd=False)
         nonce = self.stage.clock.random_bytes(16).hex()
-        head = Head(log=self.place.uuid.hex(), base=base, end=base + 1, nonce=nonce, previous=previous, size=len(batch))
+        head = ObjectHead(
+            log=self.place.uuid.hex(), base=base, end=base + 1, nonce=nonce, previous=previous, size=len(batch)
+        )
         assert self.store.create(self.place.events_at(base), format.encode(head, [batch])) is not None
 
     def read(self, start: int | None = None) -> list[bytes]:
@@ -245,9 +247,9 @@ class Stage:
         self._shared = DirectoryStore(path / "bucket", self.disk, Clock())
         self._times: dict[str, datetime] = {}
         self._opened: list[Opened] = []
-        catalogue = BucketCatalogue(self.way(), self.disk, self.clock, self.limits)
+        catalogue = BucketCatalog(self.way(), self.disk, self.clock, self.limits)
         catalogue.create("t", 1, TopicSettings())
-        self.topic: Topic = catalogue.find("t")
+        self.topic: TopicRecord = catalogue.find("t")
 
     def way(self) -> StageStore:
         """Another program's way to the store."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from headwater.errors import Invalid, TooLarge
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 
 RESERVED = ".headwater/locks/00"
 
@@ -29,22 +29,22 @@ class Contention(NamedTuple):
     swaps: int
 
 
-def keys(store: Store, prefix: str = "", after: str = "") -> list[str]:
+def keys(store: ObjectStore, prefix: str = "", after: str = "") -> list[str]:
     return [each.key for each in store.list(prefix, after)]
 
 
-def content(store: Store, key: str) -> bytes | None:
+def content(store: ObjectStore, key: str) -> bytes | None:
     found = store.get(key)
     return None if found is None else bytes(found.data)
 
 
-def piece(store: Store, key: str, start: int, length: int) -> bytes | None:
+def piece(store: ObjectStore, key: str, start: int, length: int) -> bytes | None:
     found = store.get_range(key, start, length)
     return None if found is None else bytes(found)
 
 
 class StoreConformance:
-    def test_an_object_is_there_with_its_bytes_and_its_version(self, store: Store) -> None:
+    def test_an_object_is_there_with_its_bytes_and_its_version(self, store: ObjectStore) -> None:
         data = bytes(range(256)) * 1000
         version = store.create("a/b", data)
         found = store.get("a/b")
@@ -52,13 +52,13 @@ class StoreConformance:
         assert bytes(found.data) == data
         assert found.version == version
 
-    def test_an_empty_object_is_not_a_missing_one(self, store: Store) -> None:
+    def test_an_empty_object_is_not_a_missing_one(self, store: ObjectStore) -> None:
         assert store.create("a", b"") is not None
         assert content(store, "a") == b""
         assert piece(store, "a", 0, 10) == b""
         assert content(store, "b") is None
 
-    def test_nothing_is_found_in_an_empty_store(self, store: Store) -> None:
+    def test_nothing_is_found_in_an_empty_store(self, store: ObjectStore) -> None:
         assert store.get("a/b") is None
         assert store.get_range("a/b", 0, 1) is None
         assert keys(store) == keys(store, "a/") == []
@@ -66,18 +66,18 @@ class StoreConformance:
         store.delete(["a/b"])
         store.delete([])
 
-    def test_create_leaves_what_is_there(self, store: Store) -> None:
+    def test_create_leaves_what_is_there(self, store: ObjectStore) -> None:
         store.create("a", b"first")
         assert store.create("a", b"second") is None
         assert content(store, "a") == b"first"
 
-    def test_a_deleted_key_is_free_again(self, store: Store) -> None:
+    def test_a_deleted_key_is_free_again(self, store: ObjectStore) -> None:
         store.create("a", b"first")
         store.delete(["a", "never"])
         assert store.get("a") is None
         assert store.create("a", b"second") is not None
 
-    def test_swap_replaces_only_what_was_seen(self, store: Store) -> None:
+    def test_swap_replaces_only_what_was_seen(self, store: ObjectStore) -> None:
         first = store.create("a", b"1")
         assert first is not None
         second = store.swap("a", b"2", first)
@@ -88,7 +88,7 @@ class StoreConformance:
         assert found is not None
         assert found.version == second
 
-    def test_swap_makes_nothing(self, store: Store) -> None:
+    def test_swap_makes_nothing(self, store: ObjectStore) -> None:
         version = store.create("a", b"1")
         assert version is not None
         assert store.swap("b", b"2", version) is None
@@ -96,7 +96,7 @@ class StoreConformance:
         assert store.swap("a", b"2", version) is None
         assert keys(store) == []
 
-    def test_put_replaces_whatever_is_there(self, store: Store) -> None:
+    def test_put_replaces_whatever_is_there(self, store: ObjectStore) -> None:
         store.put("a", b"1")
         found = store.get("a")
         assert found is not None
@@ -104,7 +104,7 @@ class StoreConformance:
         assert content(store, "a") == b"22"
         assert store.swap("a", b"3", found.version) is None
 
-    def test_one_of_many_who_create_a_key_at_once_wins(self, store: Store, contention: Contention) -> None:
+    def test_one_of_many_who_create_a_key_at_once_wins(self, store: ObjectStore, contention: Contention) -> None:
         def race(number: int) -> None:
             start = threading.Barrier(contention.threads)
 
@@ -120,7 +120,7 @@ class StoreConformance:
         with ThreadPoolExecutor(contention.at_once) as pool:
             list(pool.map(race, range(contention.races)))
 
-    def test_no_swap_is_lost_when_many_count(self, store: Store, contention: Contention) -> None:
+    def test_no_swap_is_lost_when_many_count(self, store: ObjectStore, contention: Contention) -> None:
         store.create("counter", b"0")
 
         def count(_me: int) -> None:
@@ -139,13 +139,13 @@ class StoreConformance:
         [(0, 10, b"0123456789"), (3, 4, b"3456"), (8, 10, b"89"), (10, 5, b""), (99, 5, b""), (3, 0, b"")],
     )
     def test_a_range_is_given_as_far_as_the_object_goes(
-        self, store: Store, start: int, length: int, expected: bytes
+        self, store: ObjectStore, start: int, length: int, expected: bytes
     ) -> None:
         store.put("a", b"0123456789")
         assert piece(store, "a", start, length) == expected
         assert store.get_range("b", start, length) is None
 
-    def test_a_list_is_of_all_keys_that_begin_so_and_in_order_within_a_folder(self, store: Store) -> None:
+    def test_a_list_is_of_all_keys_that_begin_so_and_in_order_within_a_folder(self, store: ObjectStore) -> None:
         names = ["b", "a0", "a/10", "a/2", "a/1/x", "a-b", "ü/z", "a/%20 b"]
         for number, name in enumerate(names):
             store.put(name, b"x" * number)
@@ -159,7 +159,7 @@ class StoreConformance:
         sizes = {each.key: each.size for each in store.list("")}
         assert sizes == {name: number for number, name in enumerate(names)}
 
-    def test_a_list_begins_behind_a_key_that_need_not_be_there(self, store: Store) -> None:
+    def test_a_list_begins_behind_a_key_that_need_not_be_there(self, store: ObjectStore) -> None:
         for number in range(1, 6):
             store.put(f"e/{number:020d}", b"")
         store.put("f", b"")
@@ -168,32 +168,32 @@ class StoreConformance:
         assert keys(store, "e/", f"e/{3:020d}") == [f"e/{4:020d}", f"e/{5:020d}"]
         assert keys(store, "e/", f"e/{5:020d}") == []
 
-    def test_a_listed_object_tells_when_it_was_put(self, store: Store) -> None:
+    def test_a_listed_object_tells_when_it_was_put(self, store: ObjectStore) -> None:
         store.put("a", b"1")
         (listed,) = store.list("")
         assert abs(listed.modified - datetime.now(UTC)) < timedelta(seconds=10)
 
-    def test_folders_are_the_next_parts_of_keys_that_go_on(self, store: Store) -> None:
+    def test_folders_are_the_next_parts_of_keys_that_go_on(self, store: ObjectStore) -> None:
         for key in ("a/b/c", "a/b/d", "a/e", "f/g", "a-b/c", "h"):
             store.put(key, b"")
         assert store.folders("") == ["a", "a-b", "f"]
         assert store.folders("a/") == ["b"]
         assert store.folders("a/b/") == store.folders("none/") == []
 
-    def test_pieces_become_one_object(self, store: Store) -> None:
+    def test_pieces_become_one_object(self, store: ObjectStore) -> None:
         assert store.put_pieces("small", (each for each in (b"ab", b"", b"c"))) == 3
         assert content(store, "small") == b"abc"
         assert store.put_pieces("empty", []) == 0
         assert content(store, "empty") == b""
 
-    def test_many_pieces_become_one_object(self, store: Store) -> None:
+    def test_many_pieces_become_one_object(self, store: ObjectStore) -> None:
         each = bytes(range(256)) * 4096
         assert store.put_pieces("large", (each for _ in range(19))) == 19 * len(each)
         assert content(store, "large") == each * 19
         assert piece(store, "large", len(each) - 1, 2) == each[-1:] + each[:1]
 
     @pytest.mark.parametrize("before", [1, 19])
-    def test_nothing_is_put_if_a_piece_cannot_be_had(self, store: Store, before: int) -> None:
+    def test_nothing_is_put_if_a_piece_cannot_be_had(self, store: ObjectStore, before: int) -> None:
         def pieces() -> Iterator[bytes]:
             for _ in range(before):
                 yield bytes(1 << 20)
@@ -207,7 +207,7 @@ class StoreConformance:
         assert content(store, "a") == b"is there"
         assert keys(store) == ["a"]
 
-    def test_many_are_deleted_at_once(self, store: Store) -> None:
+    def test_many_are_deleted_at_once(self, store: ObjectStore) -> None:
         names = [f"x/{number}" for number in range(30)]
         for name in names:
             store.put(name, b"")
@@ -218,7 +218,7 @@ class StoreConformance:
     @pytest.mark.parametrize(
         "key", ["", "/a", "a/", "a//b", "..", "../a", "a/../../b", "./a", "a/.", "a\0b", ".headwater/x"]
     )
-    def test_a_key_that_leaves_its_place_is_refused(self, store: Store, key: str) -> None:
+    def test_a_key_that_leaves_its_place_is_refused(self, store: ObjectStore, key: str) -> None:
         for verb in (store.get, lambda key: store.create(key, b""), lambda key: store.swap(key, b"", "v")):
             with pytest.raises(Invalid):
                 verb(key)
@@ -230,12 +230,12 @@ class StoreConformance:
                 keys(store, key + "/")
         assert keys(store) == []
 
-    def test_a_key_that_is_too_long_is_refused(self, store: Store) -> None:
+    def test_a_key_that_is_too_long_is_refused(self, store: ObjectStore) -> None:
         assert store.create("x" * 255, b"") is not None
         for key in ("x" * 256, "ü" * 128, "/".join(["x" * 250] * 5)):
             with pytest.raises(TooLarge):
                 store.create(key, b"")
 
-    def test_closing_twice_is_fine(self, store: Store) -> None:
+    def test_closing_twice_is_fine(self, store: ObjectStore) -> None:
         store.close()
         store.close()

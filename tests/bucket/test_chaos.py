@@ -11,7 +11,7 @@ import pytest
 from headwater.errors import Unavailable
 from headwater.limits import Limits
 from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 from tests.bucket.chaos import Chaos, chaotic
 from tests.servers import Seaweed
@@ -23,7 +23,7 @@ def proxy(seaweed: Seaweed) -> Iterator[Chaos]:
         yield proxy
 
 
-def opened(seaweed: Seaweed, prefix: str, proxy: Chaos | None = None) -> Store:
+def opened(seaweed: Seaweed, prefix: str, proxy: Chaos | None = None) -> ObjectStore:
     url = seaweed.url(prefix, proxy.endpoint if proxy else "")
     return open_store(url, clock=Clock(), disk=Disk(), limits=Limits(store_retry_s=0))
 

@@ -51,7 +51,7 @@ def test_all_is_handled_and_given_back(hw: Verbs[Any]) -> None:
     assert sorted(seen) == [(partition, offset) for partition in range(3) for offset in range(5)]
     for info in hw.consumers("t"):
         assert (info.cursor, info.lag, info.owner) == (5, 0, None)
-    assert hw.drain("c", "t", lambda _: None) == headwater.Drained(0, False)
+    assert hw.drain("c", "t", lambda _: None) == headwater.DrainResult(0, False)
 
 
 def test_partitions_in_which_nothing_waits_are_not_touched(hw: Verbs[Any]) -> None:
@@ -63,8 +63,8 @@ def test_partitions_in_which_nothing_waits_are_not_touched(hw: Verbs[Any]) -> No
 def test_only_the_partitions_that_are_named_are_drained(hw: Verbs[Any]) -> None:
     fill(hw, 5, 1)
     fill(hw, 5, 2)
-    assert hw.drain("c", "t", lambda _: None, partitions=[1]) == headwater.Drained(5, False)
-    assert hw.drain("c", "t", lambda _: None) == headwater.Drained(5, False)
+    assert hw.drain("c", "t", lambda _: None, partitions=[1]) == headwater.DrainResult(5, False)
+    assert hw.drain("c", "t", lambda _: None) == headwater.DrainResult(5, False)
 
 
 def test_what_fails_is_tried_again_and_set_aside(hw: Verbs[Any]) -> None:
@@ -76,7 +76,7 @@ def test_what_fails_is_tried_again_and_set_aside(hw: Verbs[Any]) -> None:
         if event.offset == 1:
             raise ValueError("no")
 
-    assert hw.drain("c", "t", handle, failures_max=3) == headwater.Drained(2, False)
+    assert hw.drain("c", "t", handle, failures_max=3) == headwater.DrainResult(2, False)
     assert tries.count(1) == 3
     (dead,) = hw.read("t.dead")
     assert dead.meta["dead_offset"] == "1"
@@ -94,7 +94,7 @@ def test_the_time_ends_it_between_two_events_and_nothing_is_lost(hw: Verbs[Any])
     assert drained.more
     assert 0 < drained.handled < 50
     assert hw.consumers("t")[0].cursor == drained.handled == len(seen)
-    assert hw.drain("c", "t", slow) == headwater.Drained(50 - drained.handled, False)
+    assert hw.drain("c", "t", slow) == headwater.DrainResult(50 - drained.handled, False)
     assert seen == list(range(50))
 
 
@@ -105,12 +105,12 @@ def test_with_seconds_it_looks_again_when_it_has_caught_up(hw: Verbs[Any]) -> No
         if event.offset < 5:
             fill(hw, 1)
 
-    assert hw.drain("c", "t", handle, seconds=60) == headwater.Drained(6, False)
+    assert hw.drain("c", "t", handle, seconds=60) == headwater.DrainResult(6, False)
 
 
 def test_without_seconds_it_ends_where_the_end_was_and_tells_of_more(hw: Verbs[Any]) -> None:
     fill(hw, 1)
-    assert hw.drain("c", "t", lambda _: fill(hw, 1)) == headwater.Drained(1, True)
+    assert hw.drain("c", "t", lambda _: fill(hw, 1)) == headwater.DrainResult(1, True)
 
 
 def test_what_somebody_else_holds_is_left_to_him_and_counts_as_more(hw: Verbs[Any], address: str) -> None:
@@ -120,9 +120,9 @@ def test_what_somebody_else_holds_is_left_to_him_and_counts_as_more(hw: Verbs[An
         with other.consumer("c", "t", lease_ms=4000) as holder:  # lives, and handles nothing
             assert holder.partitions == [0, 1, 2]
             began_s = time.monotonic()
-            assert hw.drain("c", "t", lambda _: None) == headwater.Drained(0, True)
+            assert hw.drain("c", "t", lambda _: None) == headwater.DrainResult(0, True)
             assert time.monotonic() - began_s < 4.0  # less than its lease
-        assert hw.drain("c", "t", lambda _: None) == headwater.Drained(10, False)
+        assert hw.drain("c", "t", lambda _: None) == headwater.DrainResult(10, False)
 
 
 def test_what_a_dead_one_held_is_taken_over(hw: Verbs[Any], address: str) -> None:
@@ -132,7 +132,7 @@ def test_what_a_dead_one_held_is_taken_over(hw: Verbs[Any], address: str) -> Non
         next(dead)
         dead._member.closed = True  # its thread ends, and nothing is given back
         dead._member._wake.set()
-        assert hw.drain("c", "t", lambda _: None) == headwater.Drained(5, False)
+        assert hw.drain("c", "t", lambda _: None) == headwater.DrainResult(5, False)
         assert hw.consumers("t")[0].fence == 2
 
 
@@ -165,15 +165,15 @@ def test_a_warm_function_asks_for_little(opener: Opener) -> None:
     writer, warm = opener(), opener()
     writer.create("t", partitions=3)
     fill(writer, 5)
-    assert warm.drain("c", "t", lambda _: None) == headwater.Drained(5, False)
+    assert warm.drain("c", "t", lambda _: None) == headwater.DrainResult(5, False)
     asked = hooks_of(warm).asked
     asked.clear()
-    assert warm.drain("c", "t", lambda _: None) == headwater.Drained(0, False)
+    assert warm.drain("c", "t", lambda _: None) == headwater.DrainResult(0, False)
     assert asked.pop("get") <= 2 * 3 + 1
     assert asked == {"list": 1}
     fill(writer, 5)
     asked.clear()
-    assert warm.drain("c", "t", lambda _: None) == headwater.Drained(5, False)
+    assert warm.drain("c", "t", lambda _: None) == headwater.DrainResult(5, False)
     assert asked.pop("get") <= 2 * 3 + 1 + 11
     assert asked == {"list": 1, "swap": 3}  # taken, handed out, committed and given back
 

@@ -9,13 +9,13 @@ import pytest
 
 import headwater
 from headwater.errors import Invalid, NotFound, Unavailable, Unsupported
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.storage.coordinator import CursorRecord
 from headwater.storage.disk import Clock
 from headwater.storage.dynamodb import DynamoCoordinator
 from tests.bucket.chaos import chaotic
 
-TOPIC = Topic(name="t", uuid=str(uuid4()), partitions=1)
+TOPIC = TopicRecord(name="t", uuid=str(uuid4()), partitions=1)
 
 
 def test_a_missing_table_is_told_with_the_command_that_makes_it(dynamodb: str, dynamodb_table: str) -> None:

@@ -18,7 +18,7 @@ from headwater.limits import DEFAULTS
 from headwater.storage.bucket.coordinator import BucketCoordinator
 from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.dynamodb import DynamoCoordinator
@@ -90,7 +90,7 @@ class TestDynamoDB(LeasesDetails):
 class LossyStore:
     """A store whose answers get lost: what is written stays written. `lose` counts down to the swap whose answer is."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self.lose: int | None = None
         self.how: Callable[[], None] = lambda: None
@@ -120,7 +120,7 @@ class TestLostAnswers:
 
     @pytest.fixture
     def join(self, store: LossyStore) -> Iterator[Callable[..., Contender]]:
-        with coordinated(BucketCoordinator(cast("Store", store), Clock())) as consumers:
+        with coordinated(BucketCoordinator(cast("ObjectStore", store), Clock())) as consumers:
 
             def join(**options: Any) -> Contender:
                 clock = OwnClock(1000.0)
@@ -199,7 +199,7 @@ class TestLostAnswers:
 class CountingStore(LossyStore):
     """A store that counts what is asked of it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         super().__init__(store)
         self.asked: Counter[str] = Counter()
 
@@ -225,7 +225,7 @@ def test_whoever_comes_three_times_in_a_lease_renews_each_time(tmp_path: Path) -
 
 def test_a_member_at_rest_asks_for_little(tmp_path: Path) -> None:
     store = CountingStore(DirectoryStore(tmp_path / "objects", UnsyncedDisk(), Clock()))
-    with coordinated(BucketCoordinator(cast("Store", store), Clock())) as consumers:
+    with coordinated(BucketCoordinator(cast("ObjectStore", store), Clock())) as consumers:
         clock = OwnClock(1000.0)
         a, b = Contender(consumers(clock), clock), Contender(consumers(clock), clock)
         for _ in range(8):

@@ -12,12 +12,12 @@ from headwater.limits import Limits
 from headwater.storage.bucket import opening
 from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 from tests.servers import Seaweed
 
 
-def opened(url: str) -> Store:
+def opened(url: str) -> ObjectStore:
     return open_store(url, clock=Clock(), disk=Disk(), limits=Limits(store_retry_s=0.2))
 
 

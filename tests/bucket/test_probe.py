@@ -12,13 +12,13 @@ from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.bucket.probe import probe
 from headwater.storage.bucket.s3 import S3Store
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 from tests.bucket.chaos import chaotic
 from tests.servers import BUCKET, Seaweed
 
 
-def test_a_store_that_keeps_its_conditions_passes_and_nothing_is_left(store: Store) -> None:
+def test_a_store_that_keeps_its_conditions_passes_and_nothing_is_left(store: ObjectStore) -> None:
     probe(store, Clock())
     assert list(store.list("")) == []
 

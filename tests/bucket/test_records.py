@@ -15,7 +15,7 @@ from headwater.errors import Corrupt, Unsupported
 from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.bucket.records import Records
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 from tests.bucket.chaos import chaotic
 from tests.servers import Seaweed
@@ -55,11 +55,11 @@ def losing(tmp_path: Path) -> Losing:
     return Losing(tmp_path, Disk(), Clock())
 
 
-def records(store: Store) -> Records[Counter]:
+def records(store: ObjectStore) -> Records[Counter]:
     return Records(store, Clock(), Counter)
 
 
-def test_a_record_is_created_once_read_and_swapped(store: Store) -> None:
+def test_a_record_is_created_once_read_and_swapped(store: ObjectStore) -> None:
     counters = records(store)
     assert counters.read("a") is None
     version = counters.create("a", Counter(1))
@@ -73,7 +73,7 @@ def test_a_record_is_created_once_read_and_swapped(store: Store) -> None:
     assert counters.swap("b", Counter(5), second) is None
 
 
-def test_a_record_that_comes_again_with_the_same_content_is_another_one(store: Store) -> None:
+def test_a_record_that_comes_again_with_the_same_content_is_another_one(store: ObjectStore) -> None:
     counters = records(store)
     first = counters.create("a", Counter(1))
     assert first is not None

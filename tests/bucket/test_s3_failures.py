@@ -21,7 +21,7 @@ from headwater.limits import Limits
 from headwater.storage.bucket.backoff import Backoff
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.bucket.s3 import S3Store
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.dynamodb import DynamoCoordinator
 
@@ -70,7 +70,7 @@ class HastyClock(Clock):
 
 
 @contextlib.contextmanager
-def answering(*answers: bytes, retry_s: float = 30.0) -> Iterator[tuple[Answering, Store]]:
+def answering(*answers: bytes, retry_s: float = 30.0) -> Iterator[tuple[Answering, ObjectStore]]:
     server = Answering(*answers)
     try:
         yield server, open_store(server.url, clock=HastyClock(), disk=Disk(), limits=Limits(store_retry_s=retry_s))
@@ -187,7 +187,7 @@ def test_without_credentials_the_hint_tells_where_they_are_looked_for(monkeypatc
     server.close()
 
 
-def _use(store: Store, told: str) -> None:
+def _use(store: ObjectStore, told: str) -> None:
     try:
         store.get("key")
     except Unsupported as error:

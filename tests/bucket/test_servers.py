@@ -11,12 +11,12 @@ from pathlib import Path
 import boto3
 import pytest
 
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from tests import servers
 from tests.waiting import wait_for
 
 
-def test_a_store_is_fresh_for_each_test(store: Store) -> None:
+def test_a_store_is_fresh_for_each_test(store: ObjectStore) -> None:
     assert list(store.list("")) == []
     store.put("a", b"1")
     found = store.get("a")

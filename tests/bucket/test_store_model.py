@@ -15,7 +15,7 @@ from headwater.errors import Invalid
 from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.keys import RESERVED, checked, checked_prefix
 from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 from tests.log.unsynced import UnsyncedDisk
 from tests.servers import Seaweed
@@ -39,7 +39,7 @@ work = st.lists(steps, max_size=25)
 class Model:
     """A dict, and the last version of each key that was seen before its present one."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._held: dict[str, bytes] = {}
         self._stale: dict[str, str] = {}

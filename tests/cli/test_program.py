@@ -14,7 +14,7 @@ import pytest
 from click.shell_completion import ShellComplete, split_arg_string
 
 import headwater
-from headwater.cli.app import COMMANDS, Command, Context, Family, cli
+from headwater.cli.app import COMMANDS, Command, CommandContext, Family, cli
 from tests.cli.conftest import Run
 
 
@@ -45,7 +45,7 @@ def every_command() -> dict[str, click.Command]:
     """All commands by what one types, those of families too: `auth add`."""
     found: dict[str, click.Command] = {}
     for name in COMMANDS:
-        command = cli.get_command(Context(cli), name)
+        command = cli.get_command(CommandContext(cli), name)
         assert command is not None
         members = command.commands if isinstance(command, Family) else {"": command}
         found |= {f"{name} {member}".strip(): each for member, each in members.items()}

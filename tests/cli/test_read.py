@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import headwater
-from headwater.cli.events import Aligned, data_text, key_text
+from headwater.cli.events import AlignedLines, data_text, key_text
 from tests.cli.conftest import Run
 
 
@@ -160,7 +160,7 @@ def test_lines_for_a_terminal_are_aligned_and_fit_it(orders: headwater.Engine, m
     monkeypatch.setenv("NO_COLOR", "1")
     orders.append("orders", "漢字" * 40, type="wide")
     events = list(orders.read("orders"))
-    aligned = Aligned(partitions=1)
+    aligned = AlignedLines(partitions=1)
     aligned.fit(events)
     lines = [aligned.line(event).decode() for event in events]
     assert lines[1][28:] == "paid     o-1   by card"
@@ -174,9 +174,9 @@ def test_colours_are_there_unless_they_are_not_wanted(
 ) -> None:
     event = next(orders.read("orders"))
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert b"\x1b[" in Aligned(partitions=1).line(event)
+    assert b"\x1b[" in AlignedLines(partitions=1).line(event)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert b"\x1b[" not in Aligned(partitions=1).line(event)
+    assert b"\x1b[" not in AlignedLines(partitions=1).line(event)
 
 
 def test_a_preview_cut_inside_a_character_is_still_text(orders: headwater.Engine) -> None:

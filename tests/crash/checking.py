@@ -19,7 +19,7 @@ from headwater.format import tail as tail_format
 from headwater.format.batch import Batch, decode
 from headwater.format.names import directory_of, file_of, offset_of
 from headwater.format.segment import HEADER_BYTES
-from headwater.format.tail import Slot
+from headwater.format.tail import TailSlot
 from headwater.storage import recovery
 from headwater.storage.disk import Disk
 from headwater.storage.retention import sweep
@@ -155,7 +155,7 @@ def recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
     expected.check_together({at: contents.end for at, contents in seen.items()})
 
 
-def _check_told(engine: Engine, topic: str, partition: int, end: int, known: Slot) -> None:
+def _check_told(engine: Engine, topic: str, partition: int, end: int, known: TailSlot) -> None:
     """Events that the tail remembers, and which are gone, must be in the report."""
     place = engine._topics.get(topic).logs[partition].place
     told = [report.lost_offsets for report in recovery.reports(place)]
@@ -228,7 +228,7 @@ def _batch(segment: bytes, position: int, offset: int, *, exact: bool = True) ->
     return batch if batch.base_offset == offset or (not exact and batch.base_offset > offset) else None
 
 
-def _slot(stored: Tree) -> Slot | None:
+def _slot(stored: Tree) -> TailSlot | None:
     tail = stored.get("tail", b"")
     assert isinstance(tail, bytes)
     if len(tail) != tail_format.SIZE or not tail.startswith(tail_format.MAGIC):

@@ -12,7 +12,7 @@ import pytest
 from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
 from headwater.format import settings
-from headwater.format.archive import Note
+from headwater.format.archive import ArchiveNote
 from headwater.storage.archive import note
 from tests.archive.logs import LIMITS, drop, everything, objects
 from tests.crash.crashing import NEXT_BOOT
@@ -81,7 +81,7 @@ def test_no_crash_takes_an_event_from_both_the_disk_and_the_archive(arena: Path)
 
 def test_it_would_be_noticed_if_the_note_were_not_durable(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(place: Any, manifest: Any) -> None:
-        known = Note(topic=manifest.topic, uuid=manifest.uuid, partition=0, segments=manifest.segments)
+        known = ArchiveNote(topic=manifest.topic, uuid=manifest.uuid, partition=0, segments=manifest.segments)
         place.disk.replace(place.archived, settings.encode(known), sync=False)
 
     monkeypatch.setattr(note, "remember", forgetful)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.storage import retention
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from tests.crash.checking import Crash, Violation, check_all
 from tests.crash.crashing import NEXT_BOOT, killed, powerless, replay, resume
 from tests.crash.expectation import Begin
@@ -81,7 +81,7 @@ def test_it_would_be_noticed_if_the_newest_went_first(arena: Path, monkeypatch: 
 def test_it_would_be_noticed_if_blobs_went_before_their_segment(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take_away = retention._take_away
 
-    def blobs_first(place: Place, base: int, wait_s: float) -> retention.Outcome:
+    def blobs_first(place: LogDirectory, base: int, wait_s: float) -> retention.Outcome:
         place.disk.remove_tree(place.blobs(base))
         return take_away(place, base, wait_s)
 

@@ -11,8 +11,8 @@ import pytest
 
 from headwater.engine import transaction
 from headwater.storage import journal, recovery
-from headwater.storage.producers import Producers
-from headwater.storage.writer import Writer
+from headwater.storage.producers import ProducerMemory
+from headwater.storage.writer import LogWriter
 from tests.crash.checking import Crash, Violation, check_all
 from tests.crash.crashing import killed, powerless
 from tests.crash.machine import Loss
@@ -65,13 +65,13 @@ def test_the_harness_notices_directories_that_are_never_synced(arena: Path) -> N
 
 
 def test_the_harness_notices_a_publication_before_the_sync(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sync, publish = Writer._sync, Writer._publish
+    sync, publish = LogWriter._sync, LogWriter._publish
     put_off: list[Callable[[], None]] = []
 
-    def sync_later(writer: Writer, *args: Any) -> None:
+    def sync_later(writer: LogWriter, *args: Any) -> None:
         put_off.append(lambda: sync(writer, *args))
 
-    def publish_first(writer: Writer, *args: Any, **options: Any) -> Any:
+    def publish_first(writer: LogWriter, *args: Any, **options: Any) -> Any:
         slot = publish(writer, *args, **options)
         while put_off:
             put_off.pop()()
@@ -81,8 +81,8 @@ def test_the_harness_notices_a_publication_before_the_sync(arena: Path, monkeypa
         disk.write(fd, data, position)
         put_off.append(lambda: disk.fdatasync(fd))
 
-    monkeypatch.setattr(Writer, "_sync", sync_later)
-    monkeypatch.setattr(Writer, "_publish", publish_first)
+    monkeypatch.setattr(LogWriter, "_sync", sync_later)
+    monkeypatch.setattr(LogWriter, "_publish", publish_first)
     monkeypatch.setattr(RecordingDisk, "write_synced", write_now)
     trace = record(durabilities, arena / "recorded")
     monkeypatch.undo()
@@ -99,7 +99,7 @@ def test_the_harness_notices_a_huge_event_that_is_not_synced(arena: Path) -> Non
 def test_the_harness_notices_a_recovery_that_keeps_what_is_torn(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan = recovery.scan
 
-    def scan_all(*args: Any) -> recovery.Found:
+    def scan_all(*args: Any) -> recovery.LogEnd:
         found = scan(*args)
         return msgspec.structs.replace(found, position=found.size)
 
@@ -183,7 +183,7 @@ def test_the_harness_notices_logs_that_are_written_before_the_journal(
 def test_the_harness_notices_a_segment_without_a_snapshot_of_its_producers(
     arena: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Producers, "snapshot", lambda *_: None)
+    monkeypatch.setattr(ProducerMemory, "snapshot", lambda *_: None)
     trace = record(asking, arena / "recorded")
     monkeypatch.undo()
     with pytest.raises(Violation, match=r"\('p', 0, 1\)"):
@@ -192,6 +192,6 @@ def test_the_harness_notices_a_segment_without_a_snapshot_of_its_producers(
 
 def test_the_harness_notices_producers_that_are_not_remembered(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = record(asking, arena / "recorded")
-    monkeypatch.setattr(Producers, "answer", lambda *_: None)
+    monkeypatch.setattr(ProducerMemory, "answer", lambda *_: None)
     with pytest.raises(Violation, match="not"):
         check_all(killed(trace), arena)

@@ -13,7 +13,7 @@ from headwater.event import Content, Durability, Ref
 from headwater.format.names import offset_of, partition_of
 from headwater.limits import Limits
 from headwater.storage.disk import Clock, Disk
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.sealer import Sealer
 from tests.crash.expectation import (
     Acknowledged,
@@ -38,10 +38,10 @@ Part = tuple[str, int, int, Content]  # of a transaction: topic, partition, size
 class QuietSealer(Sealer):
     """Seals nothing by itself: the workload says when, so that every run has the same trace."""
 
-    def rolled(self, place: Place) -> None:
+    def rolled(self, place: LogDirectory) -> None:
         pass
 
-    def damaged(self, place: Place, base: int) -> None:
+    def damaged(self, place: LogDirectory, base: int) -> None:
         pass
 
 

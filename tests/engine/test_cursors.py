@@ -12,7 +12,7 @@ import pytest
 
 from headwater.errors import Corrupt, Fenced, NotFound, Unavailable
 from headwater.format import cursors as format
-from headwater.format.cursors import Member
+from headwater.format.cursors import MemberRecord
 from headwater.storage.cursors import Cursors, read_slots
 from headwater.storage.disk import Clock, Disk
 from tests.crash.machine import Loss, Machine, write_tree
@@ -165,12 +165,12 @@ def test_members_come_and_go_and_are_bounded(tmp_path: Path) -> None:
     ids = [bytes([number + 1]) * 16 for number in range(129)]
     with cursors.held():
         for id in ids[:128]:
-            cursors.put_member(Member(id, 1000), 10)
+            cursors.put_member(MemberRecord(id, 1000), 10)
         with pytest.raises(Unavailable, match="128 members"):
-            cursors.put_member(Member(ids[128], 1000), 10)
+            cursors.put_member(MemberRecord(ids[128], 1000), 10)
         cursors.remove_member(ids[3])
-        assert cursors.put_member(Member(ids[128], 2000), 10) == [*ids[:3], ids[128], *ids[4:128]]
-        assert cursors.put_member(Member(ids[128], 3000), 1500) == [ids[128]]  # the others have expired
+        assert cursors.put_member(MemberRecord(ids[128], 2000), 10) == [*ids[:3], ids[128], *ids[4:128]]
+        assert cursors.put_member(MemberRecord(ids[128], 3000), 1500) == [ids[128]]  # the others have expired
 
 
 def test_who_finds_busy_or_another_boot_finishes_transactions_first(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_who_finds_busy_or_another_boot_finishes_transactions_first(tmp_path: Pa
         assert not found.restore(0, with_journal)
 
     with cursors.held():
-        cursors.put_member(Member(b"m" * 16, 1 << 62), 0)
+        cursors.put_member(MemberRecord(b"m" * 16, 1 << 62), 0)
         cursors.set_busy(True)
         assert cursors.busy
     other = Cursors.open(tmp_path / "c", UUID, 2, Disk(), Clock(), WAIT_S, redo)

@@ -17,12 +17,12 @@ import pytest
 
 from headwater.engine import transaction
 from headwater.engine.engine import Engine
-from headwater.engine.transaction import Transaction
+from headwater.engine.transaction import DirectoryTransaction
 from headwater.errors import Closed, Conflict, Invalid, NotFound, TooLarge, Unavailable
 from headwater.format.names import partition_of
 from headwater.limits import Limits
 from headwater.storage import journal
-from headwater.storage.writer import Writer
+from headwater.storage.writer import LogWriter
 from tests.log.children import Child, Said
 from tests.log.conformance import datas
 from tests.log.test_groups import run_together
@@ -50,7 +50,7 @@ def ends(hw: Engine, *topics: str) -> list[int]:
     return [partition.end for topic in topics for partition in hw.describe(topic).partitions]
 
 
-def move(tx: Transaction, number: int) -> None:
+def move(tx: DirectoryTransaction, number: int) -> None:
     """What most tests commit: one event to each of two topics."""
     tx.append("a", b"%d" % number, key=b"k")
     tx.append("b", {"n": number})
@@ -687,7 +687,7 @@ def test_an_interrupt_leaves_no_lock_and_nothing_half_done(
 
     with monkeypatch.context() as patched:
         name = "_write" if where == "written" else where
-        patched.setattr(Writer if where == "apply" else transaction, name, interrupted)
+        patched.setattr(LogWriter if where == "apply" else transaction, name, interrupted)
         with pytest.raises(KeyboardInterrupt), hw.transaction() as tx:
             move(tx, 1)
     with open_unsynced(path, limits=Limits(lock_wait_s=1)) as other:

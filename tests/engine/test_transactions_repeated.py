@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headwater.engine.engine import Engine
-from headwater.engine.transaction import Transaction
+from headwater.engine.transaction import DirectoryTransaction
 from headwater.errors import Conflict, Fenced
 from headwater.event import Ref
 from headwater.limits import Limits
@@ -123,7 +123,7 @@ def pay_again(hw: Engine) -> list[Ref]:
 def test_what_was_acked_with_it_may_be_gone_when_it_is_tried_again(hw: Engine) -> None:
     hw.append_many("in", [b"a", b"b"])
 
-    def move(event: Any, seq: int) -> Transaction:
+    def move(event: Any, seq: int) -> DirectoryTransaction:
         tx = hw.transaction(producer=("mover", 1, seq))
         tx.append("out", event.data)
         tx.append("out", "moved")

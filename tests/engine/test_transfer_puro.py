@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import headwater
 from headwater.engine.engine import Engine
 from headwater.engine.transfer import exporting, puro
-from headwater.engine.transfer.chunks import EventChunk, Wanted
+from headwater.engine.transfer.chunks import EventChunk, ImportOptions
 from headwater.engine.transfer.files import Input
 from headwater.errors import Corrupt, Invalid
 from headwater.format import puro as messages
@@ -57,7 +57,7 @@ def read(stored: bytes) -> tuple[list[bytes], PuroFile | Corrupt]:
     told: list[PuroFile] = []
     values: list[bytes] = []
     try:
-        for chunk in puro.read(Input(io.BytesIO(stored), "file"), Wanted(), told.append):
+        for chunk in puro.read(Input(io.BytesIO(stored), "file"), ImportOptions(), told.append):
             assert isinstance(chunk, EventChunk)
             values += chunk.data
     except Corrupt as error:

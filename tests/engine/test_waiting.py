@@ -12,7 +12,7 @@ import pytest
 import headwater
 from headwater.engine import waiting as waits
 from headwater.engine.engine import Engine
-from headwater.engine.waiting import Waiting
+from headwater.engine.waiting import PendingAppend
 from headwater.errors import Closed, Conflict, Invalid, NotFound, TooLarge
 from headwater.format.batch import DATA, KEY
 from headwater.format.column import Column
@@ -33,7 +33,7 @@ def many(hw: Engine, topic: str, data: list[bytes], keys: list[bytes] | None = N
     return hw.prepare_many(AppendMany.of(topic, "bytes", columns, len(data), hw.limits, **options))
 
 
-def one(hw: Engine, topic: str, data: bytes, **options: Any) -> Waiting:
+def one(hw: Engine, topic: str, data: bytes, **options: Any) -> PendingAppend:
     return hw.prepare(Append.of(topic, data, hw.limits, **options))
 
 

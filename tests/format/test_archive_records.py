@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwater.errors import Corrupt, Unsupported
 from headwater.format import archive, settings
-from headwater.format.archive import ArchivedFile, ArchivedSegment, Note, file_key
+from headwater.format.archive import ArchivedFile, ArchivedSegment, ArchiveNote, file_key
 from headwater.format.names import file_of, log_uuid
 
 TOPIC = UUID("6e8bc430-9c3a-41d9-9669-0800200c9a66")
@@ -18,7 +18,7 @@ digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
 
 
 @st.composite
-def notes(draw: st.DrawFn) -> Note:
+def notes(draw: st.DrawFn) -> ArchiveNote:
     """What can be archived of a log: segments that follow each other."""
     base = draw(st.integers(0, 1 << 40))
     ticks = draw(st.integers(0, 1 << 60))
@@ -32,12 +32,12 @@ def notes(draw: st.DrawFn) -> Note:
         file_id = draw(st.integers(0, (1 << 32) - 1))
         segments.append(ArchivedSegment(base, base + count, ticks, ticks + pause, ticks + pause + last, file_id, files))
         base, ticks = base + count, ticks + pause + last
-    return Note(topic=draw(st.text(min_size=1, max_size=8)), uuid=str(TOPIC), partition=3, segments=segments)
+    return ArchiveNote(topic=draw(st.text(min_size=1, max_size=8)), uuid=str(TOPIC), partition=3, segments=segments)
 
 
 @given(notes())
-def test_a_note_is_read_as_it_was_written_and_is_one_that_can_be(note: Note) -> None:
-    again = settings.decode(settings.encode(note), Note)
+def test_a_note_is_read_as_it_was_written_and_is_one_that_can_be(note: ArchiveNote) -> None:
+    again = settings.decode(settings.encode(note), ArchiveNote)
     assert again == note
     archive.check(again, log_uuid(TOPIC, 3), "here")
     for segment in note.segments:
@@ -48,15 +48,15 @@ def test_a_note_is_read_as_it_was_written_and_is_one_that_can_be(note: Note) -> 
 
 
 @given(notes(), st.data())
-def test_a_damaged_byte_of_a_note_is_found(note: Note, data: st.DataObject) -> None:
+def test_a_damaged_byte_of_a_note_is_found(note: ArchiveNote, data: st.DataObject) -> None:
     stored = bytearray(settings.encode(note))
     stored[data.draw(st.integers(0, len(stored) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises((Corrupt, Unsupported)):
-        settings.decode(bytes(stored), Note)
+        settings.decode(bytes(stored), ArchiveNote)
 
 
 @given(notes().filter(lambda note: len(note.segments) > 2), st.data())
-def test_a_gap_another_log_and_ticks_that_fall_are_refused(note: Note, data: st.DataObject) -> None:
+def test_a_gap_another_log_and_ticks_that_fall_are_refused(note: ArchiveNote, data: st.DataObject) -> None:
     with pytest.raises(Corrupt):
         archive.check(note, log_uuid(TOPIC, 4), "here")
     del note.segments[data.draw(st.integers(1, len(note.segments) - 2))]

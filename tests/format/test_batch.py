@@ -376,7 +376,7 @@ def test_bytes_that_validate_accepts_can_be_read(batch: strategies.Batch, data: 
         return
     if not hostile.flags & LOST:
         meaning(hostile)
-        whole = [arrow.Piece(hostile, 0, hostile.count)]
+        whole = [arrow.BatchSlice(hostile, 0, hostile.count)]
         for (array,) in arrow.chunks(whole, arrow.schema(arrow.COLUMNS), "topic", 0, 0):
             array.validate(full=True)
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from headwater.errors import Corrupt, HeadwaterError, Unsupported
 from headwater.format import blob, cursors, segment, settings, tail
-from headwater.format.cursors import CursorsHeader, CursorSlot, Member, Words
+from headwater.format.cursors import CursorsHeader, CursorSlot, MemberRecord, Words
 from headwater.format.index import Index, head_bytes
 from headwater.format.segment import SegmentHeader
-from headwater.format.settings import Store, Topic, TopicSettings
-from headwater.format.tail import Slot
+from headwater.format.settings import LogSettings, TopicRecord, TopicSettings
+from headwater.format.tail import TailSlot
 from tests import strategies
 
 all_bytes_each = settings_of_hypothesis(max_examples=25)  # each damages every byte
@@ -68,19 +68,19 @@ def test_an_unknown_version_or_flag_of_a_segment_is_unsupported(at: int, new: by
 
 
 @given(strategies.slots)
-def test_a_slot_comes_back(slot: Slot) -> None:
+def test_a_slot_comes_back(slot: TailSlot) -> None:
     assert len(slot.encode()) == tail.SLOT_BYTES
     assert tail.decode_slot(slot.encode()) == slot
 
 
 @all_bytes_each
 @given(strategies.slots)
-def test_any_flipped_byte_of_a_slot_is_detected(slot: Slot) -> None:
+def test_any_flipped_byte_of_a_slot_is_detected(slot: TailSlot) -> None:
     assert [damaged for damaged in all_flips(slot.encode()) if tail.decode_slot(damaged) is not None] == []
 
 
 @given(strategies.slots, st.integers(0, tail.SLOT_BYTES - 1))
-def test_a_cut_slot_is_detected(slot: Slot, size: int) -> None:
+def test_a_cut_slot_is_detected(slot: TailSlot, size: int) -> None:
     assert tail.decode_slot(slot.encode()[:size]) is None
 
 
@@ -89,7 +89,7 @@ def test_a_slot_that_was_never_written_is_none() -> None:
 
 
 @given(strategies.slots, strategies.slots)
-def test_the_newest_slot_is_the_one_with_the_higher_counter(one: Slot, other: Slot) -> None:
+def test_the_newest_slot_is_the_one_with_the_higher_counter(one: TailSlot, other: TailSlot) -> None:
     stored = tail.MAGIC + bytes(56) + one.encode() + other.encode()
     newest = tail.newest(stored)
     assert newest is not None
@@ -101,7 +101,7 @@ def test_the_newest_slot_is_the_one_with_the_higher_counter(one: Slot, other: Sl
 
 @all_bytes_each
 @given(strategies.slots, strategies.slots)
-def test_any_flipped_byte_of_a_tail_is_detected_but_for_the_volatile_words(one: Slot, other: Slot) -> None:
+def test_any_flipped_byte_of_a_tail_is_detected_but_for_the_volatile_words(one: TailSlot, other: TailSlot) -> None:
     stored = tail.MAGIC + bytes(56) + one.encode() + other.encode()
     assert tail.sound(stored)
     assert tail.sound(stored[:192] + bytes(128))
@@ -159,7 +159,7 @@ def test_the_newest_cursor_is_the_one_with_the_higher_counter(one: CursorSlot, o
 
 
 @given(st.lists(strategies.members, max_size=5))
-def test_members_come_back_and_a_damaged_one_is_free(members: list[Member]) -> None:
+def test_members_come_back_and_a_damaged_one_is_free(members: list[MemberRecord]) -> None:
     table = b"".join(member.encode() for member in members).ljust(cursors.MEMBERS_BYTES, b"\0")
     assert cursors.decode_members(table) == [*members, *[None] * (128 - len(members))]
     for at in range(len(members) * cursors.MEMBER_BYTES):
@@ -340,7 +340,7 @@ def test_the_index_finds_the_batch_of_an_offset() -> None:
 
 # Settings
 
-TOPIC = Topic(
+TOPIC = TopicRecord(
     name='Bestellungen/ö \x00\x1f\x7f\u2028"\\', uuid=UUID, partitions=3, settings=TopicSettings(segment_bytes=4096)
 )
 
@@ -356,41 +356,41 @@ def signed(plain: dict[str, object]) -> bytes:
 
 @given(strategies.topic_names, st.integers(1, 4096), strategies.topic_settings)
 def test_settings_come_back(name: str, partitions: int, chosen: TopicSettings) -> None:
-    topic = Topic(name=name, uuid=UUID, partitions=partitions, settings=chosen)
-    assert settings.decode(settings.encode(topic), Topic) == topic
-    assert settings.decode(settings.encode(Store(uuid=UUID)), Store) == Store(uuid=UUID)
+    topic = TopicRecord(name=name, uuid=UUID, partitions=partitions, settings=chosen)
+    assert settings.decode(settings.encode(topic), TopicRecord) == topic
+    assert settings.decode(settings.encode(LogSettings(uuid=UUID)), LogSettings) == LogSettings(uuid=UUID)
 
 
 @given(strategies.topic_names)
 def test_settings_are_written_as_the_format_says(name: str) -> None:
     plain: dict[str, object] = {"format": 1, "name": name, "uuid": UUID, "partitions": 2, "settings": {}}
-    assert settings.encode(Topic(name=name, uuid=UUID, partitions=2)) == signed(plain)
+    assert settings.encode(TopicRecord(name=name, uuid=UUID, partitions=2)) == signed(plain)
 
 
 def test_any_flipped_byte_of_settings_is_detected() -> None:
-    store, topic = settings.encode(Store(uuid=UUID)), settings.encode(TOPIC)
+    store, topic = settings.encode(LogSettings(uuid=UUID)), settings.encode(TOPIC)
     for damaged in [*all_flips(store), *(store[:size] for size in range(len(store))), store + b" "]:
         with pytest.raises(Corrupt):
-            settings.decode(damaged, Store)
+            settings.decode(damaged, LogSettings)
     for damaged in [*all_flips(topic), *(topic[:size] for size in range(len(topic))), topic + b" "]:
         with pytest.raises(Corrupt):
-            settings.decode(damaged, Topic)
+            settings.decode(damaged, TopicRecord)
 
 
 @given(st.binary(max_size=60) | st.sampled_from([b"1", b"[]", b"{}", b'{"format":1}', b'{"crc":[]}', b"[" * 5000]))
 def test_strange_bytes_are_no_settings(stored: bytes) -> None:
     with pytest.raises(HeadwaterError):
-        settings.decode(stored, Topic)
+        settings.decode(stored, TopicRecord)
 
 
 @pytest.mark.parametrize("format", [0, 2, 99, "1", None])
 def test_another_format_is_unsupported(format: object) -> None:
     with pytest.raises(Unsupported, match="upgrade"):
-        settings.decode(signed({"format": format, "uuid": UUID, "new": [1]}), Store)
+        settings.decode(signed({"format": format, "uuid": UUID, "new": [1]}), LogSettings)
 
 
 @pytest.mark.parametrize("chosen", [{"colour": "red"}, {"compression": "lz4"}, {"segment_bytes": "many"}])
 def test_an_unknown_setting_is_unsupported(chosen: dict[str, object]) -> None:
     plain: dict[str, object] = {"format": 1, "name": "a", "uuid": UUID, "partitions": 1, "settings": chosen}
     with pytest.raises(Unsupported, match="upgrade"):
-        settings.decode(signed(plain), Topic)
+        settings.decode(signed(plain), TopicRecord)

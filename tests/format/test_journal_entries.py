@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.format import journal
-from headwater.format.journal import Entry, Move, Share
+from headwater.format.journal import Entry, JournalMove, JournalShare
 from tests.strategies import few_types, i64, u32
 
 numbers = st.tuples(i64, i64, i64, i64, i64)
@@ -15,13 +15,13 @@ Written = tuple[Entry, list[bytes]]
 datas = st.lists(st.binary(max_size=30), max_size=3)
 names = few_types | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 slots = st.binary(max_size=9).map(bytes.hex)
-moves = st.lists(st.builds(Move, names, names, u32, slots), max_size=2)
+moves = st.lists(st.builds(JournalMove, names, names, u32, slots), max_size=2)
 
 
 @st.composite
 def written(draw: st.DrawFn) -> Written:
     drawn = draw(datas)
-    shares = [Share(draw(names), draw(u32), "00" * 16, *draw(numbers), draw(i64), len(data)) for data in drawn]
+    shares = [JournalShare(draw(names), draw(u32), "00" * 16, *draw(numbers), draw(i64), len(data)) for data in drawn]
     return Entry(shares, draw(moves)), drawn
 
 

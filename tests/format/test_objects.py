@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from headwater.errors import Corrupt, Unsupported
 from headwater.format import batch, object
-from headwater.format.object import Head
-from headwater.format.producers import Answer, Known
+from headwater.format.object import ObjectHead
+from headwater.format.producers import ProducerAnswer, ProducerState
 from tests.vectors import make
 
 numbers = st.integers(0, 2**62)
 nonces = st.binary(min_size=16, max_size=16).map(bytes.hex)
-answers = st.lists(st.builds(Answer, numbers, numbers, numbers, numbers), min_size=1, max_size=3)
-known = st.dictionaries(st.text(max_size=5), st.builds(Known, st.integers(0, 2**31), answers), max_size=3)
+answers = st.lists(st.builds(ProducerAnswer, numbers, numbers, numbers, numbers), min_size=1, max_size=3)
+known = st.dictionaries(st.text(max_size=5), st.builds(ProducerState, st.integers(0, 2**31), answers), max_size=3)
 heads = st.builds(
-    Head,
+    ObjectHead,
     log=nonces,
     base=numbers,
     end=numbers,
@@ -42,7 +42,7 @@ def golden(name: str) -> tuple[memoryview, dict[str, Any]]:
 
 
 @given(head=heads, bodies=st.lists(st.binary(max_size=40), max_size=3))
-def test_what_was_put_is_read_back(head: Head, bodies: list[bytes]) -> None:
+def test_what_was_put_is_read_back(head: ObjectHead, bodies: list[bytes]) -> None:
     head = msgspec.structs.replace(head, size=sum(map(len, bodies)))
     stored = memoryview(object.encode(head, bodies))
     found, position = object.decode(stored)
@@ -54,12 +54,12 @@ def test_what_was_put_is_read_back(head: Head, bodies: list[bytes]) -> None:
 
 
 @given(known=known)
-def test_producers_are_read_back_in_their_order(known: dict[str, Known]) -> None:
+def test_producers_are_read_back_in_their_order(known: dict[str, ProducerState]) -> None:
     assert list(object.known(object.told(known)).items()) == list(known.items())
 
 
 @given(head=heads, at=st.integers(0, 10**6), bit=st.integers(0, 7))
-def test_any_damage_of_a_head_is_refused(head: Head, at: int, bit: int) -> None:
+def test_any_damage_of_a_head_is_refused(head: ObjectHead, at: int, bit: int) -> None:
     stored = bytearray(object.encode_head(head))
     at %= len(stored)
     if not 20 <= at < 24:  # which say nothing

@@ -14,26 +14,26 @@ from headwater.errors import Corrupt
 from headwater.event import id_of
 from headwater.format import arrow, parquet
 from headwater.format.archive import ArchivedFile
-from headwater.format.parquet import Blob, Manifest, Part
-from headwater.format.settings import Topic
+from headwater.format.parquet import ParquetBlob, ParquetFile, ParquetManifest
+from headwater.format.settings import TopicRecord
 from tests.strategies import topic_names
 
-TOPIC = Topic(name="t", uuid="12345678-1234-5678-1234-567812345678", partitions=2)
+TOPIC = TopicRecord(name="t", uuid="12345678-1234-5678-1234-567812345678", partitions=2)
 
 
-def part(start: int, end: int, ticks: int, **changes: Any) -> Part:
+def part(start: int, end: int, ticks: int, **changes: Any) -> ParquetFile:
     file = ArchivedFile(parquet.part_name(1, start, end), 7, "ab" * 32)
-    return replace(Part(start, end, end - start, ticks, ticks + end - start, file), **changes)
+    return replace(ParquetFile(start, end, end - start, ticks, ticks + end - start, file), **changes)
 
 
-def manifest(*parts: Part) -> Manifest:
+def manifest(*parts: ParquetFile) -> ParquetManifest:
     return replace(parquet.nothing(TOPIC, 1), parts=[*parts])
 
 
 def test_a_manifest_that_can_be_is_taken() -> None:
     parquet.check(manifest(), TOPIC, 1, "here")
     lost = part(9, 12, 0, rows=0, first_ticks=0, last_ticks=0)
-    blob = Blob(13, ArchivedFile(parquet.blob_name(1, 13), 9, "cd" * 32))
+    blob = ParquetBlob(13, ArchivedFile(parquet.blob_name(1, 13), 9, "cd" * 32))
     sound = manifest(part(4, 9, 100), lost, part(12, 14, 200, blobs=[blob]))
     parquet.check(sound, TOPIC, 1, "here")
     assert (sound.start, sound.end, sound.last_ticks) == (4, 14, 202)
@@ -52,13 +52,13 @@ def test_a_manifest_that_can_be_is_taken() -> None:
         manifest(part(0, 5, 50, file=ArchivedFile(parquet.part_name(0, 0, 5), 7, "ab" * 32))),
         manifest(part(0, 5, 50, file=ArchivedFile("../x.parquet", 7, "ab" * 32))),
         manifest(part(0, 5, 50, file=ArchivedFile(parquet.part_name(1, 0, 5), 7, "../" * 21 + "x"))),
-        manifest(part(0, 5, 50, blobs=[Blob(3, ArchivedFile("3.blob", 7, "ab" * 32))])),
+        manifest(part(0, 5, 50, blobs=[ParquetBlob(3, ArchivedFile("3.blob", 7, "ab" * 32))])),
         replace(manifest(), partition=0),
         replace(manifest(), uuid=TOPIC.uuid[::-1]),
         replace(manifest(), topic="u"),
     ],
 )
-def test_a_manifest_that_cannot_be_is_refused(wrong: Manifest) -> None:
+def test_a_manifest_that_cannot_be_is_refused(wrong: ParquetManifest) -> None:
     with pytest.raises(Corrupt):
         parquet.check(wrong, TOPIC, 1, "here")
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from headwater.errors import Corrupt
 from headwater.format import settings
-from headwater.format.replication import Answer, Share, Wanted, decode, encode
+from headwater.format.replication import LogRequest, LogShare, ReplicationResponse, decode, encode
 from headwater.format.settings import Replica
 
-ASKED = [Wanted("t", "u", number, 0) for number in range(4)]
+ASKED = [LogRequest("t", "u", number, 0) for number in range(4)]
 shares = st.lists(
     st.tuples(
         st.integers(0, 3), st.sampled_from(["ok", "gone", "behind", "diverged", "damaged"]), st.binary(max_size=50)
@@ -19,9 +19,9 @@ shares = st.lists(
 )
 
 
-def answer_of(told: list[tuple[int, str, bytes]]) -> Answer:
-    made = [Share(number, state, 1, 2, 3, 4, len(data), "why") for number, state, data in told]  # type: ignore[arg-type]
-    return Answer(17, made, [memoryview(data) for _, _, data in told])
+def answer_of(told: list[tuple[int, str, bytes]]) -> ReplicationResponse:
+    made = [LogShare(number, state, 1, 2, 3, 4, len(data), "why") for number, state, data in told]  # type: ignore[arg-type]
+    return ReplicationResponse(17, made, [memoryview(data) for _, _, data in told])
 
 
 @given(shares)

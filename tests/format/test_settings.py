@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.format import settings
-from headwater.format.settings import Topic, TopicSettings
+from headwater.format.settings import TopicRecord, TopicSettings
 
 numbers = st.integers(0, (1 << 63) - 1)
 
@@ -37,11 +37,13 @@ chosen = st.fixed_dictionaries(
 
 @given(st.text(min_size=1), chosen)
 def test_settings_are_read_as_they_were_written(name: str, chosen: dict[str, Any]) -> None:
-    topic = Topic(name=name, uuid="u", partitions=1, settings=TopicSettings(**chosen))
-    assert settings.decode(settings.encode(topic), Topic) == topic
+    topic = TopicRecord(name=name, uuid="u", partitions=1, settings=TopicSettings(**chosen))
+    assert settings.decode(settings.encode(topic), TopicRecord) == topic
 
 
 def test_a_default_that_was_said_is_not_written() -> None:
-    plain = Topic(name="orders", uuid="u", partitions=1)
+    plain = TopicRecord(name="orders", uuid="u", partitions=1)
     for same in (TopicSettings(overflow=said("delete")), TopicSettings(compression=said("none"))):  # type: ignore[arg-type]
-        assert settings.encode(Topic(name="orders", uuid="u", partitions=1, settings=same)) == settings.encode(plain)
+        assert settings.encode(TopicRecord(name="orders", uuid="u", partitions=1, settings=same)) == settings.encode(
+            plain
+        )

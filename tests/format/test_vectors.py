@@ -15,7 +15,7 @@ import headwater
 from headwater.errors import HeadwaterError
 from headwater.event import Event
 from headwater.format import batch, blob, cursors, frames, journal, producers, segment, settings, tail
-from headwater.format.archive import Archive, Note
+from headwater.format.archive import ArchiveAddress, ArchiveNote
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.index import Index
 from headwater.format.keyhash import key_hash
@@ -208,12 +208,12 @@ def test_the_golden_index_with_keys_is_read() -> None:
 
 def test_the_golden_settings_are_read() -> None:
     stored, meaning = golden("headwater-json")
-    assert settings.decode(stored, settings.Store).uuid == meaning["uuid"]
+    assert settings.decode(stored, settings.LogSettings).uuid == meaning["uuid"]
     assert independent_reader.read_settings(stored) == {"format": 1, "uuid": meaning["uuid"]}
     for name in ("topic-json", "topic-settings-json", "topic-retention-json"):
         stored, meaning = golden(name)
         del meaning["what"]
-        topic = settings.decode(stored, settings.Topic)
+        topic = settings.decode(stored, settings.TopicRecord)
         assert (topic.name, topic.partitions) == (meaning["name"], meaning["partitions"])
         assert {field: getattr(topic.settings, field) for field in meaning["settings"]} == meaning["settings"]
         assert independent_reader.read_settings(stored) == meaning
@@ -223,7 +223,9 @@ def test_the_golden_files_of_an_archive_are_read() -> None:
     for name in ("archive-json", "archived-json"):
         stored, meaning = golden(name)
         del meaning["what"]
-        read = settings.decode(stored, Archive) if name == "archive-json" else settings.decode(stored, Note)
+        read = (
+            settings.decode(stored, ArchiveAddress) if name == "archive-json" else settings.decode(stored, ArchiveNote)
+        )
         assert msgspec.to_builtins(read) == meaning
         assert independent_reader.read_settings(stored) == meaning
 

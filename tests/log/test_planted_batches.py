@@ -11,7 +11,7 @@ import pytest
 from headwater.engine.engine import Engine
 from headwater.errors import Corrupt
 from headwater.format.batch import encode_lost, encode_one
-from headwater.format.tail import MAGIC, OPEN, SIZE, SLOTS_AT, Slot
+from headwater.format.tail import MAGIC, OPEN, SIZE, SLOTS_AT, TailSlot
 from headwater.storage.segment import SegmentFile
 from tests.log.unsynced import open_unsynced
 
@@ -190,7 +190,7 @@ def test_a_torn_event_brings_nothing_of_its_data_back(tmp_path: Path, payload: s
 def tail_before(planted: Planted) -> bytes:
     """The tail as it was before the carrier, of a machine that has lost its power since."""
     at = CARRIER, planted.positions[CARRIER]
-    slot = Slot(2, b"an earlier boot.", 0, *at, *at, 1, 1, OPEN)
+    slot = TailSlot(2, b"an earlier boot.", 0, *at, *at, 1, 1, OPEN)
     return (MAGIC.ljust(SLOTS_AT[0], b"\0") + slot.encode()).ljust(SIZE, b"\0")
 
 

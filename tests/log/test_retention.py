@@ -16,7 +16,7 @@ from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import time_of
 from headwater.format.index import Index
 from headwater.format.names import file_of, offset_of
-from headwater.format.settings import Topic, TopicSettings
+from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.limits import Limits
 from headwater.storage import retention, seal
 from headwater.storage.disk import Clock
@@ -287,7 +287,7 @@ def test_what_the_slowest_consumer_has_not_passed_is_kept(hw: Engine) -> None:
     fill(hw, 4)
     asked: list[tuple[str, int]] = []
 
-    def slowest(topic: Topic, partition: int) -> int:
+    def slowest(topic: TopicRecord, partition: int) -> int:
         asked.append((topic.name, partition))
         return 5
 
@@ -484,7 +484,7 @@ def test_a_segment_that_somebody_took_away_by_hand_is_not_called_deleted(hw: Eng
 # Together with sealing, deleting and repairing
 
 
-def all_due(log: LocalLog, keep: int) -> list[retention.Segment]:
+def all_due(log: LocalLog, keep: int) -> list[retention.SegmentFiles]:
     return retention.survey(log.place, log.state())[:-keep]
 
 

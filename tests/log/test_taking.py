@@ -10,7 +10,7 @@ import pytest
 from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Corrupt
 from headwater.format.batch import Batch, decode
-from headwater.format.producers import Answer, Known
+from headwater.format.producers import ProducerAnswer, ProducerState
 from headwater.format.replication import LogState, TopicState
 from headwater.storage import copying
 from headwater.storage.log import LocalLog
@@ -29,13 +29,13 @@ def source(tmp_path: Path) -> Iterator[LocalLog]:
 def here(tmp_path: Path, source: LocalLog) -> Iterator[LocalLog]:
     """An empty log of the same uuid and settings."""
     assert source.end()
-    from headwater.engine.replica.destination import Destination
+    from headwater.engine.replica.destination import ReplicaDirectory
     from headwater.limits import DEFAULTS
     from headwater.storage.disk import Clock, Disk
 
     with Engine(tmp_path / "source") as engine:
         topic = engine.topic("t")
-    with Destination(tmp_path / "here", DEFAULTS, Disk(), Clock()) as destination:
+    with ReplicaDirectory(tmp_path / "here", DEFAULTS, Disk(), Clock()) as destination:
         state = TopicState("t", topic.uuid, topic.settings, [LogState(0, 0, 0)])
         yield destination.adopt(state).logs[0]
 
@@ -97,9 +97,9 @@ def test_what_is_remembered_of_producers_is_merged_and_survives(source: LocalLog
     here.take(batches(source), {})
     recent = source.state().last_ticks
     more = {
-        "q": Known(3, [Answer(7, 2, recent, 1)]),
-        "old": Known(1, [Answer(1, 0, 1, 1)]),  # so silent that it is forgotten
-        "p": Known(1, [Answer(5, 15, recent, 6)]),
+        "q": ProducerState(3, [ProducerAnswer(7, 2, recent, 1)]),
+        "old": ProducerState(1, [ProducerAnswer(1, 0, 1, 1)]),  # so silent that it is forgotten
+        "p": ProducerState(1, [ProducerAnswer(5, 15, recent, 6)]),
     }
     assert here.remember(more)
     _, known = here.producers()

@@ -17,7 +17,7 @@ from headwater.engine.replica.replicator import Replicator
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from headwater.engine.replica.source import Source
+    from headwater.engine.replica.source import ReplicationSource
     from headwater.event import Event
 
 PROGRAM = (sys.executable, "-m", "headwater.cli")
@@ -59,7 +59,7 @@ def copy_once(source: Path | str, replica: Path, **options: Any) -> headwater.in
 
 
 @contextlib.contextmanager
-def replicating(source: Source, path: Path, **options: Any) -> Iterator[Replicator]:
+def replicating(source: ReplicationSource, path: Path, **options: Any) -> Iterator[Replicator]:
     """Copy in a thread for the time of a block; whatever ends it otherwise is raised."""
     replicator = Replicator(source, path, address="the source", **options)
     failed: list[BaseException] = []

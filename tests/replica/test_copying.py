@@ -11,10 +11,10 @@ import pytest
 
 import headwater
 from headwater.engine.engine import Engine
-from headwater.engine.replica.destination import Destination, SourceFailed, take
+from headwater.engine.replica.destination import ReplicaDirectory, SourceError, take
 from headwater.engine.replica.replicator import Replicator
 from headwater.event import ticks_and_node
-from headwater.format.replication import Wanted
+from headwater.format.replication import LogRequest
 from headwater.limits import DEFAULTS
 from headwater.storage.disk import Clock, Disk
 from tests.replica.copies import copy_once, events, replicating, same, wait_for_events
@@ -261,10 +261,10 @@ def test_huge_data_that_is_not_what_its_batch_says_is_not_taken(tmp_path: Path) 
         copy_once(tmp_path / "source", tmp_path / "replica", topics=[])
         state = hw.replication().topics()[0]
         batches = list(hw.partition_log("t", 0).stored(0, 1))
-    with Destination(tmp_path / "replica", DEFAULTS, Disk(), Clock()) as here:
+    with ReplicaDirectory(tmp_path / "replica", DEFAULTS, Disk(), Clock()) as here:
         (log,) = here.adopt(state).logs
         for wrong in (b"y" * 2_000_000, b"x" * 1_999_999, b""):
-            with pytest.raises(SourceFailed, match="not what its batch says"):
+            with pytest.raises(SourceError, match="not what its batch says"):
                 take(log, batches, Lying(wrong))  # type: ignore[arg-type]  # all that it is asked for
         assert log.end() == 0
         assert list(log.place.spool.iterdir()) == []
@@ -304,9 +304,9 @@ def test_a_replica_whose_last_event_is_deleted_at_the_source_just_now_goes_on(
         hw.retain("t", before=1)
         monkeypatch.setattr(log, "start", lambda: 0)  # as it was when the source looked
         ticks = ticks_and_node(first.id)[0]
-        [share] = hw.replication().more([Wanted("t", topic.uuid, 0, 1, ticks)], 1000, 0).shares
+        [share] = hw.replication().more([LogRequest("t", topic.uuid, 0, 1, ticks)], 1000, 0).shares
         assert (share.state, share.end, share.size > 0) == ("ok", 2, True)
-        [share] = hw.replication().more([Wanted("t", topic.uuid, 0, 0)], 1000, 0).shares
+        [share] = hw.replication().more([LogRequest("t", topic.uuid, 0, 0)], 1000, 0).shares
         assert (share.state, share.start) == ("behind", 1)
 
 

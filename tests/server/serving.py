@@ -18,11 +18,11 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 import msgspec
-from headwater.server.serve import Address, serve
-from headwater.server.settings import Settings
+from headwater.server.serve import ListenAddress, serve
+from headwater.server.settings import ServerSettings
 options = json.loads(sys.argv[2])
-settings = msgspec.convert(options, Settings)
-here = Address("127.0.0.1", 0)
+settings = msgspec.convert(options, ServerSettings)
+here = ListenAddress("127.0.0.1", 0)
 serve(Path(sys.argv[1]), here, settings, tcp=here, ready=lambda urls: print(urls, flush=True))
 """
 WAIT_S = 20.0

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from headwater.errors import Denied, Invalid, NotFound
-from headwater.server.access import Access, Open, Scope, User, check_exposure, chosen, loopback, require
+from headwater.server.access import Access, OpenAccess, Scope, User, check_exposure, chosen, loopback, require
 from headwater.server.http.message import Client
 from headwater.server.logins import FileAccess
 from tests.server.people import add, bearer
@@ -21,7 +21,7 @@ def users(tmp_path: Path) -> FileAccess:
 
 
 def test_open_access_lets_everyone_do_everything() -> None:
-    access = Open()
+    access = OpenAccess()
     assert isinstance(access, Access)
     assert access.known({}, Client()) is access.check({}, Client())
     require(access.check({}, Client()), "admin", "orders")
@@ -44,7 +44,7 @@ def test_who_may_not_is_told_what_is_missing() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
 def test_loopback_may_be_open(host: str, caplog: pytest.LogCaptureFixture) -> None:
     assert loopback(host)
-    check_exposure(host, Open())
+    check_exposure(host, OpenAccess())
     assert caplog.messages == []
 
 
@@ -56,7 +56,7 @@ def test_a_network_needs_authentication_or_insecure(
 ) -> None:
     assert not loopback(host)
     with pytest.raises(Invalid) as caught:
-        check_exposure(host, Open())
+        check_exposure(host, OpenAccess())
     assert caught.value.code == "exposed"
     assert "--auth" in caught.value.hint
     assert "--insecure" in caught.value.hint
@@ -65,13 +65,13 @@ def test_a_network_needs_authentication_or_insecure(
         assert caplog.messages == []
         check_exposure(host, users)
         assert "unencrypted" in caplog.messages[-1]
-        check_exposure(host, Open(), insecure=True)
+        check_exposure(host, OpenAccess(), insecure=True)
         assert "everyone" in caplog.messages[-1]
 
 
 def test_built_in_access_is_chosen_by_name(tmp_path: Path) -> None:
     token = add(tmp_path / "a:b.json", "ada", token=True)
-    assert isinstance(chosen("open"), Open)
+    assert isinstance(chosen("open"), OpenAccess)
     assert chosen(f"users:{tmp_path}/a:b.json").check(bearer(token), Client()).name == "ada"
     with pytest.raises(NotFound):
         chosen(f"users:{tmp_path}/missing.json")

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from headwater.event import ticks_of
 from headwater.server import accesslog
-from headwater.server.accesslog import Access, AccessLog, line_of
+from headwater.server.accesslog import AccessLog, RequestRecord, line_of
 from headwater.storage.disk import Disk
 
 
-def access(**changes: Any) -> Access:
-    usual = Access(
+def access(**changes: Any) -> RequestRecord:
+    usual = RequestRecord(
         ticks=0x1F0C3F0E0000000,
         client="127.0.0.1",
         user="ann",

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from headwater.format import settings
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from tests.server import people
 from tests.server.process import served
 from tests.server.serving import Server, serving
@@ -55,7 +55,7 @@ def prepare(server: Server) -> None:
     assert deleted
     topics = server.path / "topics"
     (topics / "damaged" / "topic.json").write_bytes(b"{}")
-    topic = Topic(format=2, name="foreign", uuid="b7f2a3c4-0000-4000-8000-000000000000", partitions=1)
+    topic = TopicRecord(format=2, name="foreign", uuid="b7f2a3c4-0000-4000-8000-000000000000", partitions=1)
     (topics / "foreign" / "topic.json").write_bytes(settings.encode(topic))
 
 

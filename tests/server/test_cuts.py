@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.server.access import Open
+from headwater.server.access import OpenAccess
 from headwater.server.connections import Connections
-from headwater.server.http.app import App
-from headwater.server.http.protocol import Connection
+from headwater.server.http.app import HttpApplication
+from headwater.server.http.protocol import ServerConnection
 from headwater.server.metrics import CountingDisk, Metrics
-from headwater.server.settings import Settings
-from headwater.server.store import Store
+from headwater.server.settings import ServerSettings
+from headwater.server.store import ServedLog
 from headwater.views.local import Local
 from tests.server.serving import answers
 
@@ -138,9 +138,9 @@ class Served:
 
     async def _open(self) -> Connections:
         loop = asyncio.get_running_loop()
-        self.store = Store(self.engine, Open(), Settings(), Metrics(CountingDisk()))
-        connections = Connections(App(self.store), loop)
-        self.listening = await loop.create_server(partial(Connection, connections), "127.0.0.1", 0)
+        self.store = ServedLog(self.engine, OpenAccess(), ServerSettings(), Metrics(CountingDisk()))
+        connections = Connections(HttpApplication(self.store), loop)
+        self.listening = await loop.create_server(partial(ServerConnection, connections), "127.0.0.1", 0)
         return connections
 
     async def close(self) -> None:
@@ -151,7 +151,7 @@ class Served:
     async def ask(self, pieces: list[bytes], turns: list[int], answers_wanted: int, *, patient: bool = False) -> Wire:
         """Give a connection these pieces, with so many turns of the loop after each, or when each is answered."""
         wire = Wire()
-        connection = Connection(self.connections)
+        connection = ServerConnection(self.connections)
         connection.connection_made(wire)
         for number, (piece, turn) in enumerate(zip(pieces, turns, strict=True)):
             connection.data_received(piece)
@@ -247,7 +247,7 @@ def test_requests_mean_the_same_however_they_are_cut(
 def test_requests_that_were_not_parsed_do_not_count_against_the_next_head(served: Served) -> None:
     async def drive() -> Wire:
         wire = Wire()
-        connection = Connection(served.connections)
+        connection = ServerConnection(served.connections)
         connection.connection_made(wire)
         for number in range(100):
             connection.data_received(append(b"x" * 1000))
@@ -267,7 +267,7 @@ def ending(served: Served, asked: list[tuple[bytes, int]], pieces: list[bytes], 
 
     async def drive() -> Wire:
         wire = Wire()
-        connection = Connection(served.connections)
+        connection = ServerConnection(served.connections)
         connection.connection_made(wire)
         for piece in pieces:
             connection.data_received(piece)

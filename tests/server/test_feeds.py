@@ -19,10 +19,10 @@ from headwater.engine.reading import pick
 from headwater.errors import Closed, Invalid, NotFound
 from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
-from headwater.server.settings import Settings
+from headwater.server.settings import ServerSettings
 from tests.server.sinks import Collector, Lines, begin, feeding
 
-SMALL = Settings(limits=ServerLimits(feed_chunk_bytes=2000, feed_recent_bytes=8000))
+SMALL = ServerSettings(limits=ServerLimits(feed_chunk_bytes=2000, feed_recent_bytes=8000))
 
 
 @pytest.fixture
@@ -466,7 +466,7 @@ async def test_nobody_reads_from_the_log_after_closing(log: Engine) -> None:
 
 
 async def test_idle_streams_are_kept_alive_and_busy_ones_are_left_alone(log: Engine) -> None:
-    async with feeding(log, Settings(heartbeat_s=0.05)) as feeds:
+    async with feeding(log, ServerSettings(heartbeat_s=0.05)) as feeds:
         idle, ahead, full = Collector(), Collector(), Collector(room=0)
         await begin(feeds, "orders", idle)
         await begin(feeds, "orders", ahead, start=100)
@@ -478,7 +478,7 @@ async def test_idle_streams_are_kept_alive_and_busy_ones_are_left_alone(log: Eng
 
 
 async def test_many_topics_share_few_threads(log: Engine) -> None:
-    settings = Settings(limits=ServerLimits(watch_threads=2))
+    settings = ServerSettings(limits=ServerLimits(watch_threads=2))
     async with feeding(log, settings) as feeds:
         sinks = {}
         for number in range(12):

@@ -15,9 +15,9 @@ from headwater.event import Event
 from headwater.limits import ServerLimits
 from headwater.server import member as member_module
 from headwater.server.http.consumers import LINES
-from headwater.server.member import Bound, RemoteMember
+from headwater.server.member import MemberOwner, RemoteMember
 from headwater.server.members import Members
-from headwater.server.window import Window
+from headwater.server.window import AckWindow
 from tests.log.unsynced import open_unsynced
 
 PATIENCE_S = 20.0
@@ -158,7 +158,7 @@ def test_a_window_counts_each_event_once() -> None:
     def event(partition: int, offset: int, size: int) -> Event:
         return Event("t", partition, offset, 0, "", None, b"x" * size, "bytes", 0)
 
-    window = Window(5, 100)
+    window = AckWindow(5, 100)
     window.hold({0: 1, 1: 1})
     window.add([event(0, offset, 10) for offset in range(3)], 50)
     window.add([event(0, 1, 10)], 50)  # it failed, and is sent again
@@ -185,7 +185,7 @@ def test_a_window_counts_each_event_once() -> None:
 async def test_only_one_that_is_bound_to_its_connection_need_not_be_heard_of(
     members: Members, bound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member = join(members, bound=Bound(10, lambda: None) if bound else None)
+    member = join(members, bound=MemberOwner(10, lambda: None) if bound else None)
     member.begin(Taker())
     await member.look()
     monkeypatch.setattr(member_module, "monotonic", lambda: monotonic() + 10_000)
@@ -199,7 +199,7 @@ async def test_only_one_that_is_bound_to_its_connection_need_not_be_heard_of(
 @pytest.mark.parametrize("bound", [False, True])
 async def test_one_that_is_bound_has_failed_at_nothing_when_it_ends(hw: Engine, members: Members, bound: bool) -> None:
     said = []
-    member, taker = join(members, bound=Bound(10, lambda: said.append(1)) if bound else None), Taker()
+    member, taker = join(members, bound=MemberOwner(10, lambda: said.append(1)) if bound else None), Taker()
     member.begin(taker)
     await until(lambda: taker.chunks)
     member.close()
@@ -210,7 +210,7 @@ async def test_one_that_is_bound_has_failed_at_nothing_when_it_ends(hw: Engine, 
 
 
 async def test_one_that_is_bound_ends_when_it_is_moved(hw: Engine, members: Members) -> None:
-    member, taker = join(members, bound=Bound(10, lambda: None)), Taker()
+    member, taker = join(members, bound=MemberOwner(10, lambda: None)), Taker()
     member.begin(taker)
     await until(lambda: taker.chunks)
     hw.seek("c", "t", 0)
@@ -221,7 +221,7 @@ async def test_one_that_is_bound_ends_when_it_is_moved(hw: Engine, members: Memb
 async def test_one_that_is_bound_sends_nothing_from_the_place_it_was_moved_to(
     hw: Engine, members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member, taker = join(members, bound=Bound(10, lambda: None)), Taker()
+    member, taker = join(members, bound=MemberOwner(10, lambda: None)), Taker()
     take = member.consumer.take
 
     def take_when_moved(events_max: int, bytes_max: int, wait_s: float) -> list[Event]:
@@ -240,7 +240,7 @@ async def test_one_that_is_bound_sends_nothing_from_the_place_it_was_moved_to(
 
 
 async def test_one_that_is_bound_sends_as_many_as_it_is_told(hw: Engine, members: Members) -> None:
-    member, taker = join(members, bound=Bound(2, lambda: None)), Taker()
+    member, taker = join(members, bound=MemberOwner(2, lambda: None)), Taker()
     member.begin(taker)
     await until(lambda: taker.chunks)
     state = await member.look()

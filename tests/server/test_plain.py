@@ -13,13 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from headwater.engine.waiting import Waiting
+from headwater.engine.waiting import PendingAppend
 from headwater.limits import DEFAULTS
-from headwater.server.http.app import App
+from headwater.server.http.app import HttpApplication
 from headwater.server.http.message import Client
-from headwater.server.http.plain import Answer as PlainAnswer
-from headwater.server.http.plain import PlainAppends
-from headwater.server.http.protocol import Connection
+from headwater.server.http.plain import PlainAnswer, PlainAppends
+from headwater.server.http.protocol import ServerConnection
 from headwater.server.metrics import Metrics
 from headwater.server.prompt import Way
 from headwater.server.scopes import EVERYONE, NOBODY
@@ -185,7 +184,7 @@ def test_an_answer_that_finds_no_room_is_left_to_the_loop() -> None:
 def test_while_something_waits_to_be_written_only_the_loop_writes() -> None:
     near, far = socket.socketpair()
     connections: Any = SimpleNamespace(app=SimpleNamespace(store=SimpleNamespace(metrics=None)), loop=None, limits=None)
-    connection, size = Connection(connections), 0
+    connection, size = ServerConnection(connections), 0
     connection._transport = SimpleNamespace(get_write_buffer_size=lambda: size, get_extra_info=lambda _: near)
     assert connection.way() is not None
     size = 1
@@ -209,7 +208,7 @@ def test_who_asks_is_looked_up_for_each_request() -> None:
 
 def _one_append() -> tuple[PlainAppends, Any, Any]:
     """Plain appends without a server, a connection to them, and what is appended."""
-    waiting = Waiting(
+    waiting = PendingAppend(
         cast(Any, None), cast(Any, SimpleNamespace(node=1, place=SimpleNamespace(partition=0))), Rows("bytes", True)
     )
     connection = SimpleNamespace(user=EVERYONE, rests=[], client=None, granted_user=None, granted_head=None)
@@ -221,7 +220,11 @@ def _one_append() -> tuple[PlainAppends, Any, Any]:
         commits=SimpleNamespace(submit=lambda *_: None, write_answers=lambda _: None),
         metrics=Metrics(),
     )
-    return PlainAppends(cast(App, SimpleNamespace(store=store, host_is_fine=lambda *_: True))), connection, waiting
+    return (
+        PlainAppends(cast(HttpApplication, SimpleNamespace(store=store, host_is_fine=lambda *_: True))),
+        connection,
+        waiting,
+    )
 
 
 def _taken(plain: PlainAppends, connection: Any, count: int) -> list[PlainAnswer]:

@@ -14,7 +14,7 @@ from headwater.spark.folding.folding import fold_shard
 from headwater.spark.folding.sharding import plan
 from headwater.views import database, rebuild
 from headwater.views.app import App
-from headwater.views.bulk import Shard, Span
+from headwater.views.bulk import ProjectionRange, Shard
 from headwater.views.files import Files
 from headwater.views.local import Local
 
@@ -58,7 +58,7 @@ class InThisProcess:
 
     def fold(
         self,
-        spans: Sequence[Span],
+        spans: Sequence[ProjectionRange],
         fields: Sequence[str],
         beside: Path,
         progress: rebuild.Progress,

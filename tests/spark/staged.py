@@ -12,11 +12,11 @@ import pyarrow as pa
 import headwater
 from headwater.spark.writing import sink
 from headwater.spark.writing.layout import Layout
-from headwater.spark.writing.publishing import Sent
-from headwater.spark.writing.sink import Settings
-from headwater.spark.writing.staging import FOLDER, Staging, Write
+from headwater.spark.writing.publishing import PublishedBatch
+from headwater.spark.writing.sink import SinkSettings
+from headwater.spark.writing.staging import FOLDER, StagedWrite, StagingArea
 from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 from tests.wrapped import WrappedStore
 
@@ -53,7 +53,7 @@ class Steps:
 class DyingStore(WrappedStore):
     """A store at whose changes a process may die."""
 
-    def __init__(self, store: Store, steps: Steps) -> None:
+    def __init__(self, store: ObjectStore, steps: Steps) -> None:
         super().__init__(store)
         self._steps = steps
 
@@ -68,10 +68,10 @@ def dying_log(hw: Log, steps: Steps) -> None:
         setattr(hw, name, lambda *args, verb=verb, **options: steps.around(lambda: verb(*args, **options)))
 
 
-def staging_at(path: Path, steps: Steps | None = None, clock: Clock | None = None) -> Staging:
+def staging_at(path: Path, steps: Steps | None = None, clock: Clock | None = None) -> StagingArea:
     clock = clock or Clock()
-    store: Store = DirectoryStore(path / FOLDER, Disk(), clock)
-    return Staging(DyingStore(store, steps) if steps is not None else store, "", clock)
+    store: ObjectStore = DirectoryStore(path / FOLDER, Disk(), clock)
+    return StagingArea(DyingStore(store, steps) if steps is not None else store, "", clock)
 
 
 def rows(numbers: Iterable[int]) -> pa.RecordBatch:
@@ -81,12 +81,12 @@ def rows(numbers: Iterable[int]) -> pa.RecordBatch:
     return pa.record_batch({"data": [str(number) for number in numbers], "key": keys})
 
 
-def settings(address: str | Path, schema: pa.Schema, **options: Any) -> Settings:
+def settings(address: str | Path, schema: pa.Schema, **options: Any) -> SinkSettings:
     options = {"topic": "orders", "partitions": None, "staging": None} | options
-    return Settings(address=str(address), layout=Layout.of(schema, options.pop("content", None)), **options)
+    return SinkSettings(address=str(address), layout=Layout.of(schema, options.pop("content", None)), **options)
 
 
-def stage(address: str | Path, write: Write, *batches: pa.RecordBatch, **options: Any) -> list[Sent]:
+def stage(address: str | Path, write: StagedWrite, *batches: pa.RecordBatch, **options: Any) -> list[PublishedBatch]:
     """As tasks do, one for each batch."""
     chosen = settings(address, batches[0].schema, **options)
     return [each for turn, batch in enumerate(batches) for each in sink.stage(chosen, write, iter([batch]), turn).sent]

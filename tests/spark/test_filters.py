@@ -36,8 +36,8 @@ from headwater.format import events
 from headwater.limits import Limits
 from headwater.spark.reading import planning, scan
 from headwater.spark.reading.filters import Filters
-from headwater.spark.reading.options import ReadOptions, parse
-from headwater.spark.reading.planning import Narrowing
+from headwater.spark.reading.options import SourceOptions, parse
+from headwater.spark.reading.planning import FilterBounds
 
 SCHEMA = (
     StructType()
@@ -80,11 +80,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def options(data: Path, **more: str) -> ReadOptions:
+def options(data: Path, **more: str) -> SourceOptions:
     return parse({"path": str(data), "topic": "orders,other", **more})
 
 
-def rows(data: Path, filters: Filters, read: ReadOptions) -> list[dict[str, Any]]:
+def rows(data: Path, filters: Filters, read: SourceOptions) -> list[dict[str, Any]]:
     """What would go to Spark."""
     with headwater.open(data) as hw:
         pieces = planning.plan(hw, read, filters.narrowing)
@@ -281,9 +281,9 @@ def test_times_narrow_to_offsets(data: Path) -> None:
     with headwater.open(data) as hw:
         (event,) = hw.read("orders", partition=0, start=80, end=81)
         read = options(data, topic="orders")
-        pieces = planning.plan(hw, read, Narrowing(times=(event.time, None), partitions=frozenset((0,))))
+        pieces = planning.plan(hw, read, FilterBounds(times=(event.time, None), partitions=frozenset((0,))))
         assert [(piece.split.start, piece.split.end) for piece in pieces] == [(80, 200)]
-        pieces = planning.plan(hw, read, Narrowing(times=(None, event.time), partitions=frozenset((0,))))
+        pieces = planning.plan(hw, read, FilterBounds(times=(None, event.time), partitions=frozenset((0,))))
         assert [(piece.split.start, piece.split.end) for piece in pieces] == [(0, 80)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from headwater import Conflict
-from headwater.spark.pipelines.folders import Folder, Write
+from headwater.spark.pipelines.folders import PipelineFolder, Write
 from headwater.storage.disk import Disk
 
 
@@ -41,7 +41,7 @@ def names(path: Path) -> list[str]:
 
 
 def test_a_directory_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", tmp_path / "notes")
+    folder = PipelineFolder(tmp_path / "out", tmp_path / "notes")
     folder.check()
     assert folder.replace(writing(1, 2)) == 2
     folder.check()
@@ -53,16 +53,16 @@ def test_a_directory_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 def test_what_holds_anything_but_parquet_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
-    Folder(tmp_path / "home", tmp_path / "notes").check()
+    PipelineFolder(tmp_path / "home", tmp_path / "notes").check()
     (tmp_path / "home" / "thesis.txt").write_text("years of work")
     with pytest.raises(Conflict, match=r"holds thesis.txt, which is no Parquet"):
-        Folder(tmp_path / "home", tmp_path / "notes").check()
+        PipelineFolder(tmp_path / "home", tmp_path / "notes").check()
     with pytest.raises(Conflict, match="is no directory"):
-        Folder(tmp_path / "home" / "thesis.txt", tmp_path / "notes").check()
+        PipelineFolder(tmp_path / "home" / "thesis.txt", tmp_path / "notes").check()
 
 
 def test_batches_are_added_once_each(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", tmp_path / "notes")
+    folder = PipelineFolder(tmp_path / "out", tmp_path / "notes")
     assert folder.put("run", 0, writing(1)) == 1
     assert folder.put("run", 2, writing(2, 3)) == 2
     for number in (0, 1, 2):
@@ -72,7 +72,7 @@ def test_batches_are_added_once_each(tmp_path: Path) -> None:
 
 
 def test_the_first_batch_of_another_run_replaces_all(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", tmp_path / "notes")
+    folder = PipelineFolder(tmp_path / "out", tmp_path / "notes")
     folder.put("one", 0, writing(1))
     folder.put("one", 1, writing(2))
     folder.put("two", 0, writing(3))
@@ -87,7 +87,7 @@ def test_partitions_of_spark_keep_their_directories(tmp_path: Path) -> None:
 
         return write
 
-    folder = Folder(tmp_path / "out", tmp_path / "notes")
+    folder = PipelineFolder(tmp_path / "out", tmp_path / "notes")
     folder.put("run", 0, of_day(1))
     folder.put("run", 1, of_day(2))
     assert sorted(each.name for each in folder.path.iterdir()) == ["day=1", "day=2"]
@@ -127,18 +127,18 @@ def test_a_crash_at_any_step_and_a_rerun_give_each_row_once(
     while died:
         out = tmp_path / f"{exchanging}-{steps}" / "out"
         out.parent.mkdir()
-        Folder(out, out.parent / "notes").put("old", 0, writing(7))
+        PipelineFolder(out, out.parent / "notes").put("old", 0, writing(7))
         died = False
         for batch, rows in enumerate([(1, 2), (3,), (4, 5)]):
             disk = Dying(steps)
             try:
-                Folder(out, out.parent / "notes", disk).put("run", batch, writing(*rows, name=f"first-{batch}"))
+                PipelineFolder(out, out.parent / "notes", disk).put("run", batch, writing(*rows, name=f"first-{batch}"))
             except KeyboardInterrupt:
                 died = True
                 assert out.exists() or not exchanging  # there is always one or the other
                 if out.exists():
                     assert set(shown(out)) <= {7} or set(shown(out)) >= {1, 2}  # never a part of the first
-                Folder(out, out.parent / "notes").put("run", batch, writing(*rows, name=f"again-{batch}"))
+                PipelineFolder(out, out.parent / "notes").put("run", batch, writing(*rows, name=f"again-{batch}"))
         assert shown(out) == [1, 2, 3, 4, 5]
         assert names(out) == ["notes", "out"]
         steps += 1

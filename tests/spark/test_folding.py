@@ -15,7 +15,7 @@ from headwater.limits import QUARANTINED_MAX, Limits
 from headwater.spark.folding import folding, grouping, sharding
 from headwater.views import database, rebuild
 from headwater.views.app import App
-from headwater.views.bulk import Span
+from headwater.views.bulk import ProjectionRange
 from headwater.views.codec import decode, encode
 from headwater.views.draft import Draft
 from headwater.views.folding import Halt
@@ -312,7 +312,7 @@ def test_a_shard_with_more_documents_than_its_memory_holds_keeps_them_in_its_fil
         real(self)
 
     monkeypatch.setattr(Draft, "write", write)
-    task = sharding.Task(0, [sharding.Part(0, 0, 0, 1500)], 0, 1)
+    task = sharding.Task(0, [sharding.FoldRange(0, 0, 0, 1500)], 0, 1)
     folding.fold_shard(hw, app.of_binder("b"), task, [], tmp_path / "shard", lambda _: None)
     assert len(writes) > 3
     monkeypatch.undo()
@@ -334,10 +334,10 @@ def test_shards_of_a_partition_share_its_keys_evenly_and_each_event_is_of_one(hw
         assert min(counts) > 150
 
 
-def span(ends: tuple[int, ...], **named: Any) -> Span:
+def span(ends: tuple[int, ...], **named: Any) -> ProjectionRange:
     app = App()
     app.projection("t", "b", name="p", **named)(total)
-    return Span(app.projections["p"], (0,) * len(ends), ends)
+    return ProjectionRange(app.projections["p"], (0,) * len(ends), ends)
 
 
 def test_tasks_keep_all_cores_busy_and_have_enough_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

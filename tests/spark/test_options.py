@@ -11,13 +11,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from headwater.errors import Invalid, Unsupported
 from headwater.spark.places import open_place
-from headwater.spark.reading.options import READ, STREAM, ReadOptions, parse
+from headwater.spark.reading.options import READ, STREAM, SourceOptions, parse
 from headwater.spark.writing import sink
 
 GIVEN = {"path": "data", "topic": "orders"}
 
 
-def parsed(known: tuple[str, ...] = READ, **more: str) -> ReadOptions:
+def parsed(known: tuple[str, ...] = READ, **more: str) -> SourceOptions:
     return parse(GIVEN | more, known)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headwater import Invalid
 from headwater.spark.querying import partial
-from headwater.spark.querying.partial import Measure, Partial
+from headwater.spark.querying.partial import ColumnMeasure, PartialAggregate
 
 TYPE_OF: dict[str, pa.DataType] = {
     "g": pa.string(),
@@ -30,7 +30,10 @@ ASKED: dict[str, list[partial.Function]] = {
     "s": ["min", "max"],
     "g": ["min", "max"],
 }
-MEASURES = [Measure("count"), *(Measure(function, column) for column, each in ASKED.items() for function in each)]
+MEASURES = [
+    ColumnMeasure("count"),
+    *(ColumnMeasure(function, column) for column, each in ASKED.items() for function in each),
+]
 TYPES = {("sum", "m"): pa.decimal128(20, 2)}
 numbers = st.none() | st.integers(-(2**60), 2**60)
 floats = st.none() | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1.5, -2.0])
@@ -40,7 +43,7 @@ rows = st.tuples(
 )
 
 
-def schema_of(by: list[str], measures: list[Measure]) -> pa.Schema:
+def schema_of(by: list[str], measures: list[ColumnMeasure]) -> pa.Schema:
     found = [(f"g{number}", ROWS.field(name).type) for number, name in enumerate(by)]
     for number, each in enumerate(measures):
         usual = ROWS.field(each.column).type if each.column else pa.int64()
@@ -54,8 +57,10 @@ def table_of(many: list[tuple[Any, ...]]) -> pa.Table:
     return table.set_column(0, "g", table.column("g").dictionary_encode())  # as the log has types
 
 
-def run(tables: list[list[tuple[Any, ...]]], by: list[str], measures: list[Measure], checked: bool = True) -> list[Any]:
-    found = Partial(by, measures, schema_of(by, measures), checked=checked)
+def run(
+    tables: list[list[tuple[Any, ...]]], by: list[str], measures: list[ColumnMeasure], checked: bool = True
+) -> list[Any]:
+    found = PartialAggregate(by, measures, schema_of(by, measures), checked=checked)
     for each in tables:
         found.add(table_of(each))
     batches = list(found.result())
@@ -75,7 +80,7 @@ def reference(tables: list[list[tuple[Any, ...]]], by: list[str]) -> list[tuple[
     return found
 
 
-def _measured(measure: Measure, values: list[Any]) -> Any:
+def _measured(measure: ColumnMeasure, values: list[Any]) -> Any:
     if measure.function == "count":
         return len(values)
     present = [value for value in values if value is not None]
@@ -101,7 +106,7 @@ def test_nothing_has_no_groups() -> None:
 
 
 def test_a_count_needs_no_column() -> None:
-    assert run([[("a", 1, 1.0, None, None)] * 3], [], [Measure("count")]) == [(3,)]
+    assert run([[("a", 1, 1.0, None, None)] * 3], [], [ColumnMeasure("count")]) == [(3,)]
 
 
 @pytest.mark.parametrize("tables", [[2**62] * 3, [[2**62], [2**62]]])
@@ -112,19 +117,19 @@ def test_a_sum_that_is_too_large_is_an_error(tables: list[Any]) -> None:
     joined = [[row for each in given for row in each]]
     for whole in (given, joined):
         with pytest.raises(Invalid, match="a sum does not fit int64") as caught:
-            run(whole, ["g"], [Measure("sum", "i")])
+            run(whole, ["g"], [ColumnMeasure("sum", "i")])
         assert caught.value.code == "overflow"
-        ((_, wrapped),) = run(whole, ["g"], [Measure("sum", "i")], checked=False)
+        ((_, wrapped),) = run(whole, ["g"], [ColumnMeasure("sum", "i")], checked=False)
         assert wrapped == (len(joined[0]) * 2**62 + 2**63) % 2**64 - 2**63
 
 
 def test_a_sum_that_only_might_be_too_large_is_exact() -> None:
     values = [2**63 - 1, -(2**63), 5, 2**62, -(2**62)]
-    assert run([[("a", value, None, None, None) for value in values]], ["g"], [Measure("sum", "i")]) == [("a", 4)]
+    assert run([[("a", value, None, None, None) for value in values]], ["g"], [ColumnMeasure("sum", "i")]) == [("a", 4)]
 
 
 def test_a_sum_of_decimals_that_is_too_large_is_an_error() -> None:
     schema = pa.schema([("m0", pa.decimal128(38, 0))])
-    found = Partial([], [Measure("sum", "m")], schema, checked=True)
+    found = PartialAggregate([], [ColumnMeasure("sum", "m")], schema, checked=True)
     with pytest.raises(Invalid, match="does not fit decimal128"):
         found.add(pa.table({"m": pa.array([Decimal("9" * 38)] * 2, pa.decimal128(38, 0))}))

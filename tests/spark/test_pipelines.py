@@ -175,7 +175,7 @@ def test_a_batch_that_was_killed_is_gone_on_with_over_the_same_events(
     app = app_of(by_product, "topic:totals")
     keep = runs.Notebook.keep
 
-    def dying(self: runs.Notebook, plan: runs.Plan) -> None:
+    def dying(self: runs.Notebook, plan: runs.RunPlan) -> None:
         if plan.done:
             raise KeyboardInterrupt
         keep(self, plan)
@@ -387,7 +387,7 @@ def test_a_stream_that_could_not_be_started_in_time_is_started_again(
     spark: SparkSession, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts: list[Any] = []
-    start = pipelines._Run._start
+    start = pipelines._PipelineRun._start
 
     class Late:
         isActive = False  # noqa: N815  # Spark's name
@@ -399,7 +399,7 @@ def test_a_stream_that_could_not_be_started_in_time_is_started_again(
         starts.append(Late() if not starts else start(self, *arguments))
         return starts[-1]
 
-    monkeypatch.setattr(pipelines._Run, "_start", late_at_first)
+    monkeypatch.setattr(pipelines._PipelineRun, "_start", late_at_first)
     (done,) = run(spark, data, app_of(same, "parquet:out", mode="stream"))
     assert (len(starts), done.rows) == (2, 30)
 

@@ -11,11 +11,11 @@ import pytest
 
 from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.event import UNIX_EPOCH_TICKS
-from headwater.format.producers import Answer, Known
+from headwater.format.producers import ProducerAnswer, ProducerState
 from headwater.limits import DEFAULTS
 from headwater.spark.writing import publishing, spreading
 from headwater.spark.writing.publishing import publish
-from headwater.spark.writing.staging import ORPHAN_S, Staging, Write
+from headwater.spark.writing.staging import ORPHAN_S, StagedWrite, StagingArea
 from headwater.storage.disk import Clock, Disk
 from tests.server.serving import serving
 from tests.spark.staged import (
@@ -76,7 +76,7 @@ def data(tmp_path: Path) -> Path:
     return Path(made(str(tmp_path / "data")))
 
 
-def run(address: str, place: Path, write: Write, numbers: range, steps: Steps) -> None:
+def run(address: str, place: Path, write: StagedWrite, numbers: range, steps: Steps) -> None:
     """One run of a batch, from its tasks on, in which the driver dies at a step or does not."""
     half = len(numbers) // 2
     sent = stage(address, write, rows(numbers[:half]), rows(numbers[half:]), staging=str(place))
@@ -92,7 +92,7 @@ def test_a_driver_may_die_before_and_after_every_step(address: str, tmp_path: Pa
     died = True
     while died:
         numbers = range(at * 100, at * 100 + 32)
-        write = Write.of_query(QUERY, at * 2)  # with gaps between the batches
+        write = StagedWrite.of_query(QUERY, at * 2)  # with gaps between the batches
         died = dies(address, place, write, numbers, Steps(at))
         if died:
             run(address, place, write, numbers, Steps())
@@ -108,7 +108,7 @@ def test_a_driver_may_die_before_and_after_every_step(address: str, tmp_path: Pa
     assert manifests(place) == [f"query-{QUERY}.{(at - stride) * 2:020d}"]
 
 
-def dies(address: str, place: Path, write: Write, numbers: range, steps: Steps) -> bool:
+def dies(address: str, place: Path, write: StagedWrite, numbers: range, steps: Steps) -> bool:
     try:
         run(address, place, write, numbers, steps)
     except Dies:
@@ -118,7 +118,7 @@ def dies(address: str, place: Path, write: Write, numbers: range, steps: Steps) 
 
 def test_a_driver_may_die_twice(data: Path) -> None:
     """The second one in the midst of finishing what the first began."""
-    write, numbers = Write.of_query(QUERY, 5), range(32)
+    write, numbers = StagedWrite.of_query(QUERY, 5), range(32)
     with pytest.raises(Dies):
         run(str(data), data, write, numbers, Steps(9))
     with pytest.raises(Dies):
@@ -130,7 +130,7 @@ def test_a_driver_may_die_twice(data: Path) -> None:
 
 def test_a_run_finishes_the_manifest_that_it_finds_and_not_its_own_rows(data: Path) -> None:
     """What a source gives the second time may be cut in another way, or be in another order."""
-    write = Write.of_query(QUERY, 1)
+    write = StagedWrite.of_query(QUERY, 1)
     with pytest.raises(Dies):
         run(str(data), data, write, range(32), Steps(7))
     run(str(data), data, write, range(16, 200), Steps())
@@ -141,7 +141,7 @@ def test_a_run_finishes_the_manifest_that_it_finds_and_not_its_own_rows(data: Pa
 
 def test_a_batch_that_is_finished_is_not_published_again(data: Path) -> None:
     for _ in range(3):
-        run(str(data), data, Write.of_query(QUERY, 0), range(32), Steps())
+        run(str(data), data, StagedWrite.of_query(QUERY, 0), range(32), Steps())
     with opened(data) as hw:
         assert sorted(numbers_of(hw)) == list(range(32))
     assert not files(data)
@@ -150,8 +150,8 @@ def test_a_batch_that_is_finished_is_not_published_again(data: Path) -> None:
 def test_a_batch_of_long_ago_is_not_published_again(data: Path) -> None:
     """A driver that everybody took for dead wakes up, when its batch is not even remembered any more."""
     for batch in (0, 1, 4):
-        run(str(data), data, Write.of_query(QUERY, batch), range(batch * 100, batch * 100 + 32), Steps())
-    run(str(data), data, Write.of_query(QUERY, 0), range(32), Steps())
+        run(str(data), data, StagedWrite.of_query(QUERY, batch), range(batch * 100, batch * 100 + 32), Steps())
+    run(str(data), data, StagedWrite.of_query(QUERY, 0), range(32), Steps())
     with opened(data) as hw:
         assert len(numbers_of(hw)) == len(set(numbers_of(hw))) == 96
     assert manifests(data) == [f"query-{QUERY}.{4:020d}"]
@@ -159,7 +159,7 @@ def test_a_batch_of_long_ago_is_not_published_again(data: Path) -> None:
 
 
 def test_what_is_published_is_durable(data: Path) -> None:
-    for write in (Write.of_query(QUERY, 0), Write.once()):
+    for write in (StagedWrite.of_query(QUERY, 0), StagedWrite.once()):
         run(str(data), data, write, range(32), Steps())
         with opened(data) as hw:
             assert all(partition.durable == partition.end for partition in hw.describe("orders").partitions)
@@ -168,14 +168,14 @@ def test_what_is_published_is_durable(data: Path) -> None:
 def test_files_are_synced_where_they_must_outlive_a_crash(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = list[str]()
     monkeypatch.setattr(Disk, "fdatasync", staticmethod(lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))))
-    stage(data, Write.once(), rows(range(10)))
+    stage(data, StagedWrite.once(), rows(range(10)))
     assert not any("staging" in path for path in synced)
-    stage(data, Write.of_transaction("t"), rows(range(10)))
+    stage(data, StagedWrite.of_transaction("t"), rows(range(10)))
     assert any("staging" in path for path in synced)
 
 
 def test_two_drivers_publish_the_same_batch_at_once(data: Path) -> None:
-    write, numbers = Write.of_query(QUERY, 3), range(32)
+    write, numbers = StagedWrite.of_query(QUERY, 3), range(32)
     sent = stage(data, write, rows(numbers))
     with opened(data) as hw, opened(data) as other:
         append = hw.append_columns
@@ -193,7 +193,7 @@ def test_two_drivers_publish_the_same_batch_at_once(data: Path) -> None:
 
 def test_of_two_attempts_of_a_task_one_is_published(data: Path) -> None:
     """A speculative one stages the same rows; Spark names the first that is done, and kills the other, or does not."""
-    write = Write.once()
+    write = StagedWrite.once()
     wins, loses = stage(data, write, rows(range(32))), stage(data, write, rows(range(32)))
     assert {each.chunk.file for each in wins}.isdisjoint(each.chunk.file for each in loses)
     with opened(data) as hw:
@@ -202,14 +202,19 @@ def test_of_two_attempts_of_a_task_one_is_published(data: Path) -> None:
         assert not files(data)
         late = stage(data, write, rows(range(32)))  # it was not killed in time
         aged(data, ORPHAN_S / 86_400 + 1)
-        publish(hw, staging_at(data), Write.once(), [])
+        publish(hw, staging_at(data), StagedWrite.once(), [])
         assert sorted(numbers_of(hw)) == list(range(32))
     assert late
     assert not files(data)
 
 
 def test_queries_and_transactions_do_not_meet(data: Path) -> None:
-    for write in (Write.of_query("a", 0), Write.of_query("b", 0), Write.of_transaction("a"), Write.once()):
+    for write in (
+        StagedWrite.of_query("a", 0),
+        StagedWrite.of_query("b", 0),
+        StagedWrite.of_transaction("a"),
+        StagedWrite.once(),
+    ):
         run(str(data), data, write, range(10), Steps())
     with opened(data) as hw:
         assert sorted(numbers_of(hw)) == sorted([*range(10)] * 4)
@@ -217,7 +222,7 @@ def test_queries_and_transactions_do_not_meet(data: Path) -> None:
 
 
 def test_a_failed_run_leaves_what_a_manifest_names(data: Path) -> None:
-    write = Write.of_query(QUERY, 0)
+    write = StagedWrite.of_query(QUERY, 0)
     with pytest.raises(Dies):
         run(str(data), data, write, range(32), Steps(7))
     before = files(data)
@@ -232,15 +237,15 @@ def test_a_failed_run_leaves_what_a_manifest_names(data: Path) -> None:
 
 
 def test_a_failed_run_without_a_manifest_leaves_nothing(data: Path) -> None:
-    write = Write.once()
+    write = StagedWrite.once()
     stage(data, write, rows(range(32)))
-    other = stage(data, Write.of_query(QUERY, 0), rows(range(32)))
+    other = stage(data, StagedWrite.of_query(QUERY, 0), rows(range(32)))
     publishing.abandon(staging_at(data), write, [])
     assert files(data) == [each.chunk.file.removeprefix("files/") for each in other[:1]]
 
 
 def test_what_a_write_without_a_name_left_in_the_midst_is_given_up(data: Path) -> None:
-    write = Write.once()
+    write = StagedWrite.once()
     with pytest.raises(Dies):
         run(str(data), data, write, range(32), Steps(7))
     publishing.abandon(staging_at(data), write, [])
@@ -251,9 +256,9 @@ def test_what_a_write_without_a_name_left_in_the_midst_is_given_up(data: Path) -
 # What cannot be told, or is not there
 
 
-def old_manifest(data: Path) -> Write:
+def old_manifest(data: Path) -> StagedWrite:
     """A batch of which a part was published, by a driver that died then."""
-    write = Write.of_query(QUERY, 0)
+    write = StagedWrite.of_query(QUERY, 0)
     with pytest.raises(Dies):
         run(str(data), data, write, range(32), Steps(7))
     return write
@@ -261,7 +266,7 @@ def old_manifest(data: Path) -> Write:
 
 def forgetting(hw: Log, known: int = 0) -> None:
     """Have a log know so many producers, none of whom is ours."""
-    others = {f"other-{number}": Known(0, [Answer(0, 0, 0, 1)]) for number in range(known)}
+    others = {f"other-{number}": ProducerState(0, [ProducerAnswer(0, 0, 0, 1)]) for number in range(known)}
     for partition in range(3):
         log = hw.partition_log("orders", partition)  # type: ignore[union-attr]
         log.producers = lambda: (0, others)  # type: ignore[method-assign]
@@ -285,7 +290,7 @@ def test_an_old_manifest_is_finished_where_the_log_remembers(data: Path) -> None
 
 
 def test_an_old_manifest_is_finished_where_nothing_came_since(data: Path) -> None:
-    write = Write.of_query(QUERY, 0)
+    write = StagedWrite.of_query(QUERY, 0)
     with pytest.raises(Dies):
         run(str(data), data, write, range(32), Steps(2))  # the manifest is there, and nothing else
     assert manifests(data)
@@ -305,7 +310,7 @@ def test_a_manifest_is_not_finished_where_too_many_producers_came_since(data: Pa
 
 def test_a_topic_that_was_made_anew_gets_nothing_of_the_old_one(data: Path) -> None:
     write = old_manifest(data)
-    fresh = Write.of_query("another", 0)
+    fresh = StagedWrite.of_query("another", 0)
     sent = stage(data, fresh, rows(range(10)))
     with opened(data) as hw:
         hw.delete("orders")
@@ -317,7 +322,7 @@ def test_a_topic_that_was_made_anew_gets_nothing_of_the_old_one(data: Path) -> N
 
 
 def test_files_that_are_missing_are_found_before_anything_is_published(data: Path) -> None:
-    write = Write.once()
+    write = StagedWrite.once()
     sent = stage(data, write, rows(range(16)), rows(range(16, 32)))
     staging_at(data).drop_files([sent[-1].chunk.file])
     with opened(data) as hw:
@@ -327,7 +332,7 @@ def test_files_that_are_missing_are_found_before_anything_is_published(data: Pat
 
 
 def test_damage_in_a_staged_file_is_found(data: Path) -> None:
-    write = Write.of_query(QUERY, 0)
+    write = StagedWrite.of_query(QUERY, 0)
     sent = stage(data, write, rows(range(32)))
     path = data / "staging" / sent[-1].chunk.file
     stored = bytearray(path.read_bytes())
@@ -349,25 +354,25 @@ def aged(data: Path, days: float) -> None:
 def test_old_files_that_nobody_names_are_swept_and_others_are_not(data: Path) -> None:
     pending = old_manifest(data)
     named = files(data)
-    stage(data, Write.of_query("dead", 0), rows(range(10)))
+    stage(data, StagedWrite.of_query("dead", 0), rows(range(10)))
     with pytest.raises(Dies):
-        run(str(data), data, Write.once(), range(10), Steps(7))
+        run(str(data), data, StagedWrite.once(), range(10), Steps(7))
     aged(data, ORPHAN_S / 86_400 + 1)
-    young = stage(data, Write.of_query("young", 0), rows(range(10)))
+    young = stage(data, StagedWrite.of_query("young", 0), rows(range(10)))
     assert staging_at(data).sweep() == 3  # one of the dead query, two of the write that was given up
     assert files(data) == sorted([*named, young[0].chunk.file.removeprefix("files/")])
     assert manifests(data) == [pending.key]
 
 
 def test_a_write_sweeps(data: Path) -> None:
-    stage(data, Write.of_query("dead", 0), rows(range(10)))
+    stage(data, StagedWrite.of_query("dead", 0), rows(range(10)))
     aged(data, ORPHAN_S / 86_400 + 1)
-    run(str(data), data, Write.once(), range(10), Steps())
+    run(str(data), data, StagedWrite.once(), range(10), Steps())
     assert not files(data)
 
 
 def test_files_that_may_be_swept_are_not_published(data: Path) -> None:
-    write = Write.once()
+    write = StagedWrite.once()
     sent = stage(data, write, rows(range(10)))
     with opened(data) as hw:
         with pytest.raises(Conflict, match="days ago"):
@@ -384,5 +389,5 @@ def test_staging_trips_nobody(data: Path) -> None:
 
 def test_the_time_of_staging_is_the_time() -> None:
     clock = Clock()
-    found = Staging.at("/nowhere").now().timestamp()
+    found = StagingArea.at("/nowhere").now().timestamp()
     assert abs(found - (clock.ticks() - UNIX_EPOCH_TICKS) / 10_000_000) < 5

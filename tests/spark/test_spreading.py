@@ -19,8 +19,8 @@ from headwater.format.batch import DATA
 from headwater.format.names import partition_of
 from headwater.spark.writing import jsons, sink, spreading
 from headwater.spark.writing.layout import Layout
-from headwater.spark.writing.spreading import Target
-from headwater.spark.writing.staging import Write
+from headwater.spark.writing.spreading import TopicTarget
+from headwater.spark.writing.staging import StagedWrite
 from tests.spark.staged import files, stage
 
 TEXT = StructType().add("data", StringType())
@@ -32,8 +32,8 @@ texts = st.text(st.characters(blacklist_categories=["Cs"]), max_size=8)
 class Known:
     """Topics that are there."""
 
-    def __getitem__(self, topic: str) -> Target:
-        return Target(topic, f"uuid of {topic}", PARTITIONS[topic])
+    def __getitem__(self, topic: str) -> TopicTarget:
+        return TopicTarget(topic, f"uuid of {topic}", PARTITIONS[topic])
 
 
 def spread(*batches: pa.RecordBatch, topic: str | None = "three", turn: int = 0) -> list[tuple[str, int, list[bytes]]]:
@@ -205,5 +205,5 @@ def test_what_cannot_be_written_is_refused_in_a_task_which_leaves_nothing(
     data = tmp_path / "data"
     headwater.open(data).close()
     with pytest.raises(HeadwaterError, match=said):
-        stage(data, Write.once(), pa.record_batch(columns), topic=None if "topic" in columns else "orders")
+        stage(data, StagedWrite.once(), pa.record_batch(columns), topic=None if "topic" in columns else "orders")
     assert not files(data)

@@ -21,8 +21,8 @@ from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.format import events
 from headwater.spark.reading import planning, positions, scan, stream
 from headwater.spark.reading.options import STREAM, parse
-from headwater.spark.reading.parts import Part
-from headwater.spark.reading.positions import Positions, Reached
+from headwater.spark.reading.parts import ReadTask
+from headwater.spark.reading.positions import Positions, TopicProgress
 from headwater.spark.reading.stream import StreamReader
 from headwater.storage.log import LocalLog
 from headwater.views.local import Local
@@ -56,7 +56,9 @@ def ends(told: dict[str, Any]) -> dict[str, list[int]]:
 
 def read_between(found: StreamReader, before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, int, int, int]]:
     """The ranges that tasks read."""
-    split = [piece.split for part in found.partitions(before, after) if isinstance(part, Part) for piece in part.pieces]
+    split = [
+        piece.split for part in found.partitions(before, after) if isinstance(part, ReadTask) for piece in part.pieces
+    ]
     return [(each.topic, each.partition, each.start, each.end) for each in split]
 
 
@@ -198,8 +200,8 @@ def test_bytes_are_admitted_batch_by_batch(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 10**15), max_size=20), st.integers(1, 10**15))
 def test_shares_add_up_and_none_is_more_than_there_is(waiting: list[int], most: int) -> None:
-    before = {"a": Reached("u", [], [5] * len(waiting))}
-    after: Positions = {"a": Reached("u", [], [5 + each for each in waiting])}
+    before = {"a": TopicProgress("u", [], [5] * len(waiting))}
+    after: Positions = {"a": TopicProgress("u", [], [5 + each for each in waiting])}
     found = positions.within_events(before, after, most)["a"].end
     assert all(5 <= end <= 5 + each for end, each in zip(found, waiting, strict=True))
     assert sum(found) - 5 * len(found) == min(most, sum(waiting))
@@ -376,7 +378,9 @@ def test_pieces_of_several_topics_keep_apart(tmp_path: Path) -> None:
         for topic in ("a", "b"):
             hw.append(topic, b"1")
         found = [
-            scan.Piece(split, scan.nodes(hw.describe(topic).uuid, 1)[0]) for topic in "ab" for split in hw.splits(topic)
+            scan.PlannedSplit(split, scan.nodes(hw.describe(topic).uuid, 1)[0])
+            for topic in "ab"
+            for split in hw.splits(topic)
         ]
         (gathered,) = scan.pieces(hw, found)
         table = events.table(gathered, ["topic", "id"])

@@ -17,18 +17,18 @@ from crc32c import crc32c
 
 from headwater.event import Content
 from headwater.format import batch, blob, cursors, frames, journal, producers, settings, tail
-from headwater.format.archive import Archive, ArchivedFile, ArchivedSegment, Note
+from headwater.format.archive import ArchiveAddress, ArchivedFile, ArchivedSegment, ArchiveNote
 from headwater.format.batch import DATA, KEY, META, PRODUCER, TYPE
 from headwater.format.column import Column
-from headwater.format.cursors import CursorsHeader, CursorSlot, Member
+from headwater.format.cursors import CursorsHeader, CursorSlot, MemberRecord
 from headwater.format.index import Index
-from headwater.format.journal import Entry, Move, Share
+from headwater.format.journal import Entry, JournalMove, JournalShare
 from headwater.format.keyhash import U64, key_hash
 from headwater.format.names import file_of
-from headwater.format.producers import Answer, Known, Producer
+from headwater.format.producers import Producer, ProducerAnswer, ProducerState
 from headwater.format.segment import SegmentHeader
-from headwater.format.settings import Store, Topic, TopicSettings
-from headwater.format.tail import Slot
+from headwater.format.settings import LogSettings, TopicRecord, TopicSettings
+from headwater.format.tail import TailSlot
 from tests.vectors import objects, tcp
 
 HERE = Path(__file__).parent
@@ -224,8 +224,8 @@ def _meaning(
 
 def _files() -> dict[str, Vector]:
     slots = {
-        "slot 0": Slot(6, BOOT_ID, 81_920, 82_000, 8_064, 81_990, 7_064, TICKS, 3, tail.OPEN, 81_995, 4_096),
-        "slot 1": Slot(
+        "slot 0": TailSlot(6, BOOT_ID, 81_920, 82_000, 8_064, 81_990, 7_064, TICKS, 3, tail.OPEN, 81_995, 4_096),
+        "slot 1": TailSlot(
             7, BOOT_ID, 81_920, 82_001, 8_164, 82_001, 8_164, TICKS + 1, 3, tail.FROZEN_BY_SYNC, 82_001, 8_164
         ),
     }
@@ -253,20 +253,20 @@ def _files() -> dict[str, Vector]:
         overflow="refuse",
     )
     topics = {
-        "topic": Topic(name="orders", uuid=UUID, partitions=1),
-        "topic-retention": Topic(name="orders", uuid=UUID, partitions=2, settings=kept),
-        "topic-settings": Topic(name='Größe/"x"\t\u2028', uuid=UUID, partitions=7, settings=chosen),
+        "topic": TopicRecord(name="orders", uuid=UUID, partitions=1),
+        "topic-retention": TopicRecord(name="orders", uuid=UUID, partitions=2, settings=kept),
+        "topic-settings": TopicRecord(name='Größe/"x"\t\u2028', uuid=UUID, partitions=7, settings=chosen),
     }
     remembered = {
-        "silent": Known(1, [Answer(5, 900, TICKS, 2)]),
-        "busy-é": Known(2, [Answer(1, 901, TICKS + 9, 1), Answer(4, 910, TICKS + 20, 7)]),
+        "silent": ProducerState(1, [ProducerAnswer(5, 900, TICKS, 2)]),
+        "busy-é": ProducerState(2, [ProducerAnswer(1, 901, TICKS + 9, 1), ProducerAnswer(4, 910, TICKS + 20, 7)]),
     }
     entry = Entry(
         [
-            Share("orders", 0, LOG_UUID.hex(), 1000, 0xDEADBEEF, 64, 1000, 1001, TICKS, 8),
-            Share("stock", 3, LOG_UUID.hex(), 0, 1, 4096, 50, 52, TICKS + 1, 24),
+            JournalShare("orders", 0, LOG_UUID.hex(), 1000, 0xDEADBEEF, 64, 1000, 1001, TICKS, 8),
+            JournalShare("stock", 3, LOG_UUID.hex(), 0, 1, 4096, 50, 52, TICKS + 1, 24),
         ],
-        [Move("billing/orders", LOG_UUID.hex(), 0, "00ff")],
+        [JournalMove("billing/orders", LOG_UUID.hex(), 0, "00ff")],
     )
     crcs = _blob_crcs()
     return {
@@ -320,9 +320,12 @@ def _files() -> dict[str, Vector]:
                 "batches": {"k0": [0], "k1": [1, 2], "k1023": [0], "k1024": []},
             },
         ),
-        "headwater-json": (settings.encode(Store(uuid=UUID)), {"what": "headwater.json", "format": 1, "uuid": UUID}),
+        "headwater-json": (
+            settings.encode(LogSettings(uuid=UUID)),
+            {"what": "headwater.json", "format": 1, "uuid": UUID},
+        ),
         "archive-json": (
-            settings.encode(Archive(url=ARCHIVE)),
+            settings.encode(ArchiveAddress(url=ARCHIVE)),
             {"what": "archive.json of a log directory", "format": 1, "url": ARCHIVE},
         ),
         "archived-json": (settings.encode(_note()), {"what": "archived.json"} | msgspec.to_builtins(_note())),
@@ -347,7 +350,7 @@ def _files() -> dict[str, Vector]:
     }
 
 
-def _note() -> Note:
+def _note() -> ArchiveNote:
     """Two archived segments; the first has a huge event, the second a snapshot of producers behind it."""
 
     def file(name: str) -> ArchivedFile:
@@ -359,7 +362,7 @@ def _note() -> Note:
         ArchivedSegment(0, 1000, 0, TICKS, TICKS + 2000, 0xDEADBEEF, list(map(file, first))),
         ArchivedSegment(1000, 1500, TICKS + 2000, TICKS + 2001, TICKS + 9000, 17, list(map(file, second))),
     ]
-    return Note(topic="orders", uuid=UUID, partition=2, segments=segments)
+    return ArchiveNote(topic="orders", uuid=UUID, partition=2, segments=segments)
 
 
 def _cursors() -> Vector:
@@ -370,7 +373,7 @@ def _cursors() -> Vector:
     newer = CursorSlot(7, 1002, 3, owner, BOOT_ID, 6_000_000_000, 1010, 1002, 0)
     free = CursorSlot(1, 17)
     stored = bytearray(cursors.encode(header, BOOT_ID, [newer, free]))
-    member = Member(owner, 6_000_000_000)
+    member = MemberRecord(owner, 6_000_000_000)
     for at, part in ((cursors.slot_at(0, 6), older.encode()), (cursors.MEMBERS_AT, member.encode())):
         stored[at : at + len(part)] = part
 

@@ -9,10 +9,10 @@ import msgspec
 from headwater.format import batch, object
 from headwater.format.batch import DATA, KEY, TYPE
 from headwater.format.column import Column
-from headwater.format.object import Head
-from headwater.format.producers import Answer, Known
+from headwater.format.object import ObjectHead
+from headwater.format.producers import ProducerAnswer, ProducerState
 from headwater.storage.bucket import records
-from headwater.storage.bucket.meta import Meta, Point, Segment
+from headwater.storage.bucket.meta import Meta, ObjectSegment, Point
 
 LOG = bytes(range(16)).hex()
 TICKS = 139_271_094_615_000_000
@@ -22,8 +22,8 @@ NONCES = [(bytes([number]) * 16).hex() for number in range(1, 6)]
 def vectors() -> dict[str, tuple[bytes, dict[str, Any]]]:
     """The bytes and the meaning of each, by its name."""
     first, second = _batch(40, TICKS, 3), _batch(43, TICKS + 100, 2)
-    producers = object.told({"shop-1": Known(2, [Answer(7, 40, TICKS, 3)])})
-    one = Head(
+    producers = object.told({"shop-1": ProducerState(2, [ProducerAnswer(7, 40, TICKS, 3)])})
+    one = ObjectHead(
         log=LOG,
         base=40,
         end=43,
@@ -36,8 +36,8 @@ def vectors() -> dict[str, tuple[bytes, dict[str, Any]]]:
         blobs={},
         producers=producers,
     )
-    closed = Head(log=LOG, base=45, end=45, nonce=NONCES[3], previous=NONCES[2], ticks=TICKS + 101, closed=True)
-    whole = Head(
+    closed = ObjectHead(log=LOG, base=45, end=45, nonce=NONCES[3], previous=NONCES[2], ticks=TICKS + 101, closed=True)
+    whole = ObjectHead(
         log=LOG,
         base=40,
         end=45,
@@ -53,7 +53,7 @@ def vectors() -> dict[str, tuple[bytes, dict[str, Any]]]:
         log=LOG,
         trim=Point(10, NONCES[4], TICKS - 900, []),
         compacted=Point(45, NONCES[2], TICKS + 101, producers),
-        segments=[Segment(40, 45, NONCES[4], len(segment), TICKS - 5, TICKS + 101)],
+        segments=[ObjectSegment(40, 45, NONCES[4], len(segment), TICKS - 5, TICKS + 101)],
     )
     return {
         "object": (object.encode(one, [first]), _meaning("an object of three events of a producer", one)),
@@ -86,5 +86,5 @@ def _batch(offset: int, ticks: int, count: int) -> bytes:
     return batch.encode(offset, ticks, count, "bytes", columns)
 
 
-def _meaning(what: str, head: Head) -> dict[str, Any]:
+def _meaning(what: str, head: ObjectHead) -> dict[str, Any]:
     return {"what": what, "head": msgspec.json.decode(msgspec.json.encode(head))}

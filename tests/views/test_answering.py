@@ -17,13 +17,13 @@ from headwater import App
 from headwater.document import Document
 from headwater.errors import HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
 from headwater.views import answering, questions
-from headwater.views.answering import Answering, encoded
+from headwater.views.answering import QueryServer, encoded
 from headwater.views.local import Local
-from headwater.views.questions import Answered, Broken, Failed, Question, Ready, Told
+from headwater.views.questions import BrokenApplication, QueryCall, QueryFailure, QueryReply, Ready, WireError
 from tests.strategies import unicode_text
 
 told = st.builds(
-    Told,
+    WireError,
     st.sampled_from(["NotFound", "Invalid", "nonsense"]),
     unicode_text,
     unicode_text,
@@ -32,9 +32,9 @@ told = st.builds(
 )
 messages = st.one_of(
     st.builds(Ready, st.lists(unicode_text, max_size=3)),
-    st.builds(Broken, told),
-    st.builds(Failed, st.integers(0, 2**40), told),
-    st.builds(Answered, st.integers(0, 2**40), unicode_text.map(lambda text: msgspec.Raw(msgspec.json.encode(text)))),
+    st.builds(BrokenApplication, told),
+    st.builds(QueryFailure, st.integers(0, 2**40), told),
+    st.builds(QueryReply, st.integers(0, 2**40), unicode_text.map(lambda text: msgspec.Raw(msgspec.json.encode(text)))),
 )
 
 
@@ -44,8 +44,8 @@ def test_a_message_comes_back_as_it_was(message: questions.Message) -> None:
     head, data = sent[: questions.LENGTH.size], sent[questions.LENGTH.size :]
     assert questions.length_of(head) == len(data)
     back = questions.message_of(data)
-    if isinstance(message, Answered):
-        assert isinstance(back, Answered)
+    if isinstance(message, QueryReply):
+        assert isinstance(back, QueryReply)
         assert (back.id, bytes(back.answer)) == (message.id, bytes(message.answer))
     else:
         assert back == message
@@ -67,7 +67,7 @@ def test_an_error_is_raised_as_it_was() -> None:
     error = NotFound("no such thing", hint="look elsewhere", code="gone", topic="orders")
     back = questions.raised(questions.told(error))
     assert (type(back), str(back), back.code, back.facts) == (NotFound, str(error), "gone", {"topic": "orders"})
-    assert type(questions.raised(Told("Stranger", "x", "y"))) is HeadwaterError
+    assert type(questions.raised(WireError("Stranger", "x", "y"))) is HeadwaterError
 
 
 def test_documents_and_iterators_are_encoded() -> None:
@@ -97,7 +97,7 @@ class Server:
         connection.settimeout(20)
 
     def send(self, id: int, name: str, **arguments: Any) -> None:
-        self.connection.sendall(questions.framed(Question(id, name, arguments)))
+        self.connection.sendall(questions.framed(QueryCall(id, name, arguments)))
 
     def receive(self) -> questions.Message:
         length = questions.length_of(self._exactly(questions.LENGTH.size))
@@ -131,24 +131,24 @@ def test_queries_are_answered_side_by_side_and_the_end_of_the_server_is_heard(
 
     ours, theirs = socket.socketpair()
     with ours, theirs, Local(tmp_path / "data") as hw:
-        child = Answering(theirs, gone.set)
+        child = QueryServer(theirs, gone.set)
         child.ready(app, hw)
         server = Server(ours)
         assert server.receive() == Ready(["broken", "held", "twice"])
         server.send(1, "held")
         server.send(2, "twice", n=4)
         found = server.receive()
-        assert isinstance(found, Answered)
+        assert isinstance(found, QueryReply)
         assert (found.id, bytes(found.answer)) == (2, b"8")
         server.send(3, "broken")
         failed = server.receive()
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, QueryFailure)
         error = questions.raised(failed.error)
         assert isinstance(error, Unavailable)
         assert (error.code, "ZeroDivisionError: oh" in error.message) == ("query_failed", True)
         held.set()
         found = server.receive()
-        assert isinstance(found, Answered)
+        assert isinstance(found, QueryReply)
         assert (found.id, bytes(found.answer)) == (1, b'"at last"')
         assert not gone.is_set()
         ours.close()

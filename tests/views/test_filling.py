@@ -10,7 +10,7 @@ import pytest
 from headwater import App, Conflict, Event, Invalid, Local
 from headwater.views import filling
 from headwater.views.codec import encode
-from headwater.views.filling import Batch
+from headwater.views.filling import PipelineBatch
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def shown(hw: Local) -> dict[str, int]:
 
 
 def test_a_binder_is_replaced_as_a_whole_and_keeps_its_indexes(hw: Local) -> None:
-    assert filling.replace(hw, "b", Batch("p", "1"), documents(x=1, y=2), ["n"]) == 2
-    assert filling.replace(hw, "b", Batch("p", "2"), documents(y=3)) == 1
+    assert filling.replace(hw, "b", PipelineBatch("p", "1"), documents(x=1, y=2), ["n"]) == 2
+    assert filling.replace(hw, "b", PipelineBatch("p", "2"), documents(y=3)) == 1
     assert shown(hw) == {"y": 3}
     assert hw.binder("b").info().indexes == ["n"]
     assert "index" in hw.binder("b").explain({"n": 3})
@@ -37,31 +37,31 @@ def test_a_binder_is_replaced_as_a_whole_and_keeps_its_indexes(hw: Local) -> Non
 
 
 def test_no_documents_are_a_binder_too(hw: Local) -> None:
-    filling.replace(hw, "b", Batch("p", "1"), documents(x=1))
-    assert filling.replace(hw, "b", Batch("p", "2"), []) == 0
+    filling.replace(hw, "b", PipelineBatch("p", "1"), documents(x=1))
+    assert filling.replace(hw, "b", PipelineBatch("p", "2"), []) == 0
     assert shown(hw) == {}
 
 
 def test_batches_of_a_run_are_put_once_each(hw: Local) -> None:
-    assert filling.put(hw, "b", Batch("p", "1", 0), documents(x=1, y=1)) == 2
-    assert filling.put(hw, "b", Batch("p", "1", 3), documents(y=2, z=2)) == 2  # numbers may have gaps
+    assert filling.put(hw, "b", PipelineBatch("p", "1", 0), documents(x=1, y=1)) == 2
+    assert filling.put(hw, "b", PipelineBatch("p", "1", 3), documents(y=2, z=2)) == 2  # numbers may have gaps
     for number in (0, 3):  # what was done before is not done again
-        assert filling.put(hw, "b", Batch("p", "1", number), documents(x=9, y=9)) is None
+        assert filling.put(hw, "b", PipelineBatch("p", "1", number), documents(x=9, y=9)) is None
     assert shown(hw) == {"x": 1, "y": 2, "z": 2}
     assert [document.version for document in hw.binder("b").find()] == [0, 3, 3]
 
 
 def test_the_first_batch_of_another_run_replaces_what_is_there(hw: Local) -> None:
-    filling.put(hw, "b", Batch("p", "1", 0), documents(x=1))
-    filling.put(hw, "b", Batch("p", "1", 1), documents(y=1))
-    filling.put(hw, "b", Batch("p", "2", 0), documents(z=1))
+    filling.put(hw, "b", PipelineBatch("p", "1", 0), documents(x=1))
+    filling.put(hw, "b", PipelineBatch("p", "1", 1), documents(y=1))
+    filling.put(hw, "b", PipelineBatch("p", "2", 0), documents(z=1))
     assert shown(hw) == {"z": 1}
 
 
 def test_followers_are_told_of_what_was_put(hw: Local) -> None:
-    filling.put(hw, "b", Batch("p", "1", 0), documents(x=1))
+    filling.put(hw, "b", PipelineBatch("p", "1", 0), documents(x=1))
     place = hw.binder("b").place()
-    filling.put(hw, "b", Batch("p", "1", 1), documents(x=2, y=2))
+    filling.put(hw, "b", PipelineBatch("p", "1", 1), documents(x=2, y=2))
     assert sorted(change.id for change in hw.binder("b").follow(after=place, timeout=0)) == ["x", "y"]
 
 
@@ -73,27 +73,27 @@ def test_two_rows_with_one_id_leave_all_as_it_was(
     if far:
         monkeypatch.setattr(filling, "CHUNK", 2)
     if number:
-        filling.put(hw, "b", Batch("p", "1", 0), documents(old=1))
+        filling.put(hw, "b", PipelineBatch("p", "1", 0), documents(old=1))
     rows = [*documents(x=1, y=1, z=1), *documents(y=2)]
     with pytest.raises(Invalid, match="two rows have the _id 'y'"):
-        filling.put(hw, "b", Batch("p", "1", number), rows)
+        filling.put(hw, "b", PipelineBatch("p", "1", number), rows)
     assert hw.binders() == (["b"] if number else [])
     if number:
         assert shown(hw) == {"old": 1}
-        assert filling.put(hw, "b", Batch("p", "1", 1), documents(x=1)) == 1  # the batch was not done
+        assert filling.put(hw, "b", PipelineBatch("p", "1", 1), documents(x=1)) == 1  # the batch was not done
 
 
 def test_a_failure_while_documents_come_leaves_all_as_it_was(hw: Local) -> None:
-    filling.put(hw, "b", Batch("p", "1", 0), documents(x=1))
+    filling.put(hw, "b", PipelineBatch("p", "1", 0), documents(x=1))
 
     def failing() -> Iterator[tuple[str, bytes]]:
         yield from documents(x=2, y=2)
         raise RuntimeError("the cluster is gone")
 
     with pytest.raises(RuntimeError):
-        filling.put(hw, "b", Batch("p", "1", 1), failing())
+        filling.put(hw, "b", PipelineBatch("p", "1", 1), failing())
     with pytest.raises(RuntimeError):
-        filling.replace(hw, "b", Batch("p", "2"), failing())
+        filling.replace(hw, "b", PipelineBatch("p", "2"), failing())
     assert shown(hw) == {"x": 1}
 
 
@@ -108,9 +108,9 @@ def test_what_a_projection_or_another_pipeline_fills_is_left_alone(hw: Local) ->
     app.catch_up(hw)
     for write in (filling.replace, filling.put):
         with pytest.raises(Conflict, match="is filled by projection 'fold'"):
-            write(hw, "b", Batch("p", "1"), documents(x=1))
+            write(hw, "b", PipelineBatch("p", "1"), documents(x=1))
     assert shown(hw) == {"x": 0}
-    filling.replace(hw, "c", Batch("p", "1"), documents(x=1))
+    filling.replace(hw, "c", PipelineBatch("p", "1"), documents(x=1))
     with pytest.raises(Conflict, match="is filled by pipeline 'p'"):
         filling.check_free(hw, "c", "q")
     filling.check_free(hw, "c", "p")

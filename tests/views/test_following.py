@@ -13,7 +13,7 @@ import pytest
 from headwater.document import Change
 from headwater.errors import Invalid
 from headwater.views import draft, following
-from headwater.views.following import Following, Place
+from headwater.views.following import ChangePosition, DocumentChanges
 from headwater.views.local import Local
 from tests.views.filling import Filling, plain
 
@@ -233,13 +233,13 @@ def test_who_was_away_for_too_long_begins_anew(hw: Local, filling: Filling, monk
     assert 64 < first < 200, "else this test would show nothing"
     for place in places[:-1]:
         kinds = [change.kind for change in followed(hw, place)]
-        forgotten = Place.parse(place).number + 1 < first
+        forgotten = ChangePosition.parse(place).number + 1 < first
         assert kinds == (["reset", "put", "put", "put"] if forgotten else ["put"])
 
 
 def test_a_place_that_is_still_to_come_begins_anew(hw: Local, filling: Filling) -> None:
     filling.put(SOME)
-    place = Place.parse(followed(hw)[-1].place)
+    place = ChangePosition.parse(followed(hw)[-1].place)
     ahead = str(place._replace(number=place.number + 1, listing=False, id=None))
     assert told(followed(hw, ahead))[0] == ("reset", ""), "the file is an older one than the place is of"
 
@@ -260,8 +260,8 @@ def test_places_are_text_without_spaces_whatever_the_id(hw: Local, filling: Fill
     for change in followed(hw):
         assert change.place.isascii()
         assert change.place.split() == [change.place]
-        assert str(Place.parse(change.place)) == change.place
-    assert [Place.parse(change.place).id for change in followed(hw)] == ["", "-", "a\nb", None]
+        assert str(ChangePosition.parse(change.place)) == change.place
+    assert [ChangePosition.parse(change.place).id for change in followed(hw)] == ["", "-", "a\nb", None]
 
 
 # The end
@@ -283,7 +283,7 @@ def test_a_thread_that_waits_ends(hw: Local, filling: Filling, end: str) -> None
     three = threading.Event()
     given: list[Change] = []
 
-    def follow(changes: Following) -> None:
+    def follow(changes: DocumentChanges) -> None:
         for change in changes:
             given.append(change)
             if len(given) == 3:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headwater import App, Event, Limits, Local
-from headwater.engine.transaction import Transaction
+from headwater.engine.transaction import DirectoryTransaction
 from headwater.views.context import Context
 from tests.views.running import LIMITS, info_of, place_of, values
 
@@ -25,13 +25,13 @@ def test_events_of_a_batch_share_a_transaction_and_never_wait_to_fill_it(
 ) -> None:
     app = App()
     commits: list[int] = []
-    commit = Transaction.commit
+    commit = DirectoryTransaction.commit
 
-    def committed(self: Transaction) -> Any:
+    def committed(self: DirectoryTransaction) -> Any:
         commits.append(self.appended)
         return commit(self)
 
-    monkeypatch.setattr(Transaction, "commit", committed)
+    monkeypatch.setattr(DirectoryTransaction, "commit", committed)
 
     @app.function("in", batch=4)
     def copy(ctx: Context, event: Event) -> None:

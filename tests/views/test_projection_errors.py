@@ -23,7 +23,7 @@ from headwater.storage.disk import Disk
 from headwater.views import database
 from headwater.views.app import App
 from headwater.views.files import Files
-from headwater.views.folding import Folder
+from headwater.views.folding import DocumentFold
 from headwater.views.local import Local
 from headwater.views.runner import Runner
 from tests.log.children import Child
@@ -269,9 +269,9 @@ def test_events_are_synced_before_they_are_recorded(hw: Local, monkeypatch: pyte
         return hw.topic_for("t").logs[0].state().secured_offset
 
     at: list[tuple[str, int]] = []
-    write, take_place = Folder.write, Files.take_place
+    write, take_place = DocumentFold.write, Files.take_place
 
-    def writing(self: Folder, reached: Mapping[int, int], **told: Any) -> None:
+    def writing(self: DocumentFold, reached: Mapping[int, int], **told: Any) -> None:
         at.append((f"up to {reached[0]}", durable()))
         write(self, reached, **told)
 
@@ -283,7 +283,7 @@ def test_events_are_synced_before_they_are_recorded(hw: Local, monkeypatch: pyte
     app_of(count).catch_up(hw, SETTLE_S)
     hw.append_many("t", [b""] * 9, keys=["a"] * 9, durability="os")
     assert durable() == 1
-    monkeypatch.setattr(Folder, "write", writing)
+    monkeypatch.setattr(DocumentFold, "write", writing)
     monkeypatch.setattr(Files, "take_place", taking_place)
     app_of(count).catch_up(hw, SETTLE_S)
     assert at == [("up to 10", 10)]

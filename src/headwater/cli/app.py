@@ -64,7 +64,7 @@ class Formatter(click.HelpFormatter):
         super().write_dl([(click.style(term, fg="cyan"), text) for term, text in rows], col_max, col_spacing)
 
 
-class Context(click.Context):
+class CommandContext(click.Context):
     """A context that knows our formatter."""
 
     formatter_class = Formatter
@@ -73,7 +73,7 @@ class Context(click.Context):
 class Command(click.Command):
     """A command with examples in its help."""
 
-    context_class = Context
+    context_class = CommandContext
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
         super().__init__(*args, **options)
@@ -99,7 +99,7 @@ def _is_of_servers(option: click.Parameter) -> bool:
 class Family(click.Group):
     """A command of several, in one module: `headwater auth add`."""
 
-    context_class = Context
+    context_class = CommandContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
         return list(self.commands)
@@ -124,7 +124,7 @@ class Family(click.Group):
 class Program(click.Group):
     """The commands by section, and one place for all errors."""
 
-    context_class = Context
+    context_class = CommandContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
         return list(COMMANDS)

@@ -15,10 +15,10 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.arguments import Natural, Pair, Version, data_argument, json_option, topic_argument
+from headwater.cli.arguments import NaturalType, PairType, VersionType, data_argument, json_option, topic_argument
 from headwater.cli.lines import read_lines
 from headwater.cli.opening import open_log
-from headwater.cli.progress import Waiting
+from headwater.cli.progress import ProgressLine
 from headwater.errors import HeadwaterError, Invalid
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.option("--type", "type_", default="", metavar="TYPE", help="The type of the events.")
 @click.option("--key", metavar="KEY", help="The key of the events; it also chooses the partition.")
 @click.option(
-    "--meta", type=Pair(), multiple=True, metavar="NAME=VALUE", help="Metadata of the event; may be repeated."
+    "--meta", type=PairType(), multiple=True, metavar="NAME=VALUE", help="Metadata of the event; may be repeated."
 )
 @click.option("--content", type=click.Choice(["bytes", "text", "json", "bson"]), help="Content of the data.")
 @click.option("--file", metavar="PATH", help="Append a file of any size as one event; - for stdin.")
@@ -54,18 +54,18 @@ if TYPE_CHECKING:
     default="fsync",
     help="Wait for the disk (fsync), or only for the operating system (os).",
 )
-@click.option("--partition", type=Natural(), metavar="N", help="Append to this partition.")
+@click.option("--partition", type=NaturalType(), metavar="N", help="Append to this partition.")
 @click.option(
     "--expect",
-    type=Version(),
+    type=VersionType(),
     metavar="VERSION",
     help="Append only if KEY's last event has this offset; none: has no event.",
 )
 @click.option("--producer", metavar="ID", help="Producer id: with --seq, a retry appends nothing twice.")
 @click.option(
-    "--epoch", type=Natural(), default=0, metavar="N", help="Producer epoch; a higher epoch fences lower ones."
+    "--epoch", type=NaturalType(), default=0, metavar="N", help="Producer epoch; a higher epoch fences lower ones."
 )
-@click.option("--seq", type=Natural(), metavar="N", help="Sequence number of the request; must increase.")
+@click.option("--seq", type=NaturalType(), metavar="N", help="Sequence number of the request; must increase.")
 @json_option("Print references as JSON, one object a line.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no references.")
 def append(
@@ -100,7 +100,7 @@ def append(
     with open_log(data, durability=durability) as hw:
         if not quiet and topic not in hw.topics():
             show.note(f"new topic {topic} in {data}")
-        target = Target(hw, topic, type_, key, dict(meta), partition, guard)
+        target = AppendTarget(hw, topic, type_, key, dict(meta), partition, guard)
         reads_lines = file is None and not values
         told = References(as_json=as_json, quiet=quiet, ranges=reads_lines and show.is_terminal(sys.stdout))
         if reads_lines:
@@ -134,7 +134,7 @@ def _guard(
     return {"expected_version": expect, "producer": None if producer is None else (producer, epoch, seq)}
 
 
-class Target:
+class AppendTarget:
     """Where the events go, and what they have in common."""
 
     def __init__(
@@ -264,7 +264,7 @@ def _quoted(value: bytes) -> str:
     return f"'{text}…'" if len(value) > 40 else f"'{text}'"
 
 
-def _append_file(target: Target, path: str, content: Content | None) -> Ref:
+def _append_file(target: AppendTarget, path: str, content: Content | None) -> Ref:
     """One event; above 1 MiB it is streamed, so that memory stays small, and its content is taken on trust."""
     from headwater.limits import BLOB_CHUNK_BYTES
 
@@ -287,10 +287,10 @@ def _read_fully(file: IO[bytes], size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _append_lines(target: Target, content: Content | None, told: References) -> None:
+def _append_lines(target: AppendTarget, content: Content | None, told: References) -> None:
     began = time.monotonic()
     try:
-        with Waiting("events appended") as waiting:
+        with ProgressLine("events appended") as waiting:
             for lines in read_lines(sys.stdin.buffer):
                 for refs in target.append(lines, content):
                     told.print(refs)

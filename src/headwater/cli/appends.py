@@ -17,7 +17,7 @@ from headwater.event import Content
 from headwater.limits import DEFAULTS
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TransactionLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One append. As `headwater read --json` prints it, of which offset, time and id are not used."""
 
     topic: str
@@ -35,7 +35,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expected_version: int | Literal["none"] | None = None
 
 
-_decode = msgspec.json.Decoder(Line).decode
+_decode = msgspec.json.Decoder(TransactionLine).decode
 
 
 def read_appends(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
@@ -43,7 +43,7 @@ def read_appends(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
     size, most = 0, DEFAULTS.transaction_bytes_max
     lines = (line for some in read_lines(stream) for line in some)
     for number, line in enumerate(lines, 1):
-        with Named(number):
+        with NumberedLine(number):
             append = _append_of(line)
             size += len(append["data"])
             if size > most or number > DEFAULTS.transaction_events_max:
@@ -77,7 +77,7 @@ def _append_of(line: bytes) -> dict[str, Any]:
     }
 
 
-def _data_of(line: Line) -> tuple[Content, bytes]:
+def _data_of(line: TransactionLine) -> tuple[Content, bytes]:
     if line.data_base64 is not None:
         return line.content or "bytes", _bytes(line.data_base64, "data_base64")
     if line.data is UNSET:
@@ -99,7 +99,7 @@ def _bytes(text: str, what: str) -> bytes:
         raise Invalid(f"{what} is not base64: {error}") from error
 
 
-class Named:
+class NumberedLine:
     """Errors inside tell the number of the line."""
 
     def __init__(self, number: int) -> None:

@@ -14,7 +14,7 @@ from headwater.cli.app import command
 from headwater.cli.archive_parquet import archive_parquet, is_parquet
 from headwater.cli.arguments import complete_topic, data_argument, json_option
 from headwater.cli.opening import open_log
-from headwater.cli.progress import Waiting
+from headwater.cli.progress import ProgressLine
 from headwater.cli.spark_options import Cluster, spark_options
 from headwater.errors import Unsupported
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headwater.engine.archiving import Archiver
     from headwater.engine.engine import Engine
     from headwater.errors import HeadwaterError
-    from headwater.info import Archived
+    from headwater.info import ArchivedRange
 
 
 @command(
@@ -70,7 +70,7 @@ def archive(
     with open_log(data, mode="existing") as hw:
         archiver = _local(hw).archiver(url, topic=topic, stopping=stopping)
         if once:
-            with Waiting("archived", as_bytes=True) as waiting:
+            with ProgressLine("archived", as_bytes=True) as waiting:
                 done = archiver.once(seal=seal, progress=waiting.update)
             _show_once(archiver, done, as_json)
         else:
@@ -85,7 +85,7 @@ def _local(hw: Any) -> Engine:
     return hw
 
 
-def _show_once(archiver: Archiver, done: list[Archived], as_json: bool) -> None:
+def _show_once(archiver: Archiver, done: list[ArchivedRange], as_json: bool) -> None:
     size = sum(each.bytes for each in done)
     lag = archiver.lag()
     if as_json:
@@ -119,7 +119,7 @@ class _Reporter:
         self._as_json = as_json
         self._failure = ""
 
-    def archived(self, done: list[Archived]) -> None:
+    def archived(self, done: list[ArchivedRange]) -> None:
         self._failure = ""
         lag = self._archiver.lag().events if done else 0
         for each in done:

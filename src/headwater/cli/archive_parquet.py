@@ -6,7 +6,7 @@ import click
 
 from headwater.cli import show
 from headwater.cli.opening import open_log, tell_workers
-from headwater.cli.progress import Waiting
+from headwater.cli.progress import ProgressLine
 from headwater.cli.spark_options import Cluster
 
 PREFIX = "parquet:"
@@ -32,7 +32,7 @@ def archive_parquet(
 
     tell_workers(data)
     spark = cluster.started()
-    with Waiting("archived", as_bytes=True) as waiting:
+    with ProgressLine("archived", as_bytes=True) as waiting:
         topics = None if topic is None else [topic]
         done = archive(spark, data, target, topics=topics, seal=seal, progress=waiting.update)
     size, events = sum(each.bytes for each in done), sum(each.end - each.first for each in done)

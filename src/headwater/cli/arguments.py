@@ -40,7 +40,7 @@ else:
     Kind = click.ParamType  # not a generic class before click 8.4
 
 
-class Natural(Kind):
+class NaturalType(Kind):
     """A number from 0 on."""
 
     name = "number"
@@ -51,7 +51,7 @@ class Natural(Kind):
         return int(value)
 
 
-class Version(Kind):
+class VersionType(Kind):
     """The offset of a key's last event, or that it has none."""
 
     name = "version"
@@ -62,7 +62,7 @@ class Version(Kind):
         return value if value == "none" else int(value)
 
 
-class Size(Kind):
+class SizeType(Kind):
     """A number of bytes."""
 
     name = "size"
@@ -74,7 +74,7 @@ class Size(Kind):
             self.fail(str(error), param, ctx)
 
 
-class Duration(Kind):
+class DurationType(Kind):
     """A length of time."""
 
     name = "duration"
@@ -99,7 +99,7 @@ class PositionType(Kind):
             self.fail(f"{error.message}; {error.hint}", param, ctx)
 
 
-class Pair(Kind):
+class PairType(Kind):
     """One entry of meta, `name=value`."""
 
     name = "name=value"
@@ -113,7 +113,7 @@ class Pair(Kind):
         return name, text
 
 
-class Match(Kind):
+class MatchType(Kind):
     """A match over the data, as JSON."""
 
     name = "json"
@@ -124,7 +124,7 @@ class Match(Kind):
         return parse(value) if isinstance(value, str) else value
 
 
-class Passed(Kind):
+class PassedType(Kind):
     """What a projection must have passed: an offset, or places in topics."""
 
     name = "place"
@@ -195,7 +195,7 @@ def consumer_argument(function: F) -> F:
 
 
 def partition_option(function: F) -> F:
-    return click.option("--partition", type=Natural(), metavar="N", help="Only this partition.")(function)
+    return click.option("--partition", type=NaturalType(), metavar="N", help="Only this partition.")(function)
 
 
 def range_options(function: F) -> F:
@@ -217,7 +217,7 @@ def key_option(function: F) -> F:
 
 def match_option(function: F) -> F:
     help = 'Only events whose JSON or BSON data matches, as in \'{"total": {"$gt": 10}}\'.'
-    return click.option("--match", type=Match(), metavar="JSON", help=help)(function)
+    return click.option("--match", type=MatchType(), metavar="JSON", help=help)(function)
 
 
 def at_least_options(function: F) -> F:
@@ -225,7 +225,7 @@ def at_least_options(function: F) -> F:
     place = "Wait until the projection has passed this offset, or TOPIC:PARTITION:OFFSET."
     wait = "With --at-least: the longest wait.  [default: 10]"
     function = click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help=wait)(function)
-    return click.option("--at-least", type=Passed(), metavar="PLACE", help=place)(function)
+    return click.option("--at-least", type=PassedType(), metavar="PLACE", help=place)(function)
 
 
 def passed_options(at_least: Any, timeout: float | None) -> dict[str, Any]:
@@ -244,16 +244,16 @@ def json_option(help: str) -> Callable[[F], F]:
 def retention_options(prefix: str) -> Callable[[F], F]:
     """The options that say what a topic keeps; `retention_of` gathers them."""
     options = (
-        (f"--{prefix}bytes", Size(), "SIZE", "Keep at most this many bytes of each partition."),
-        (f"--{prefix}segments", Natural(), "N", "Keep at most this many segments of each partition."),
-        (f"--{prefix}age", Duration(), "AGE", "Keep segments whose last event is younger than this."),
+        (f"--{prefix}bytes", SizeType(), "SIZE", "Keep at most this many bytes of each partition."),
+        (f"--{prefix}segments", NaturalType(), "N", "Keep at most this many segments of each partition."),
+        (f"--{prefix}age", DurationType(), "AGE", "Keep segments whose last event is younger than this."),
     )
 
     def decorate(function: F) -> F:
         overflow = "At the hard limit: delete unread events, or refuse appends.  [default: delete]"
         function = click.option("--overflow", type=click.Choice(["delete", "refuse"]), help=overflow)(function)
         hard = "Limit of each partition, even if a consumer has not passed it."
-        function = click.option("--hard-bytes", type=Size(), metavar="SIZE", help=hard)(function)
+        function = click.option("--hard-bytes", type=SizeType(), metavar="SIZE", help=hard)(function)
         name = f"{prefix}consumers"
         consumers = "Keep events that the slowest consumer has not passed."
         function = click.option(f"--{name}/--no-{name}", "keep_consumers", default=None, help=consumers)(function)

@@ -17,7 +17,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import complete_directory, json_option
-from headwater.cli.progress import Waiting
+from headwater.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from headwater.engine.engine import Engine
@@ -28,7 +28,7 @@ THREADS = 32
 MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
 
 
-class Measure:
+class BenchResult:
     """What one kind of work came to."""
 
     def __init__(self, name: str, events: int, seconds: float, latencies_s: list[float] | None = None) -> None:
@@ -62,7 +62,7 @@ def bench(directory: str | None, seconds: float, as_json: bool) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=directory) as temporary:
         filesystem = _filesystem(Path(temporary))
-        with Waiting("measuring", patience_s=0) as waiting:
+        with ProgressLine("measuring", patience_s=0) as waiting:
             measures = list(_measure_all(Path(temporary) / "data", seconds, waiting))
     if as_json:
         click.echo(show.json_line({"filesystem": filesystem, "measures": [_told(measure) for measure in measures]}))
@@ -77,12 +77,12 @@ def bench(directory: str | None, seconds: float, as_json: bool) -> None:
         show.warn(f"{filesystem} is memory: name a directory on the disk that you want to measure")
 
 
-def _measure_all(path: Path, seconds: float, waiting: Waiting) -> Iterator[Measure]:
+def _measure_all(path: Path, seconds: float, waiting: ProgressLine) -> Iterator[BenchResult]:
     import headwater
 
     data = bytes(range(DATA_BYTES))
     with headwater.open(path) as hw:
-        steps: list[Callable[[], Measure]] = [
+        steps: list[Callable[[], BenchResult]] = [
             lambda: _singles("durable, one at a time", seconds, lambda: hw.append("durable", data)),
             lambda: _threads(f"durable, {THREADS} threads", seconds, lambda: hw.append("threads", data)),
             lambda: _singles("os, one at a time", seconds, lambda: hw.append("os", data, durability="os")),
@@ -99,7 +99,7 @@ def _measure_all(path: Path, seconds: float, waiting: Waiting) -> Iterator[Measu
             yield step()
 
 
-def _singles(name: str, seconds: float, append: Callable[[], object]) -> Measure:
+def _singles(name: str, seconds: float, append: Callable[[], object]) -> BenchResult:
     append()  # makes the topic
     latencies = []
     began = before = time.perf_counter()
@@ -108,12 +108,12 @@ def _singles(name: str, seconds: float, append: Callable[[], object]) -> Measure
         after = time.perf_counter()
         latencies.append(after - before)
         before = after
-    return Measure(name, len(latencies), before - began, latencies)
+    return BenchResult(name, len(latencies), before - began, latencies)
 
 
-def _threads(name: str, seconds: float, append: Callable[[], object]) -> Measure:
+def _threads(name: str, seconds: float, append: Callable[[], object]) -> BenchResult:
     append()
-    found: list[Measure] = []
+    found: list[BenchResult] = []
     threads = [threading.Thread(target=lambda: found.append(_singles(name, seconds, append))) for _ in range(THREADS)]
     began = time.perf_counter()
     for thread in threads:
@@ -122,21 +122,21 @@ def _threads(name: str, seconds: float, append: Callable[[], object]) -> Measure
         thread.join()
     elapsed = time.perf_counter() - began
     latencies = [latency for measure in found for latency in measure.latencies_s]
-    return Measure(name, len(latencies), elapsed, latencies)
+    return BenchResult(name, len(latencies), elapsed, latencies)
 
 
-def _batches(hw: Engine, seconds: float, batch: list[bytes]) -> Measure:
+def _batches(hw: Engine, seconds: float, batch: list[bytes]) -> BenchResult:
     measure = _singles("durable, batches of 1,000", seconds, lambda: hw.append_many("batches", batch))
     measure.events *= len(batch)
     return measure
 
 
-def _scan(name: str, seconds: float, scan: Callable[[], int]) -> Measure:
+def _scan(name: str, seconds: float, scan: Callable[[], int]) -> BenchResult:
     """Read all that the batches left, as often as time allows."""
     events, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         events += scan()
-    return Measure(name, events, time.perf_counter() - began)
+    return BenchResult(name, events, time.perf_counter() - began)
 
 
 def _filesystem(path: Path) -> str:
@@ -150,7 +150,7 @@ def _filesystem(path: Path) -> str:
     return best[1]
 
 
-def _row(measure: Measure) -> list[show.Cell]:
+def _row(measure: BenchResult) -> list[show.Cell]:
     rate = measure.events_per_s
     median, slow = measure.latency_us(0.5), measure.latency_us(0.99)
     return [
@@ -166,7 +166,7 @@ def _duration(us: float) -> str:
     return f"{us:.0f} µs" if us < 1000 else f"{us / 1000:.1f} ms"
 
 
-def _told(measure: Measure) -> dict[str, Any]:
+def _told(measure: BenchResult) -> dict[str, Any]:
     return {
         "name": measure.name,
         "events": measure.events,

@@ -12,7 +12,7 @@ from headwater.cli.app import FAILED, command
 from headwater.cli.archive_parquet import is_parquet
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.opening import open_log
-from headwater.cli.progress import Waiting
+from headwater.cli.progress import ProgressLine
 from headwater.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_js
     which may be one of Parquet files.
     """
     reports: dict[str, CheckReport] = {}
-    with Waiting("checking", as_bytes=True, patience_s=0.3) as waiting:
+    with ProgressLine("checking", as_bytes=True, patience_s=0.3) as waiting:
         if is_parquet(data):
             from headwater.engine.parquet_checking import check_parquet
 
@@ -78,7 +78,7 @@ def _is_archive(data: str) -> bool:
     return is_archive(data)
 
 
-def _checked_archive(hw: Any, topic: str | None, waiting: Waiting) -> CheckReport:
+def _checked_archive(hw: Any, topic: str | None, waiting: ProgressLine) -> CheckReport:
     from headwater.engine.engine import Engine
 
     if not isinstance(hw, Engine):

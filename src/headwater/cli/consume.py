@@ -14,8 +14,8 @@ import click
 
 from headwater.cli.app import command
 from headwater.cli.arguments import (
-    Duration,
-    Natural,
+    DurationType,
+    NaturalType,
     PositionType,
     consumer_argument,
     data_argument,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 @type_pattern_option
 @key_option
 @match_option
-@click.option("--limit", type=Natural(), metavar="N", help="Maximum number of events.")
+@click.option("--limit", type=NaturalType(), metavar="N", help="Maximum number of events.")
 @click.option("--drain", is_flag=True, help="End when all present events are handled.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this long without an event."
@@ -64,11 +64,14 @@ if TYPE_CHECKING:
 @click.option("--exec", "program", metavar="COMMAND", help="Run COMMAND for each event, with its data on stdin.")
 @click.option("--ack-each", is_flag=True, help="Make each acknowledgement durable before the next event.")
 @click.option(
-    "--failures-max", type=Natural(), metavar="N", help="Dead-letter an event after this many failures.  [default: 5]"
+    "--failures-max",
+    type=NaturalType(),
+    metavar="N",
+    help="Dead-letter an event after this many failures.  [default: 5]",
 )
 @click.option(
     "--lease",
-    type=Duration(),
+    type=DurationType(),
     metavar="DURATION",
     help="How long other members wait after this one dies.  [default: 10s]",
 )

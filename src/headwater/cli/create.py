@@ -9,7 +9,7 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.arguments import Duration, Size, data_argument, retention_of, retention_options
+from headwater.cli.arguments import DurationType, SizeType, data_argument, retention_of, retention_options
 from headwater.cli.opening import open_log
 
 
@@ -26,10 +26,12 @@ from headwater.cli.opening import open_log
     "--partitions", default=1, metavar="N", help="Number of partitions; cannot be changed later.  [default: 1]"
 )
 @click.option(
-    "--segment-bytes", type=Size(), metavar="SIZE", help="Start a new segment at this size.  [default: 64MiB]"
+    "--segment-bytes", type=SizeType(), metavar="SIZE", help="Start a new segment at this size.  [default: 64MiB]"
 )
-@click.option("--segment-age", type=Duration(), metavar="AGE", help="Start a new segment at this age.  [default: 7d]")
-@click.option("--data-bytes-max", type=Size(), metavar="SIZE", help="Largest data of one event.  [default: 10MiB]")
+@click.option(
+    "--segment-age", type=DurationType(), metavar="AGE", help="Start a new segment at this age.  [default: 7d]"
+)
+@click.option("--data-bytes-max", type=SizeType(), metavar="SIZE", help="Largest data of one event.  [default: 10MiB]")
 @click.option("--compression", type=click.Choice(["none", "zstd"]), default="none", help="Compression of stored data.")
 @retention_options("retain-")
 def create(

@@ -78,7 +78,7 @@ def event_tabs(event: Event) -> bytes:
     return "\t".join(cells).encode(errors="replace")
 
 
-class Aligned:
+class AlignedLines:
     """Events as lines that fit a terminal: columns are as wide as what was seen so far, data takes the rest."""
 
     def __init__(self, partitions: int) -> None:
@@ -132,7 +132,7 @@ class Printer:
     def __init__(self, partitions: int, *, as_json: bool = False, raw: bool = False) -> None:
         self._out: IO[bytes] = sys.stdout.buffer
         self._raw = raw
-        self._aligned = None if as_json or raw or not show.is_terminal(sys.stdout) else Aligned(partitions)
+        self._aligned = None if as_json or raw or not show.is_terminal(sys.stdout) else AlignedLines(partitions)
         self._line = jsonl.encode if as_json else event_tabs if self._aligned is None else self._aligned.line
 
     def print_all(self, events: Iterable[Event]) -> int:

@@ -10,7 +10,7 @@ import click
 
 from headwater.cli.app import command
 from headwater.cli.arguments import (
-    Size,
+    SizeType,
     complete_topic,
     data_argument,
     json_option,
@@ -21,7 +21,7 @@ from headwater.cli.arguments import (
     type_pattern_option,
 )
 from headwater.cli.opening import open_log
-from headwater.cli.progress import Waiting
+from headwater.cli.progress import ProgressLine
 from headwater.cli.transfer import Summary, format_option
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @match_option
 @partition_option
 @click.option(
-    "--hold", type=Size(), default="10MiB", metavar="SIZE", help="Hold events up to this in memory, to export them."
+    "--hold", type=SizeType(), default="10MiB", metavar="SIZE", help="Hold events up to this in memory, to export them."
 )
 @json_option("Say what was done as one JSON object.")
 def export(
@@ -84,20 +84,20 @@ def export(
     usual = {"start": "earliest", "end": "latest", "type": None, "key": None, "match": None, "partition": None}
     given = {"start": start, "end": end, "type": type_, "key": key, "match": match, "partition": partition}
     filters: dict[str, Any] = {name: value for name, value in given.items() if value != usual[name]}
-    target = _Counted(sys.stdout.buffer) if file == "-" else Path(file)
+    target = _ExportCounter(sys.stdout.buffer) if file == "-" else Path(file)
     summary = Summary(as_json=as_json)
     limits = Limits(blob_bytes_in_memory=hold)
-    with open_log(data, mode="existing", limits=limits) as hw, Waiting("events exported") as waiting:
+    with open_log(data, mode="existing", limits=limits) as hw, ProgressLine("events exported") as waiting:
         chosen: Any = {"format": format, "puro_variant": puro_variant}
         events = hw.export(topics, cast("Any", target), progress=waiting.update, **chosen, **filters)
-    if isinstance(target, _Counted):
+    if isinstance(target, _ExportCounter):
         sys.stdout.buffer.flush()
         summary.print(events, target.size, "written", err=True)
     else:
         summary.print(events, target.stat().st_size, f"in {file}")
 
 
-class _Counted:
+class _ExportCounter:
     """A stream that counts what is written to it."""
 
     closed = False

@@ -10,9 +10,9 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.arguments import Natural, complete_topic, data_argument, json_option
+from headwater.cli.arguments import NaturalType, complete_topic, data_argument, json_option
 from headwater.cli.opening import open_log
-from headwater.cli.progress import Waiting
+from headwater.cli.progress import ProgressLine
 from headwater.cli.transfer import Summary, format_option
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 @click.option(
     "--content", type=click.Choice(["bytes", "text", "json", "bson"]), help="What data is where the file does not say."
 )
-@click.option("--partition", type=Natural(), metavar="N", help="Choose the partition; else the key does.")
-@click.option("--skip", type=Natural(), default=0, metavar="N", help="Leave out the first N: go on after an error.")
+@click.option("--partition", type=NaturalType(), metavar="N", help="Choose the partition; else the key does.")
+@click.option("--skip", type=NaturalType(), default=0, metavar="N", help="Leave out the first N: go on after an error.")
 @click.option("--keep-times", is_flag=True, help="Note the time, partition and offset that events had in meta.")
 @click.option("--data-column", metavar="NAME", help="The column of a table that holds the data.")
 @click.option("--key-column", metavar="NAME", help="The column that holds the key.")
@@ -89,7 +89,7 @@ def import_(
 
     found: list[PuroFile] = []
     summary = Summary(as_json=as_json)
-    with open_log(data) as hw, Waiting("imported", as_bytes=True) as waiting:
+    with open_log(data) as hw, ProgressLine("imported", as_bytes=True) as waiting:
         events = hw.import_(
             topic,
             source,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 1.0  # before this nothing is shown: what is quick needs no explanation
 
 
-class Waiting:
+class ProgressLine:
     """A line with a count, and a bar when the total is known. Gone when the work is done."""
 
     def __init__(self, what: str, *, as_bytes: bool = False, patience_s: float = PATIENCE_S) -> None:

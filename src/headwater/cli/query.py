@@ -11,9 +11,9 @@ from headwater.address import is_server
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import (
-    Match,
-    Natural,
-    Pair,
+    MatchType,
+    NaturalType,
+    PairType,
     at_least_options,
     complete_binder,
     data_argument,
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 )
 @data_argument
 @click.argument("name", metavar="BINDER|QUERY", shell_complete=complete_binder)
-@click.argument("match", metavar="[MATCH]", required=False, type=Match())
+@click.argument("match", metavar="[MATCH]", required=False, type=MatchType())
 @click.option("--sort", metavar="FIELD,...", help="Sort by these; -FIELD for descending order.  [default: by id]")
-@click.option("--skip", type=Natural(), metavar="N", help="Skip the first N documents.")
-@click.option("--limit", type=Natural(), metavar="N", help="Maximum number of events.")
+@click.option("--skip", type=NaturalType(), metavar="N", help="Skip the first N documents.")
+@click.option("--limit", type=NaturalType(), metavar="N", help="Maximum number of events.")
 @click.option("--fields", metavar="FIELD,...", help="Only these fields of each document.")
 @click.option("--count", is_flag=True, help="Print only the number of documents.")
 @click.option("--explain", is_flag=True, help="Print only the query plan: by an index, or a full scan.")
 @at_least_options
 @click.option("--app", metavar="MODULE", help="The application that has the query: shop.py, or package.module:app.")
-@click.option("--set", "given", type=Pair(), multiple=True, metavar="NAME=VALUE", help="An argument of the query.")
+@click.option("--set", "given", type=PairType(), multiple=True, metavar="NAME=VALUE", help="An argument of the query.")
 @json_option("One JSON object a line; the default in a pipe.")
 @click.option("--table", "as_table", is_flag=True, help="A table; the default on a terminal.")
 def query(

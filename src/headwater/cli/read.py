@@ -14,7 +14,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import (
-    Natural,
+    NaturalType,
     data_argument,
     json_option,
     key_option,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @data_argument
 @topic_argument
 @range_options
-@click.option("--limit", type=Natural(), metavar="N", help="Maximum number of events.")
+@click.option("--limit", type=NaturalType(), metavar="N", help="Maximum number of events.")
 @type_pattern_option
 @key_option
 @match_option

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.app import SECTIONS, Context, Family, cli
+from headwater.cli.app import SECTIONS, CommandContext, Family, cli
 
 MARKER = "<!-- Below, this page is made by: python -m headwater.cli.reference docs/CLI.md -->\n"
 COLUMNS = 100
@@ -21,7 +21,7 @@ def reference() -> str:
     parts = ["## Reference\n", _block(_help(cli, "headwater"))]
     for names in SECTIONS.values():
         for name in names:
-            command = cli.get_command(Context(cli), name)
+            command = cli.get_command(CommandContext(cli), name)
             assert command is not None
             parts += _section(command, f"headwater {name}")
     return "\n".join(parts)

@@ -8,7 +8,7 @@ from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.opening import open_log
-from headwater.cli.progress import Waiting
+from headwater.cli.progress import ProgressLine
 
 
 @command(examples=["headwater reindex data", "headwater reindex data orders"])
@@ -21,7 +21,7 @@ def reindex(data: str, topic: str | None, as_json: bool) -> None:
     An index is built from its segment, so nothing is lost when it is missing or damaged. Use this for logs sealed by
     an earlier version, or after index files were deleted.
     """
-    with open_log(data, mode="existing") as hw, Waiting("indexing", as_bytes=True, patience_s=0.3) as waiting:
+    with open_log(data, mode="existing") as hw, ProgressLine("indexing", as_bytes=True, patience_s=0.3) as waiting:
         made = hw.reindex(topic, progress=waiting.update)
     if as_json:
         click.echo(show.json_line({"indexed": made}))

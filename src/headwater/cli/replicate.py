@@ -93,10 +93,10 @@ def _shown(as_json: bool) -> Iterator[Callable[[ReplicaInfo], None]]:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             yield lambda info: live.update(drawn(info), refresh=True)
     else:
-        yield _Lines()
+        yield _StateLines()
 
 
-class _Lines:
+class _StateLines:
     """A line whenever the state changes, or whether it has caught up."""
 
     def __init__(self) -> None:

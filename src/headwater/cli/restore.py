@@ -10,9 +10,9 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.archive_parquet import is_parquet
-from headwater.cli.arguments import Natural, PositionType, complete_directory, json_option
+from headwater.cli.arguments import NaturalType, PositionType, complete_directory, json_option
 from headwater.cli.opening import directory_of
-from headwater.cli.progress import Waiting
+from headwater.cli.progress import ProgressLine
 
 COLUMNS = ("topic", "partition", "offsets", "events", "fetched")
 
@@ -28,8 +28,10 @@ COLUMNS = ("topic", "partition", "offsets", "events", "fetched")
 @click.argument("url", metavar="URL")
 @click.argument("data", metavar="DATA", shell_complete=complete_directory)
 @click.option("--topic", metavar="TOPIC", help="Only this topic.")
-@click.option("--to", type=Natural(), metavar="OFFSET", help="End before this offset of the --topic.")
-@click.option("--partition", type=Natural(), metavar="N", help="The partition of --to; the others are restored whole.")
+@click.option("--to", type=NaturalType(), metavar="OFFSET", help="End before this offset of the --topic.")
+@click.option(
+    "--partition", type=NaturalType(), metavar="N", help="The partition of --to; the others are restored whole."
+)
 @click.option(
     "--to-time", type=PositionType(), metavar="TIME", help="End every log before the first event of this time."
 )
@@ -59,7 +61,7 @@ def restore(
     import headwater
 
     path = directory_of(data)
-    with Waiting("restored", as_bytes=True) as waiting:
+    with ProgressLine("restored", as_bytes=True) as waiting:
         end = to if to is not None else to_time
         done = headwater.restore(url, path, topic=topic, partition=partition, to=end, progress=waiting.update)
     if as_json:

@@ -23,7 +23,7 @@ from headwater.cli.opening import open_log
 
 if TYPE_CHECKING:
     from headwater.api import Log
-    from headwater.info import Deleted
+    from headwater.info import DeletedSegment
 
 COLUMNS = ("partition", "offsets", "events", "bytes")
 
@@ -93,7 +93,7 @@ def _kept(hw: Log, topic: str) -> dict[str, Any]:
     return {name: settings[name] for name in Retention.__annotations__ if name in settings}
 
 
-def _show(topic: str, deleted: list[Deleted], dry_run: bool) -> None:
+def _show(topic: str, deleted: list[DeletedSegment], dry_run: bool) -> None:
     if deleted:
         rows = [
             (

@@ -8,7 +8,7 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.arguments import Size
+from headwater.cli.arguments import SizeType
 from headwater.cli.opening import directory_of
 
 
@@ -46,7 +46,7 @@ from headwater.cli.opening import directory_of
 @click.option(
     "--segments", type=click.IntRange(1), metavar="N", help="Segments that the event bus keeps.  [default: 16]"
 )
-@click.option("--segment-bytes", type=Size(), metavar="SIZE", help="Size of each of them.  [default: 64 MiB]")
+@click.option("--segment-bytes", type=SizeType(), metavar="SIZE", help="Size of each of them.  [default: 64 MiB]")
 @click.option(
     "--heartbeat",
     type=click.FloatRange(0.1, 3600.0),
@@ -84,15 +84,15 @@ def serve(
     from headwater.server.access import chosen
     from headwater.server.accesslog import AccessLog
     from headwater.server.logins import FileAccess
-    from headwater.server.serve import Address
+    from headwater.server.serve import ListenAddress
     from headwater.server.serve import serve as run
-    from headwater.server.settings import Bus, Settings
+    from headwater.server.settings import Bus, ServerSettings
     from headwater.server.tls import Certificate
 
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
     logging.getLogger("headwater").propagate = False  # its handler is the program's own
     kept = {"segments": segments, "segment_bytes": segment_bytes}
-    settings = Settings(
+    settings = ServerSettings(
         bus=Bus(topic=bus, **{name: value for name, value in kept.items() if value is not None}),
         origins=cors,
         app=app,
@@ -102,12 +102,12 @@ def serve(
         raise click.UsageError("--auth and --access cannot be given together")
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
         raise click.UsageError("--tls-cert and --tls-key are needed, both")
-    address = Address.parse(http)
+    address = ListenAddress.parse(http)
     run(
         directory_of(data),
         address,
         settings,
-        tcp=None if tcp == "none" else Address.parse(tcp),
+        tcp=None if tcp == "none" else ListenAddress.parse(tcp),
         access=FileAccess(auth) if auth is not None else None if access is None else chosen(access),
         certificate=Certificate(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None,
         access_log=None if access_log is None else AccessLog(None if access_log == "-" else Path(access_log)),

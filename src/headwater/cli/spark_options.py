@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from headwater.cli.progress import Waiting
+from headwater.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +27,7 @@ class Cluster(NamedTuple):
         """A session, for those who tell themselves how far they are."""
         from headwater.spark.session import session
 
-        with Waiting("starting Spark") as waiting:
+        with ProgressLine("starting Spark") as waiting:
             waiting.update(0)
             return session(self.master, memory=self.memory, config=self.config, quick=quick, **options)
 
@@ -40,7 +40,7 @@ class Cluster(NamedTuple):
         from headwater.spark.progress import watching
 
         spark = self.started(quick=quick, **options)
-        with Waiting(f"{what} (tasks)") as waiting, watching(spark, waiting.update):
+        with ProgressLine(f"{what} (tasks)") as waiting, watching(spark, waiting.update):
             yield spark
 
 

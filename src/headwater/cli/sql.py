@@ -10,7 +10,7 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.arguments import Natural, data_argument, json_option
+from headwater.cli.arguments import NaturalType, data_argument, json_option
 from headwater.cli.opening import tell_workers
 from headwater.cli.spark_options import Cluster, spark_options
 from headwater.errors import Invalid
@@ -51,7 +51,7 @@ TABLE_ROWS = 1000  # that a table has unless it is told otherwise
     help="The fields of a table's data with their types, in place of what a sample tells; may be given again.",
 )
 @click.option(
-    "--limit", type=Natural(), metavar="N", help="At most so many rows.  [default: 1000 in a table, else all]"
+    "--limit", type=NaturalType(), metavar="N", help="At most so many rows.  [default: 1000 in a table, else all]"
 )
 @click.option("--output", type=click.Path(), metavar="FILE", help="Write to a file, which appears when it is whole.")
 @click.option(

@@ -9,7 +9,7 @@ import click
 
 from headwater.cli.app import command
 from headwater.cli.arguments import (
-    Natural,
+    NaturalType,
     data_argument,
     json_option,
     key_option,
@@ -31,7 +31,7 @@ from headwater.cli.opening import open_log
 )
 @data_argument
 @topic_argument
-@click.option("-n", "--lines", "count", type=Natural(), default=10, metavar="N", help="How many.  [default: 10]")
+@click.option("-n", "--lines", "count", type=NaturalType(), default=10, metavar="N", help="How many.  [default: 10]")
 @click.option("-f", "--follow", is_flag=True, help="Wait for new events, from any process.")
 @type_pattern_option
 @key_option

@@ -34,14 +34,14 @@ def tx(data: str, file: str, as_json: bool, quiet: bool) -> None:
 
     Topics and the directory are created if they do not exist. Prints topic, partition, offset and id of each event.
     """
-    from headwater.cli.appends import Named, read_appends
+    from headwater.cli.appends import NumberedLine, read_appends
 
     with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
         appends = list(read_appends(stream))  # all of them are read before anything is made
     with open_log(data) as hw:
         transaction = hw.transaction()
         for number, append in enumerate(appends, 1):
-            with Named(number):
+            with NumberedLine(number):
                 transaction.append(**append)
         refs = transaction.commit()
     References(as_json=as_json, quiet=quiet, ranges=False).print(refs)

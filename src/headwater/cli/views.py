@@ -18,7 +18,7 @@ from headwater.errors import HeadwaterError, Invalid, Unsupported
 
 if TYPE_CHECKING:
     from headwater.api import Log
-    from headwater.views.answering import Answering
+    from headwater.views.answering import QueryServer
     from headwater.views.app import App
     from headwater.views.local import Local
 
@@ -49,7 +49,7 @@ def run(data: str, address: str, server_fd: int | None) -> None:
     Any number of processes may run the same application: each partition is handled by one of them, and by another one
     if that process dies.
     """
-    from headwater.views.answering import Answering
+    from headwater.views.answering import QueryServer
 
     awake, ring = os.pipe()
     answering = None
@@ -57,7 +57,7 @@ def run(data: str, address: str, server_fd: int | None) -> None:
         # A terminal's Ctrl-C reaches the server too, which then tells us to end: after the queries that it waits for.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.set_inheritable(server_fd, False)  # what user code starts need not know of it
-        answering = Answering(socket.socket(fileno=server_fd), lambda: os.write(ring, b"."))
+        answering = QueryServer(socket.socket(fileno=server_fd), lambda: os.write(ring, b"."))
     try:
         _run(data, address, answering, awake, ring)
     except HeadwaterError as error:
@@ -91,7 +91,7 @@ def load_app(address: str) -> App:
         raise Invalid(told, hint="the traceback tells where", code="app_broken") from error
 
 
-def _run(data: str, address: str, answering: Answering | None, awake: int, ring: int) -> None:
+def _run(data: str, address: str, answering: QueryServer | None, awake: int, ring: int) -> None:
     from headwater.cli.opening import directory_of
     from headwater.views.local import Local
 

@@ -11,7 +11,7 @@ import click
 from headwater.cli import show
 from headwater.cli.arguments import binder_argument, data_argument, json_option
 from headwater.cli.opening import open_log
-from headwater.cli.progress import Waiting
+from headwater.cli.progress import ProgressLine
 from headwater.cli.spark_options import Cluster, spark_options
 from headwater.cli.views import app_option, in_directory, load_app, views
 from headwater.errors import Invalid
@@ -70,7 +70,7 @@ def _build(hw: Local, app: App, binder: str, spark: SparkSession | None) -> int:
     """Build it, here or on Spark, with a bar for a person who waits; the events that were folded."""
     from headwater.views.rebuild import rebuild as build
 
-    with Waiting("rebuilding", patience_s=0.3) as waiting:
+    with ProgressLine("rebuilding", patience_s=0.3) as waiting:
         if spark is None:
             indexes = app.binders[binder].indexes
             return build(hw, app.of_binder(binder), indexes=indexes, progress=waiting.update)

@@ -17,7 +17,7 @@ HINT = "write http://host:7450"
 Path = str | PathLike[str]
 
 
-class Address(msgspec.Struct, frozen=True):
+class ServerAddress(msgspec.Struct, frozen=True):
     """The address of a server. `prefix` is where it is mounted, without a slash at its end."""
 
     scheme: str
@@ -26,7 +26,7 @@ class Address(msgspec.Struct, frozen=True):
     prefix: str
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> ServerAddress:
         """Raises Invalid. A message never repeats a password."""
         try:
             parts = urlsplit(text)
@@ -87,7 +87,7 @@ class Credentials(msgspec.Struct, frozen=True):
         return None
 
 
-def tls_context(address: Address, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+def tls_context(address: ServerAddress, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
     """What TLS needs: who is trusted (the system's authorities, or those of `ca`), and the client's certificate.
 
     None for an address without. Raises Invalid for files that cannot be used, or that there is no use for.

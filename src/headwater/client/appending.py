@@ -1,7 +1,7 @@
 """Appends as requests, and their answers as references.
 
-Every append has a producer, the user's or one of `Producers`, so that it can be sent again after its answer was lost.
-A topic that is not there is made, as a directory does it. Safe from any thread.
+Every append has a producer, the user's or one of `ProducerPool`, so that it can be sent again after its answer was
+lost. A topic that is not there is made, as a directory does it. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.client.producers import Producers
-from headwater.client.transport import Answer, Transport
+from headwater.client.producers import ProducerPool
+from headwater.client.transport import HttpResponse, Transport
 from headwater.errors import HeadwaterError, Invalid, NotFound
 from headwater.event import Content, Durability, Ref, Refs, Run, ticks_and_node
 from headwater.format import batch, frames, given
@@ -33,7 +33,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 T = TypeVar("T")
 
 
-class ToldRun(msgspec.Struct, frozen=True):
+class RunLine(msgspec.Struct, frozen=True):
     """Events that one request appended to one partition, as the server tells it."""
 
     partition: int
@@ -43,18 +43,18 @@ class ToldRun(msgspec.Struct, frozen=True):
     rows: list[int] | None = None
 
 
-class ToldRuns(msgspec.Struct, frozen=True):
+class RunLines(msgspec.Struct, frozen=True):
     """The answer to an append of many events."""
 
     count: int
     durability: Durability
-    runs: list[ToldRun]
+    runs: list[RunLine]
 
 
-_decode_runs = msgspec.json.Decoder(ToldRuns).decode
+_decode_runs = msgspec.json.Decoder(RunLines).decode
 
 
-class Upload:
+class StreamBody:
     """A stream as the body of a request. What can be sought in can be sent again, anything else only once."""
 
     def __init__(self, data: IO[bytes] | Iterator[bytes]) -> None:
@@ -79,13 +79,13 @@ class Upload:
             yield piece
 
 
-class Appends:
+class RemoteAppender:
     """The appends of one opened log."""
 
     def __init__(self, transport: Transport, limits: Limits) -> None:
         self._transport = transport
         self._limits = limits
-        self._producers = Producers()
+        self._producers = ProducerPool()
 
     def one(self, request: Append, durability: Durability) -> Ref:
         """Append one event."""
@@ -102,7 +102,7 @@ class Appends:
             headers["Headwater-Meta"] = json.dumps(msgspec.json.decode(meta))  # in ASCII, as a header is
         if request.content != "bytes":
             query["content"] = request.content
-        body = data if isinstance(data, bytes) else Upload(data)
+        body = data if isinstance(data, bytes) else StreamBody(data)
         answer = self._append(request.topic, body, query, headers, request.producer)
         told = answer.headers
         ticks, node = ticks_and_node(UUID(told["headwater-id"]))
@@ -172,12 +172,12 @@ class Appends:
     def _append(
         self,
         topic: str,
-        body: bytes | Upload,
+        body: bytes | StreamBody,
         query: dict[str, Any],
         headers: dict[str, str],
         given_producer: Producer | None,
-    ) -> Answer:
-        def ask(producer: Producer) -> Answer:
+    ) -> HttpResponse:
+        def ask(producer: Producer) -> HttpResponse:
             headers["Headwater-Producer"] = header_of(producer.id)
             headers["Headwater-Epoch"] = str(producer.epoch)
             headers["Headwater-Seq"] = str(producer.seq)
@@ -188,15 +188,15 @@ class Appends:
     def _post(
         self,
         topic: str,
-        body: bytes | Upload,
+        body: bytes | StreamBody,
         query: dict[str, Any],
         headers: dict[str, str],
         producer: tuple[str, int, int],
-    ) -> Answer:
-        streamed = isinstance(body, Upload)
+    ) -> HttpResponse:
+        streamed = isinstance(body, StreamBody)
         if streamed:
             self.make(topic)  # a stream may be gone by the time that it turns out not to be there
-        repeat: Any = (lambda: body.repeatable) if isinstance(body, Upload) else True
+        repeat: Any = (lambda: body.repeatable) if isinstance(body, StreamBody) else True
         path, sent, facts = ("topic", topic, "items"), body, {"producer": producer}
         try:
             return self._transport.call("POST", path, query, body=sent, headers=headers, repeat=repeat, facts=facts)

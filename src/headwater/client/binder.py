@@ -17,9 +17,9 @@ from urllib.parse import quote
 import msgspec
 
 from headwater.client import failures
-from headwater.client.connection import Broken
-from headwater.client.failures import Told
-from headwater.client.transport import JSON, Stream, Transport
+from headwater.client.connection import BrokenConnectionError
+from headwater.client.failures import ErrorBody
+from headwater.client.transport import JSON, ResponseStream, Transport
 from headwater.document import Change, Document
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import Event, Ref, Refs
@@ -36,13 +36,13 @@ T = TypeVar("T")
 _decode_info = msgspec.json.Decoder(BinderInfo).decode
 
 
-class _Ending(msgspec.Struct, frozen=True):
+class _EndLine(msgspec.Struct, frozen=True):
     """The last line of a stream that cannot go on."""
 
-    error: Told
+    error: ErrorBody
 
 
-_decode_ending = msgspec.json.Decoder(_Ending).decode
+_decode_ending = msgspec.json.Decoder(_EndLine).decode
 
 
 class RemoteBinder:
@@ -90,10 +90,10 @@ class RemoteBinder:
         }
         body = documents.encode(asked)
 
-        def ask(query: Mapping[str, Any]) -> Stream:
+        def ask(query: Mapping[str, Any]) -> ResponseStream:
             return self._transport.stream(self._path("query"), query, accept=LINES, body=body)
 
-        return Found(self._transport, _until_passed(ask, at_least, timeout))
+        return RemoteDocuments(self._transport, _until_passed(ask, at_least, timeout))
 
     def count(
         self, match: Mapping[str, Any] | None = None, *, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S
@@ -111,9 +111,9 @@ class RemoteBinder:
         plan: str = self._query({"match": match or {}, "sort": _sorting(sort), "explain": True}, {})["plan"]
         return plan
 
-    def follow(self, *, after: str | None = None, timeout: float | None = None) -> Following:
+    def follow(self, *, after: str | None = None, timeout: float | None = None) -> RemoteChanges:
         """Changes of documents, as they come, until `timeout` seconds bring none."""
-        return Following(self._transport, self._path("changes"), after, timeout)
+        return RemoteChanges(self._transport, self._path("changes"), after, timeout)
 
     def index(self, field: str) -> None:
         """Have an index over a field from now on; it is made when this returns, durably."""
@@ -131,10 +131,10 @@ class RemoteBinder:
         return ("binders", self.name, *parts)
 
 
-class _Lines:
+class _ChangeLines:
     """The lines of an answer, as they come."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ResponseStream) -> None:
         self._stream = stream
         self._begun = b""  # of a line
         self._lines: deque[bytes] = deque()
@@ -145,7 +145,7 @@ class _Lines:
             pieces = self._stream.more(wait_s)
             if pieces is None:
                 if self._begun:
-                    raise Broken("a line has no end", sent=True)
+                    raise BrokenConnectionError("a line has no end", sent=True)
                 raise EOFError
             *whole, self._begun = b"".join((self._begun, *pieces)).split(b"\n")
             self._lines.extend(whole)
@@ -158,12 +158,12 @@ class _Lines:
         self._stream.close()
 
 
-class Found(Iterator[Document]):
+class RemoteDocuments(Iterator[Document]):
     """Documents that were found, as they come. Belongs to one thread."""
 
-    def __init__(self, transport: Transport, stream: Stream) -> None:
+    def __init__(self, transport: Transport, stream: ResponseStream) -> None:
         self._transport = transport
-        self._lines = _Lines(stream)
+        self._lines = _ChangeLines(stream)
         self._over = False
 
     def __next__(self) -> Document:
@@ -173,7 +173,7 @@ class Found(Iterator[Document]):
             except EOFError:
                 self.close()
                 break
-            except Broken as error:
+            except BrokenConnectionError as error:
                 self.close()
                 raise failures.cut_short(self._transport.address, str(error)) from error
             if line:
@@ -190,7 +190,7 @@ class Found(Iterator[Document]):
             self._lines.close()
 
 
-class Following(Iterator[Change]):
+class RemoteChanges(Iterator[Change]):
     """Changes as they come, on through broken connections. Belongs to one thread; `stop` may be called from others."""
 
     def __init__(self, transport: Transport, path: tuple[str, ...], after: str | None, timeout: float | None) -> None:
@@ -210,7 +210,7 @@ class Following(Iterator[Change]):
         while not self._over:
             try:
                 line = self._lines.next(_wait(deadline_s, heard_s))
-            except (Broken, EOFError) as error:
+            except (BrokenConnectionError, EOFError) as error:
                 if not self._over:
                     self._begin_again(str(error) or "the server has ended it")
                     heard_s = time.monotonic()
@@ -254,10 +254,10 @@ class Following(Iterator[Change]):
     def _over(self) -> bool:
         return self._stopped or self._transport.closed
 
-    def _open(self) -> _Lines:
+    def _open(self) -> _ChangeLines:
         stream = self._transport.stream(self._path, {"after": self._after}, accept=LINES)
         self._after = stream.headers.get("headwater-place", self._after)
-        return _Lines(stream)
+        return _ChangeLines(stream)
 
     def _change(self, line: bytes) -> Change:
         if line.startswith(b'{"error":'):

@@ -9,7 +9,7 @@ import numpy as np
 from crc32c import crc32c
 
 from headwater.client import failures
-from headwater.client.connection import Broken
+from headwater.client.connection import BrokenConnectionError
 from headwater.client.transport import Transport
 from headwater.errors import Corrupt
 from headwater.format import blob as format
@@ -78,5 +78,5 @@ class RemoteBlob:
                             yield head[_ITEM.size :]
                     else:
                         yield piece
-            except Broken as error:
+            except BrokenConnectionError as error:
                 raise failures.cut_short(self._transport.address, str(error)) from error

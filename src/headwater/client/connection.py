@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from headwater.client.address import Address, Credentials
+from headwater.client.address import Credentials, ServerAddress
 from headwater.errors import Unsupported
 
 HEAD_BYTES_MAX = 64 * 1024  # of an answer: a server that sends more is none of ours
@@ -27,7 +27,7 @@ TICK_S = 0.001  # what is waited for at least: no time at all is another thing t
 KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
-class Broken(Exception):
+class BrokenConnectionError(Exception):
     """The connection failed. `sent`: the server may have got the whole request, and so may have done it."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
@@ -35,14 +35,14 @@ class Broken(Exception):
         self.sent = sent
 
 
-class Refused(Broken):
+class RefusedConnectionError(BrokenConnectionError):
     """No connection could be made."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, sent=False)
 
 
-class WrongPort(Broken):
+class WrongPort(BrokenConnectionError):
     """The port is that of the protocol over TCP: nothing was done, and the address is wrong."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class HttpConnection:
     """
 
     def __init__(
-        self, address: Address, tls: ssl.SSLContext | None, timeout_s: float, credentials: Credentials
+        self, address: ServerAddress, tls: ssl.SSLContext | None, timeout_s: float, credentials: Credentials
     ) -> None:
         """Raises Refused, and Unsupported where the parser is not installed."""
         self._parser_class = _parser_class()
@@ -67,7 +67,7 @@ class HttpConnection:
         try:
             self._socket = _connect(address, tls, timeout_s)
         except OSError as error:
-            raise Refused(_reason(error)) from error
+            raise RefusedConnectionError(_reason(error)) from error
         self._timeout_s: float | None = timeout_s
         self._begin()
 
@@ -184,11 +184,13 @@ class HttpConnection:
         try:
             self._socket.sendall(data)
         except OSError as error:
-            with contextlib.suppress(Broken):
+            with contextlib.suppress(BrokenConnectionError):
                 self.receive()
             self.keep = False
             if not self.headed:
-                raise Broken(_reason(error), sent=False) from error  # it has not got all, and so does nothing
+                raise BrokenConnectionError(
+                    _reason(error), sent=False
+                ) from error  # it has not got all, and so does nothing
 
     def _answered_early(self) -> bool:
         """Whether a request is answered before all of it was sent, and so is refused: the rest need not be sent."""
@@ -208,9 +210,9 @@ class HttpConnection:
         except TimeoutError as error:
             if timed:
                 raise
-            raise Broken(f"there was no answer for {self._timeout_s:g} s", sent=True) from error
+            raise BrokenConnectionError(f"there was no answer for {self._timeout_s:g} s", sent=True) from error
         except (OSError, ValueError) as error:  # ValueError: it was closed by another thread
-            raise Broken(_reason(error), sent=True) from error
+            raise BrokenConnectionError(_reason(error), sent=True) from error
         if piece:
             self._parse(piece)
         else:
@@ -221,13 +223,13 @@ class HttpConnection:
         if not self.headed:
             self._head_bytes += len(piece)
             if self._head_bytes > HEAD_BYTES_MAX + RECEIVE_BYTES:
-                raise Broken("the head of the answer does not end", sent=True)
+                raise BrokenConnectionError("the head of the answer does not end", sent=True)
         try:
             self._parser.feed_data(piece)
         except Exception as error:
             if not self.headed and piece[:2] == b"\0\0":  # the length of a frame
                 raise WrongPort from error
-            raise Broken(f"the answer is not HTTP: {error}", sent=True) from error
+            raise BrokenConnectionError(f"the answer is not HTTP: {error}", sent=True) from error
 
     def _cut_off(self) -> None:
         """The other side sends no more."""
@@ -235,7 +237,7 @@ class HttpConnection:
         if self.headed and not self.keep and "content-length" not in self.headers and not chunked:
             self.ended = True  # an answer of HTTP/1.0 ends with its connection
             return
-        raise Broken("the connection was closed before the answer was whole", sent=True)
+        raise BrokenConnectionError("the connection was closed before the answer was whole", sent=True)
 
 
 def keep_alive(made: Any) -> None:
@@ -246,7 +248,7 @@ def keep_alive(made: Any) -> None:
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
 
 
-def _connect(address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
+def _connect(address: ServerAddress, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
     made = socket.create_connection((address.host, address.port), timeout_s)
     try:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

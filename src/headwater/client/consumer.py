@@ -16,7 +16,7 @@ from typing import Self, Unpack, overload
 import msgspec
 
 from headwater import position
-from headwater.client.membership import Membership, State, too_late
+from headwater.client.membership import Membership, MembershipState, too_late
 from headwater.client.transport import Transport
 from headwater.errors import Closed, Fenced, HeadwaterError, Invalid, Unavailable
 from headwater.event import At, Event
@@ -338,7 +338,7 @@ class RemoteConsumer(Iterator[Event]):
                 self._awaited.discard((event.partition, event.offset))
         return event
 
-    def _looked(self, member: Membership) -> State | None:
+    def _looked(self, member: Membership) -> MembershipState | None:
         """What the server has, after a look; None if the membership is over."""
         try:
             return member.settle(look=True)
@@ -346,7 +346,7 @@ class RemoteConsumer(Iterator[Event]):
             member.end()
             return None
 
-    def _all_here(self, member: Membership, state: State) -> bool:
+    def _all_here(self, member: Membership, state: MembershipState) -> bool:
         """Wait until all has come that was sent; False if there is something to hand out, or it is over."""
         with member.changed:
             member.changed.wait_for(lambda: member.over or member.received >= state.sent or self._over(), GLANCE_S)
@@ -378,7 +378,7 @@ class RemoteConsumer(Iterator[Event]):
             with member.changed:
                 member.changed.wait_for(lambda: member.waits or member.over or self._over(), GLANCE_S)  # noqa: B023
 
-    def _drained(self, state: State, ends: dict[int, int]) -> bool:
+    def _drained(self, state: MembershipState, ends: dict[int, int]) -> bool:
         """Whether everything up to these ends was handed out here, or acked elsewhere."""
         others = {number for number, end in ends.items() if number not in state.held and end}
         if any(held.next < ends.get(number, 0) for number, held in state.held.items()):
@@ -391,10 +391,10 @@ class RemoteConsumer(Iterator[Event]):
         found = self._transport.call("GET", ("consumers",), {"topic": self.topic}, repeat=True)
         return [info for info in _decode_infos(found.body) if info.name == self.name]
 
-    def _state(self) -> State:
+    def _state(self) -> MembershipState:
         """What it holds now."""
         state = None if self._closed or self._member.over else self._looked(self._member)
-        return state or State(0, False, False, 0, {})
+        return state or MembershipState(0, False, False, 0, {})
 
     def _check_open(self) -> None:
         if self._closed or os.getpid() != self._pid:

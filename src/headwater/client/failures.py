@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from headwater import errors
-from headwater.client.address import Address
+from headwater.client.address import ServerAddress
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable, Unsupported
 
 
-class Told(msgspec.Struct, frozen=True):
+class ErrorBody(msgspec.Struct, frozen=True):
     """The body of an error."""
 
     kind: str
@@ -21,14 +21,14 @@ class Told(msgspec.Struct, frozen=True):
     facts: dict[str, Any] = {}
 
 
-_decode = msgspec.json.Decoder(Told).decode
+_decode = msgspec.json.Decoder(ErrorBody).decode
 _KINDS: dict[str, type[HeadwaterError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HeadwaterError)
 }
 _RESERVED = ("message", "hint", "code")  # what an error has besides its facts
 
 
-def error_of(status: int, body: bytes, address: Address) -> HeadwaterError:
+def error_of(status: int, body: bytes, address: ServerAddress) -> HeadwaterError:
     """The error that an answer tells of."""
     try:
         told = _decode(body)
@@ -37,14 +37,14 @@ def error_of(status: int, body: bytes, address: Address) -> HeadwaterError:
     return revive(told, status)
 
 
-def revive(told: Told, status: int = 500) -> HeadwaterError:
+def revive(told: ErrorBody, status: int = 500) -> HeadwaterError:
     """The error that the server raised."""
     kind = _KINDS.get(told.kind) or _by_status(status)
     facts = {name: fact for name, fact in told.facts.items() if name not in _RESERVED}
     return kind(told.message, hint=told.hint, code=told.code, **facts)
 
 
-def unreachable(address: Address, reason: str) -> Unavailable:
+def unreachable(address: ServerAddress, reason: str) -> Unavailable:
     """That no connection could be made."""
     return Unavailable(
         f"{address} cannot be reached: {reason}",
@@ -53,7 +53,7 @@ def unreachable(address: Address, reason: str) -> Unavailable:
     )
 
 
-def lost(address: Address, reason: str, **facts: Any) -> Unavailable:
+def lost(address: ServerAddress, reason: str, **facts: Any) -> Unavailable:
     """That a request may have been done, or not, and its answer is not to be had."""
     again = "producer" in facts
     return Unavailable(
@@ -65,7 +65,7 @@ def lost(address: Address, reason: str, **facts: Any) -> Unavailable:
     )
 
 
-def not_headwater(address: Address) -> Unsupported:
+def not_headwater(address: ServerAddress) -> Unsupported:
     """That an answer lacks what ours have."""
     return Unsupported(
         f"the answer of {address} is not one of a Headwater server",
@@ -74,12 +74,12 @@ def not_headwater(address: Address) -> Unsupported:
     )
 
 
-def cut_short(address: Address, reason: str) -> Unavailable:
+def cut_short(address: ServerAddress, reason: str) -> Unavailable:
     """That an answer did not come to its end."""
     return Unavailable(f"the answer of {address} was cut short: {reason}", hint="ask again", code="answer_cut_short")
 
 
-def _of_a_stranger(status: int, address: Address) -> HeadwaterError:
+def _of_a_stranger(status: int, address: ServerAddress) -> HeadwaterError:
     """An answer without an error of ours: of a proxy, or of a server that is not Headwater."""
     return _by_status(status)(
         f"{address} answered with status {status}",

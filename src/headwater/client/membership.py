@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.client.connection import Broken
+from headwater.client.connection import BrokenConnectionError
 from headwater.client.received import ItemBlob, Lines
 from headwater.client.transport import Transport
 from headwater.errors import Fenced, HeadwaterError, Unavailable
@@ -31,32 +31,32 @@ GONE = "member_gone"
 _encode = msgspec.json.Encoder().encode
 
 
-class Held(msgspec.Struct, frozen=True):
+class PartitionHold(msgspec.Struct, frozen=True):
     """A partition that the member holds: by which fence, and which offset comes next."""
 
     fence: int
     next: int
 
 
-class State(msgspec.Struct, frozen=True):
+class MembershipState(msgspec.Struct, frozen=True):
     """What the member has done, as the server tells it; see `server.member.State`."""
 
     sent: int
     idle: bool
     full: bool
     skipped: int
-    held: dict[int, Held]
+    held: dict[int, PartitionHold]
 
 
-class Settled(msgspec.Struct, frozen=True):
+class AckAnswer(msgspec.Struct, frozen=True):
     """The server's answer to acks."""
 
     aside: list[bool]
-    state: State
+    state: MembershipState
     cursors: dict[int, int] = {}
 
 
-_decode = msgspec.json.Decoder(Settled).decode
+_decode = msgspec.json.Decoder(AckAnswer).decode
 
 
 class Membership:
@@ -161,7 +161,7 @@ class Membership:
         if self._acked:
             self.settle()
 
-    def settle(self, *, flush: bool = False, look: bool = False) -> State:
+    def settle(self, *, flush: bool = False, look: bool = False) -> MembershipState:
         """Send the acks; with `flush` they are durable then. Those that came too late are noted in `refused`.
 
         Raises Fenced if the membership is over, Unavailable if the server cannot be reached: then they are sent later.
@@ -244,7 +244,7 @@ class Membership:
 
     # Below, what is sent and received
 
-    def _say(self, said: dict[str, Any], *, repeat: bool = True) -> Settled:
+    def _say(self, said: dict[str, Any], *, repeat: bool = True) -> AckAnswer:
         asked_s = time.monotonic()
         body = _encode({"member": self.token, **said})
         try:
@@ -265,7 +265,7 @@ class Membership:
             self._said_s = asked_s
             self._until_s = max(self._until_s, asked_s + self._lease_s)
 
-    def _compare(self, state: State) -> None:
+    def _compare(self, state: MembershipState) -> None:
         """Drop what came of partitions that are not held any more: others handle it."""
         with self.changed:
             lost = [partition for partition in self._range if partition not in state.held]
@@ -326,7 +326,7 @@ class Membership:
             while not self.over and (pieces := self._stream.more(silence_s)):
                 for piece in pieces:
                     self._receive(lines.feed(piece))
-        except Broken:
+        except BrokenConnectionError:
             pass  # whoever wants more joins again
         except HeadwaterError as told:
             error = None if told.code == GONE or isinstance(told, Unavailable) else told

@@ -12,7 +12,7 @@ from uuid import uuid4
 from headwater.format.producers import Producer
 
 
-class Slot:
+class ProducerSlot:
     """A producer, and the seq of its last request."""
 
     __slots__ = ("id", "seq")
@@ -22,24 +22,24 @@ class Slot:
         self.seq = -1
 
 
-class Producers:
+class ProducerPool:
     """The producers of one opened log."""
 
     def __init__(self) -> None:
         self.after_fork()
 
-    def take(self) -> tuple[Slot, Producer]:
+    def take(self) -> tuple[ProducerSlot, Producer]:
         """A producer that has no request under way, and its next request."""
         with self._mutex:
             if self._free:
                 slot = self._free.pop()
             else:
-                slot = Slot(f"{self._name}-{self._made}")
+                slot = ProducerSlot(f"{self._name}-{self._made}")
                 self._made += 1
         slot.seq += 1
         return slot, Producer(slot.id, 0, slot.seq)
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: ProducerSlot) -> None:
         """Its request was answered. One whose answer was lost is not given back: its user may ask with it again."""
         with self._mutex:
             self._free.append(slot)
@@ -47,6 +47,6 @@ class Producers:
     def after_fork(self) -> None:
         """Begin anew, under another name."""
         self._mutex = threading.Lock()  # protects what follows
-        self._free: list[Slot] = []
+        self._free: list[ProducerSlot] = []
         self._name = uuid4().hex
         self._made = 0

@@ -1,7 +1,7 @@
 """Reading from a server: stored batches as they come, on through broken connections without a gap or a double.
 
 A read notes how far it has come in each partition. When the connection breaks, it asks again from there, to the end
-that it had at first. Each object belongs to one thread; only `Follow.stop` may be called from others.
+that it had at first. Each object belongs to one thread; only `RemoteFollow.stop` may be called from others.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from uuid import UUID
 from headwater import position
 from headwater.client import failures
 from headwater.client.blob import RemoteBlob
-from headwater.client.connection import Broken
-from headwater.client.transport import Stream, Transport
+from headwater.client.connection import BrokenConnectionError
+from headwater.client.transport import ResponseStream, Transport
 from headwater.errors import HeadwaterError, NotFound
 from headwater.event import Blob, Event
 from headwater.format.batch import Batch
@@ -47,7 +47,7 @@ class RemoteLog:
         return RemoteBlob(self._transport, self.topic, self.partition, batch.base_offset, reference)
 
 
-class Batches(Iterator[EventBatch]):
+class RemoteBatches(Iterator[EventBatch]):
     """The batches of one read. It asks when it is made, and so raises then what is wrong with the question."""
 
     def __init__(
@@ -101,9 +101,11 @@ class Batches(Iterator[EventBatch]):
             self._stream.close()
             self._decoder.finish()
             if self._query.get("wait_for_more"):
-                raise Broken("the server has ended it", sent=True)  # because it stops, or the topic is gone
+                raise BrokenConnectionError(
+                    "the server has ended it", sent=True
+                )  # because it stops, or the topic is gone
             self._warn(self._lost)
-        except Broken as error:
+        except BrokenConnectionError as error:
             self._stream.close()
             if not self._cut:
                 self._begin_again(error)
@@ -133,7 +135,7 @@ class Batches(Iterator[EventBatch]):
         except BaseException:
             stream.close()
             raise
-        self._stream: Stream = stream
+        self._stream: ResponseStream = stream
         self._decoder = Decoder()
         if self._cut:  # meanwhile
             stream.cut()
@@ -189,7 +191,7 @@ class Batches(Iterator[EventBatch]):
             warn(f"topic {self._topic!r}, partition {number}", [(lo, hi)])
         self._lost = [each for each in self._lost if each not in lost]
 
-    def _begin_again(self, error: Broken) -> None:
+    def _begin_again(self, error: BrokenConnectionError) -> None:
         """Ask for the rest. Raises Unavailable when that has been tried for too long without anything coming."""
         if self._tries == 0:
             self._failed_s = time.monotonic()
@@ -203,7 +205,7 @@ class Batches(Iterator[EventBatch]):
         self._open()
 
 
-class Follow(Iterator[Event]):
+class RemoteFollow(Iterator[Event]):
     """An endless read. Belongs to one thread; only `stop` may be called from others.
 
     Ends when `timeout` seconds pass without a wanted event, when it is stopped, or the log is closed; raises NotFound
@@ -212,7 +214,11 @@ class Follow(Iterator[Event]):
     """
 
     def __init__(
-        self, there: Batches, wait: Callable[[list[int]], Batches], timeout: float | None, transport: Transport
+        self,
+        there: RemoteBatches,
+        wait: Callable[[list[int]], RemoteBatches],
+        timeout: float | None,
+        transport: Transport,
     ) -> None:
         """`there` is what is there at the call, for which it does not wait; `wait` gives what comes from its end on."""
         self._batches = there
@@ -273,7 +279,7 @@ class Follow(Iterator[Event]):
         return self._stopped or self._transport.closed
 
 
-def events_of(batches: Batches, *, reverse: bool) -> Iterator[Event]:
+def events_of(batches: RemoteBatches, *, reverse: bool) -> Iterator[Event]:
     """The events of batches, in the order of their times over all partitions.
 
     Batches of several partitions come by the time of their first event (in reverse, of their last): what is earlier

@@ -8,24 +8,24 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headwater.client.connection import Broken
-from headwater.client.failures import Told, cut_short, revive
+from headwater.client.connection import BrokenConnectionError
+from headwater.client.failures import ErrorBody, cut_short, revive
 from headwater.client.transport import Transport
 from headwater.event import Blob, Event, ticks_and_node
 from headwater.format import jsonl
-from headwater.format.jsonl import Line
+from headwater.format.jsonl import EventLine
 from headwater.limits import BLOB_CHUNK_BYTES
 
 ITEM_HEAD_BYTES = 12  # of an item: its id and its length
 
 
-class Received(Line, frozen=True, gc=False, forbid_unknown_fields=False):
+class RemoteEvent(EventLine, frozen=True, gc=False, forbid_unknown_fields=False):
     """A line: an event, or why no more come."""
 
-    error: Told | UnsetType = UNSET
+    error: ErrorBody | UnsetType = UNSET
 
 
-_decode_lines = msgspec.json.Decoder(Received).decode_lines
+_decode_lines = msgspec.json.Decoder(RemoteEvent).decode_lines
 _encode_meta = msgspec.json.Encoder().encode
 
 
@@ -46,7 +46,7 @@ class Lines:
         whole, self._rest = self._rest + whole, rest
         return [self._event(line) for line in _decode_lines(whole)]
 
-    def _event(self, line: Received) -> Event:
+    def _event(self, line: RemoteEvent) -> Event:
         if line.error is not UNSET:
             raise revive(line.error)
         topic, partition, offset = line.topic, line.partition, line.offset
@@ -86,7 +86,7 @@ class ItemBlob:
                     left -= len(data)
                     for at in range(0, len(data), BLOB_CHUNK_BYTES):
                         yield data[at : at + BLOB_CHUNK_BYTES]
-            except Broken as error:
+            except BrokenConnectionError as error:
                 raise cut_short(self._transport.address, str(error)) from error
         if left:
             raise cut_short(self._transport.address, f"{left} bytes of a huge event are missing")

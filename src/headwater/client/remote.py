@@ -16,14 +16,14 @@ from weakref import WeakSet
 import msgspec
 
 from headwater import position
-from headwater.client.address import Address
-from headwater.client.appending import Appends
+from headwater.client.address import ServerAddress
+from headwater.client.appending import RemoteAppender
 from headwater.client.binder import RemoteBinder
 from headwater.client.consumer import RemoteConsumer
 from headwater.client.draining import drain
-from headwater.client.reading import Batches, Follow, events_of, position_query
+from headwater.client.reading import RemoteBatches, RemoteFollow, events_of, position_query
 from headwater.client.replication import RemoteSource
-from headwater.client.transaction import Transaction
+from headwater.client.transaction import RemoteTransaction
 from headwater.client.transport import NOTHING, Transport
 from headwater.errors import Invalid, NotFound, Unsupported
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run, ticks_of
@@ -33,7 +33,7 @@ from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.puro_blocks import PuroFile, PuroVariant
 from headwater.format.settings import Retention
-from headwater.info import BinderInfo, ConsumerInfo, Deleted, Drained, Split, TopicInfo, ViewInfo
+from headwater.info import BinderInfo, ConsumerInfo, DeletedSegment, DrainResult, Split, TopicInfo, ViewInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, SPLIT_BYTES, Limits
 from headwater.requests import Append, AppendMany, FilterOptions, ProducerLike, Read, ReadOptions, wants_sync
 
@@ -50,7 +50,7 @@ _decode_splits = msgspec.json.Decoder(list[Split]).decode
 _decode_consumers = msgspec.json.Decoder(list[ConsumerInfo]).decode
 _decode_binders = msgspec.json.Decoder(list[BinderInfo]).decode
 _decode_views = msgspec.json.Decoder(list[ViewInfo]).decode
-_decode_deleted = msgspec.json.Decoder(list[Deleted]).decode
+_decode_deleted = msgspec.json.Decoder(list[DeletedSegment]).decode
 
 
 class Remote:
@@ -70,12 +70,12 @@ class Remote:
         # How large data may be, its topic says, which the server knows.
         self._limits = msgspec.structs.replace(limits, data_bytes_max=DATA_BYTES_CEILING)
         self._durability: Durability = "fsync" if wants_sync(durability) else "os"
-        self._appends = Appends(transport, self._limits)
+        self._appends = RemoteAppender(transport, self._limits)
         self._members: WeakSet[RemoteConsumer] = WeakSet()  # which end with this object
         _remotes.add(self)
 
     @property
-    def address(self) -> Address:
+    def address(self) -> ServerAddress:
         """Where the server is."""
         return self._transport.address
 
@@ -250,14 +250,16 @@ class Remote:
         )
         return self._appends.many(request, self._reached(request.sync))
 
-    def transaction(self, *, durability: Durability | None = None, producer: ProducerLike | None = None) -> Transaction:
+    def transaction(
+        self, *, durability: Durability | None = None, producer: ProducerLike | None = None
+    ) -> RemoteTransaction:
         """Appends to any topics, and acks, all or nothing: `with hw.transaction() as tx: tx.append(…)`.
 
         Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
         """
         self._transport.check_open()
         told = given.check_producer(producer, self._limits)
-        return Transaction(self, self._transport, self._appends, self._waits_for(durability), told, self._limits)
+        return RemoteTransaction(self, self._transport, self._appends, self._waits_for(durability), told, self._limits)
 
     def sync(self, topic: str) -> None:
         """Make all events of a topic durable that were appended with durability `os`."""
@@ -291,15 +293,15 @@ class Remote:
         timeout: float | None = None,
         partition: int | None = None,
         **filters: Unpack[FilterOptions],
-    ) -> Follow:
+    ) -> RemoteFollow:
         """The events from `start` on, then those that come, from anybody, until `timeout` seconds bring none."""
 
-        def wait(offsets: list[int]) -> Batches:
+        def wait(offsets: list[int]) -> RemoteBatches:
             request = Read.of(topic, self._limits, start=offsets, partition=partition, **filters)
             return self._batches(request, {"wait_for_more": True}, uuid=there.uuid)
 
         there = self._batches(Read.of(topic, self._limits, start=start, partition=partition, **filters))
-        return Follow(there, wait, timeout, self._transport)
+        return RemoteFollow(there, wait, timeout, self._transport)
 
     def splits(
         self,
@@ -366,7 +368,7 @@ class Remote:
         seconds: float | None = None,
         partitions: Iterable[int] | None = None,
         **options: Any,
-    ) -> Drained:
+    ) -> DrainResult:
         """Hand what waits for a consumer to `handler`, commit, give everything back, and tell whether more waits.
 
         As that of a directory, with the options of `consumer`; but it waits for what other members hold, up to
@@ -375,7 +377,7 @@ class Remote:
         if partitions is not None:
             raise Unsupported("a server drains all partitions of a topic", hint="leave out partitions=")
         handled = drain(self.consumer(consumer, topic, **options), handler, seconds)
-        return Drained(handled, any(info.lag for info in self.consumers(topic) if info.name == consumer))
+        return DrainResult(handled, any(info.lag for info in self.consumers(topic) if info.name == consumer))
 
     def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
         """Where each consumer of a topic, or of all, is in each partition, and who reads there; empty if none."""
@@ -505,7 +507,7 @@ class Remote:
         partition: int | None = None,
         dry_run: bool = False,
         **changes: Unpack[Retention],
-    ) -> list[Deleted]:
+    ) -> list[DeletedSegment]:
         """Delete the oldest segments that need not be kept; returns them. `dry_run` only tells which.
 
         As that of a directory.
@@ -550,7 +552,7 @@ class Remote:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _batches(self, request: Read, query: Mapping[str, Any] = NOTHING, uuid: UUID | None = None) -> Batches:
+    def _batches(self, request: Read, query: Mapping[str, Any] = NOTHING, uuid: UUID | None = None) -> RemoteBatches:
         """Begin a read. `uuid` is that of the topic, where it must be the same as before."""
         asked = {
             **position_query(request.start, request.end),
@@ -561,7 +563,7 @@ class Remote:
             **query,
         }
         memory = self._limits.blob_bytes_in_memory
-        return Batches(self._transport, request.topic, asked, request.partition, memory, uuid)
+        return RemoteBatches(self._transport, request.topic, asked, request.partition, memory, uuid)
 
     def _waits_for(self, said: Durability | None) -> Durability:
         return self._reached(None if said is None else wants_sync(said))

@@ -13,8 +13,8 @@ from headwater.event import Blob
 from headwater.format import producers, replication
 from headwater.format.batch import Batch
 from headwater.format.names import log_uuid
-from headwater.format.producers import Known
-from headwater.format.replication import Answer, Question, TopicState, Wanted
+from headwater.format.producers import ProducerState
+from headwater.format.replication import LogRequest, ReplicationRequest, ReplicationResponse, TopicState
 
 _encode = msgspec.json.Encoder().encode
 
@@ -38,9 +38,9 @@ class RemoteSource:
         self._uuids = {topic.name: topic.uuid for topic in found}
         return found
 
-    def more(self, logs: Sequence[Wanted], bytes_max: int, wait_s: float) -> Answer:
+    def more(self, logs: Sequence[LogRequest], bytes_max: int, wait_s: float) -> ReplicationResponse:
         """What follows in these logs, as soon as there is anything."""
-        asked = Question(list(logs), bytes_max, int(wait_s * 1000))
+        asked = ReplicationRequest(list(logs), bytes_max, int(wait_s * 1000))
         path, headers = ("replication", "batches"), {"Content-Type": JSON}
         answer = self._transport.call("POST", path, body=_encode(asked), headers=headers, repeat=True)
         return replication.decode(answer.body, logs)
@@ -49,7 +49,7 @@ class RemoteSource:
         """The data of a huge event."""
         return RemoteBlob(self._transport, topic, partition, batch.base_offset, batch.blob_reference())
 
-    def producers(self, topic: str, partition: int) -> dict[str, Known]:
+    def producers(self, topic: str, partition: int) -> dict[str, ProducerState]:
         """What is remembered of the producers of a log."""
         query = {"partition": partition}
         answer = self._transport.call("GET", ("topic", topic, "producers"), query, repeat=True)

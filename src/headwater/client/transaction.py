@@ -14,7 +14,7 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.client.appending import Appends
+from headwater.client.appending import RemoteAppender
 from headwater.client.consumer import RemoteConsumer
 from headwater.client.membership import Membership
 from headwater.client.transport import JSON, Transport
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headwater.client.remote import Remote
 
 
-class ToldRef(msgspec.Struct, frozen=True, gc=False):
+class RefAnswer(msgspec.Struct, frozen=True, gc=False):
     """Where an event is, as the server tells it."""
 
     topic: str
@@ -39,25 +39,25 @@ class ToldRef(msgspec.Struct, frozen=True, gc=False):
     id: str
 
 
-class ToldRefs(msgspec.Struct, frozen=True):
+class RefAnswers(msgspec.Struct, frozen=True):
     """The answer to a transaction."""
 
-    refs: list[ToldRef]
+    refs: list[RefAnswer]
     durability: Durability
 
 
-_decode = msgspec.json.Decoder(ToldRefs).decode
+_decode = msgspec.json.Decoder(RefAnswers).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Transaction:
+class RemoteTransaction:
     """What is to be done at once. Nothing is sent of it before `commit`; for one thread."""
 
     def __init__(
         self,
         remote: Remote,
         transport: Transport,
-        appends: Appends,
+        appends: RemoteAppender,
         durability: Durability,
         producer: Producer | None,
         limits: Limits,
@@ -200,7 +200,7 @@ class Transaction:
         elif not self._over:
             self.commit()
 
-    def _ask(self, asked: dict[str, Any], producer: Producer) -> ToldRefs:
+    def _ask(self, asked: dict[str, Any], producer: Producer) -> RefAnswers:
         said = producer.id, producer.epoch, producer.seq
         body, headers = _encode(asked | {"producer": said}), {"Content-Type": JSON}
         return _decode(
@@ -224,7 +224,7 @@ def _in_doubt(error: HeadwaterError) -> Unavailable:
     )
 
 
-def _ref(told: ToldRef, durability: Durability) -> Ref:
+def _ref(told: RefAnswer, durability: Durability) -> Ref:
     ticks, node = ticks_and_node(UUID(told.id))
     return Ref(told.topic, told.partition, told.offset, ticks, node, durability)
 

@@ -21,8 +21,8 @@ import msgspec
 
 from headwater.backoff import delay_s
 from headwater.client import failures
-from headwater.client.address import Address, Credentials
-from headwater.client.connection import Broken, HttpConnection, Refused, WrongPort
+from headwater.client.address import Credentials, ServerAddress
+from headwater.client.connection import BrokenConnectionError, HttpConnection, RefusedConnectionError, WrongPort
 from headwater.errors import Closed, HeadwaterError
 
 JSON = "application/json"
@@ -49,13 +49,13 @@ Body = bytes | Callable[[], Iterable[bytes]]
 """Bytes, or what gives the pieces of a body, each time it is sent."""
 
 
-class Read(Protocol[T_co]):
+class ResponseReader(Protocol[T_co]):
     """Makes of a connection whose answer has begun what the caller wants; `again`: it may have been asked before."""
 
     def __call__(self, connection: HttpConnection, *, again: bool) -> T_co: ...
 
 
-class _Sending(NamedTuple):
+class _Request(NamedTuple):
     """A request, as it is sent each time it is tried."""
 
     method: str
@@ -83,7 +83,7 @@ class _Busy(Exception):
         self.told = told
 
 
-class _Doubt:
+class _Retries:
     """What is not known of a request while it is tried: whether the server got it (`sent`), and so may have done it."""
 
     __slots__ = ("_began_s", "_tries", "changes", "facts", "sent")
@@ -104,7 +104,7 @@ class _Doubt:
         return transport.pause(self._tries - 1, self._began_s)
 
 
-class Answer:
+class HttpResponse:
     """A whole answer. `again` tells that the request was sent more than once, and may have been done before."""
 
     __slots__ = ("again", "body", "headers", "status")
@@ -119,7 +119,7 @@ class Answer:
         return msgspec.json.decode(self.body)
 
 
-class Stream:
+class ResponseStream:
     """An answer that is read as it comes. Close it; only `cut` may be called from other threads."""
 
     def __init__(self, transport: Transport, connection: HttpConnection) -> None:
@@ -136,7 +136,7 @@ class Stream:
     def more(self, wait_s: float | None) -> list[bytes] | None:
         """What comes within so many seconds; empty if nothing did, None at the end. Raises Broken."""
         if self.closed:  # the connection may be another's now
-            raise Broken("it was closed", sent=True)
+            raise BrokenConnectionError("it was closed", sent=True)
         return self._connection.more(wait_s)
 
     def cut(self) -> None:
@@ -163,7 +163,7 @@ class Transport:
 
     def __init__(
         self,
-        address: Address,
+        address: ServerAddress,
         *,
         credentials: Credentials = NOBODY,
         tls: ssl.SSLContext | None = None,
@@ -189,13 +189,13 @@ class Transport:
         headers: Mapping[str, str] = NOTHING,
         repeat: Repeat,
         facts: Mapping[str, Any] = NOTHING,
-    ) -> Answer:
+    ) -> HttpResponse:
         """Send a request and read the answer. Raises what the server raised.
 
         `repeat`: it may be sent again; an error that came then has the fact `again`. Raises Unavailable when the server
         cannot be reached, or, with the code `answer_lost` and the `facts`, when the request may have been done.
         """
-        sending = _Sending(method, self._target(path, query), headers, body, changes=method != "GET")
+        sending = _Request(method, self._target(path, query), headers, body, changes=method != "GET")
         return self._ask(sending, self._whole, repeat=repeat, facts=facts)
 
     def json(self, method: str, path: Iterable[str], query: Query = NOTHING, *, value: Any = None, repeat: bool) -> Any:
@@ -204,14 +204,16 @@ class Transport:
             return self.call(method, path, query, repeat=repeat).json()
         return self.call(method, path, query, body=_encode(value), headers={"Content-Type": JSON}, repeat=repeat).json()
 
-    def stream(self, path: Iterable[str], query: Query = NOTHING, *, accept: str, body: bytes | None = None) -> Stream:
+    def stream(
+        self, path: Iterable[str], query: Query = NOTHING, *, accept: str, body: bytes | None = None
+    ) -> ResponseStream:
         """Ask for an answer that is read as it comes; with a JSON `body`, even an empty one, by a POST.
 
         It may be sent again: it changes nothing that outlives its connection.
         """
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": JSON})
         headers["Accept"] = accept
-        sending = _Sending(method, self._target(path, query), headers, body or b"", changes=False)
+        sending = _Request(method, self._target(path, query), headers, body or b"", changes=False)
         return self._ask(sending, self._begun, repeat=True, facts=NOTHING)
 
     def pause(self, tries: int, began_s: float) -> bool:
@@ -247,7 +249,7 @@ class Transport:
                 return
         connection.close()
 
-    def cut(self, stream: Stream, connection: HttpConnection) -> None:
+    def cut(self, stream: ResponseStream, connection: HttpConnection) -> None:
         """End what a stream waits for; nothing if it has let go of the connection, which may be another's now."""
         with self._mutex:
             if not stream.closed:
@@ -280,17 +282,17 @@ class Transport:
         self._busy: set[HttpConnection] = set()
         self._closing = threading.Event()
 
-    def _ask(self, sending: _Sending, read: Read[T], *, repeat: Repeat, facts: Mapping[str, Any]) -> T:
-        doubt = _Doubt(sending.changes, facts)
+    def _ask(self, sending: _Request, read: ResponseReader[T], *, repeat: Repeat, facts: Mapping[str, Any]) -> T:
+        doubt = _Retries(sending.changes, facts)
         while True:
             # No name must hold an error after its block: error and frame would hold each other, and all that they know,
             # until the collector comes.
             try:
                 return self._try(sending, partial(read, again=doubt.sent))
-            except Broken as error:
+            except BrokenConnectionError as error:
                 doubt.sent = doubt.sent or error.sent
                 # A server that never answered is not one that begins anew: the address may be wrong.
-                known = self._met or not isinstance(error, Refused | WrongPort)
+                known = self._met or not isinstance(error, RefusedConnectionError | WrongPort)
                 again = known and (_may(repeat) or (not error.sent and sending.whole))
                 if not again or not doubt.pause(self):
                     raise self._given_up(error, doubt) from error
@@ -302,14 +304,14 @@ class Transport:
                     error.facts["again"] = True
                 raise
 
-    def _given_up(self, reason: Exception, doubt: _Doubt) -> HeadwaterError:
+    def _given_up(self, reason: Exception, doubt: _Retries) -> HeadwaterError:
         if doubt.sent and doubt.changes:
             return failures.lost(self.address, str(reason), **doubt.facts)
         if isinstance(reason, HeadwaterError):
             return reason
         return Closed(f"{self.address} was closed") if self.closed else failures.unreachable(self.address, str(reason))
 
-    def _try(self, sending: _Sending, read: Callable[[HttpConnection], T]) -> T:
+    def _try(self, sending: _Request, read: Callable[[HttpConnection], T]) -> T:
         connection = self._connection()
         try:
             connection.timeout(self._timeout_s)
@@ -325,17 +327,17 @@ class Transport:
             raise
         raise self._refusal(answer)
 
-    def _refusal(self, answer: Answer) -> Exception:
+    def _refusal(self, answer: HttpResponse) -> Exception:
         error = failures.error_of(answer.status, answer.body, self.address)
         return _Busy(error) if answer.status in AGAIN and error.code in BUSY else error
 
-    def _whole(self, connection: HttpConnection, *, again: bool = False) -> Answer:
-        answer = Answer(connection.status, connection.headers, connection.body(), again)
+    def _whole(self, connection: HttpConnection, *, again: bool = False) -> HttpResponse:
+        answer = HttpResponse(connection.status, connection.headers, connection.body(), again)
         self.release(connection)
         return answer
 
-    def _begun(self, connection: HttpConnection, *, again: bool) -> Stream:  # noqa: ARG002  # a read changes nothing
-        return Stream(self, connection)
+    def _begun(self, connection: HttpConnection, *, again: bool) -> ResponseStream:  # noqa: ARG002  # a read changes nothing
+        return ResponseStream(self, connection)
 
     def _connection(self) -> HttpConnection:
         self.check_open()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headwater.engine.verbs import Verbs
 
 
-class Appends(Generic[L]):
+class Transaction(Generic[L]):
     """What is to be done at once. Nothing is seen or kept of it before `commit`; for one thread."""
 
     def __init__(self, engine: Verbs[L], *, sync: bool, producer: Producer | None = None) -> None:

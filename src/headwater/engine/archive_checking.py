@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headwater.engine.archiving import Progress, advancing
-from headwater.engine.catalogue import Catalogue
+from headwater.engine.catalogue import DirectoryCatalog
 from headwater.engine.checking import CheckReport
 from headwater.errors import Corrupt, NotFound
-from headwater.format.archive import Manifest
-from headwater.format.settings import Topic
+from headwater.format.archive import SegmentManifest
+from headwater.format.settings import TopicRecord
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.archive import check as log_check
 from headwater.storage.archive import note
@@ -19,7 +19,7 @@ from headwater.storage.archive.archive import ArchiveStore, reaching
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.check import Counts, Finding
 from headwater.storage.disk import Clock, Disk
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 
 
 def check_archive_at(
@@ -49,7 +49,7 @@ def is_archive(url: str) -> bool:
 
 def check_archive(
     archive: ArchiveStore,
-    directory: Catalogue | None,
+    directory: DirectoryCatalog | None,
     name: str | None,
     limits: Limits,
     disk: Disk,
@@ -58,7 +58,7 @@ def check_archive(
     """Fetch and verify all that an archive holds; and that it has what the log `directory` has noted."""
     report, counts = CheckReport(), Counts()
     with tempfile.TemporaryDirectory(prefix="headwater-check-") as temporary, reaching(archive.store.url):
-        meanwhile = Catalogue(Path(temporary), disk, archive.clock, limits)
+        meanwhile = DirectoryCatalog(Path(temporary), disk, archive.clock, limits)
         logs = list(_logs(archive, directory, meanwhile, name, report))
         advance = advancing(sum(log_check.total_bytes(manifest) for _, manifest in logs), progress)
         for place, manifest in logs:
@@ -69,15 +69,19 @@ def check_archive(
 
 
 def _logs(
-    archive: ArchiveStore, directory: Catalogue | None, meanwhile: Catalogue, name: str | None, report: CheckReport
-) -> Iterator[tuple[Place, Manifest]]:
+    archive: ArchiveStore,
+    directory: DirectoryCatalog | None,
+    meanwhile: DirectoryCatalog,
+    name: str | None,
+    report: CheckReport,
+) -> Iterator[tuple[LogDirectory, SegmentManifest]]:
     """The logs of an archive that have a sound manifest, and where to put their segments meanwhile."""
     for topic in _topics(archive, name, report):
         report.topics += 1
         for partition in range(topic.partitions):
             place = meanwhile.place(topic, partition)
             report.partitions += 1
-            manifest: Manifest | None = None
+            manifest: SegmentManifest | None = None
             try:
                 found = archive.manifest(topic, partition, place.uuid)
                 manifest = found.record if found is not None else None
@@ -89,7 +93,7 @@ def _logs(
                 report.findings += _missing(archive, directory.place(topic, partition), manifest)
 
 
-def _missing(archive: ArchiveStore, local: Place, manifest: Manifest | None) -> Iterator[Finding]:
+def _missing(archive: ArchiveStore, local: LogDirectory, manifest: SegmentManifest | None) -> Iterator[Finding]:
     """What the log directory knows to be archived, and is not in the archive."""
     try:
         noted = note.read(local)
@@ -98,7 +102,7 @@ def _missing(archive: ArchiveStore, local: Place, manifest: Manifest | None) -> 
     yield from log_check.missing(local, archive.store, manifest, noted)
 
 
-def _topics(archive: ArchiveStore, name: str | None, report: CheckReport) -> Iterator[Topic]:
+def _topics(archive: ArchiveStore, name: str | None, report: CheckReport) -> Iterator[TopicRecord]:
     archive.owner()
     for directory in archive.directories(name):
         try:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from headwater.engine.catalogue import Catalogue
-from headwater.engine.topics import Topics
+from headwater.engine.catalogue import DirectoryCatalog
+from headwater.engine.topics import OpenTopics
 from headwater.errors import HeadwaterError, NotFound
 from headwater.format.archive import ArchivedSegment, topic_key
-from headwater.format.settings import Topic
-from headwater.info import Archived
+from headwater.format.settings import TopicRecord
+from headwater.info import ArchivedRange
 from headwater.limits import Limits
 from headwater.storage.archive.archive import ArchiveStore, reaching
 from headwater.storage.archive.upload import LogArchive
@@ -41,8 +41,8 @@ class Archiver:
     def __init__(
         self,
         archive: ArchiveStore,
-        catalogue: Catalogue,
-        topics: Topics[LocalLog],
+        catalogue: DirectoryCatalog,
+        topics: OpenTopics[LocalLog],
         limits: Limits,
         topic: str | None = None,
         stopping: threading.Event | None = None,
@@ -55,11 +55,11 @@ class Archiver:
         self._topic = topic
         self._limits = limits
         self._stopping = stopping or threading.Event()
-        self._told: dict[str, Topic] = {}  # topics as the archive has them
+        self._told: dict[str, TopicRecord] = {}  # topics as the archive has them
         self._logs: dict[bytes, LogArchive] = {}
         self._done: dict[bytes, int] = {}  # of each log, the active segment before which all was archived
 
-    def once(self, *, seal: bool = False, wait: bool = True, progress: Progress | None = None) -> list[Archived]:
+    def once(self, *, seal: bool = False, wait: bool = True, progress: Progress | None = None) -> list[ArchivedRange]:
         """Archive all that is finished now; returns what was archived by this call, durable in the store.
 
         `seal` finishes the active segments first, so that the archive is complete up to now. A segment that another
@@ -69,13 +69,13 @@ class Archiver:
         failures: list[HeadwaterError] = []
         pending = list(self._find(seal, failures))
         advance = advancing(sum(size for _, segments in pending for _, _, size in segments), progress)
-        done: list[Archived] = []
+        done: list[ArchivedRange] = []
         with ThreadPoolExecutor(self._limits.archive_transfers, "headwater-archive") as pool:
             work = [pool.submit(self._archive_log, log, segments, wait, done, advance) for log, segments in pending]
             for each in work:
                 try:
                     each.result()
-                except Stopped:
+                except ArchiverStopError:
                     pass
                 except HeadwaterError as error:
                     failures.append(error)
@@ -88,7 +88,11 @@ class Archiver:
         return sorted(done, key=lambda each: (each.topic, each.partition, each.first))
 
     def run(
-        self, told: Callable[[list[Archived]], None], failed: Callable[[HeadwaterError], None], *, seal: bool = False
+        self,
+        told: Callable[[list[ArchivedRange]], None],
+        failed: Callable[[HeadwaterError], None],
+        *,
+        seal: bool = False,
     ) -> None:
         """Archive what is finished and what becomes so, until `stopping` is set.
 
@@ -130,12 +134,12 @@ class Archiver:
                     yield found, segments
                 elif found is None or found.manifest.end == active:
                     self._done[log.place.uuid] = active
-            except (NotFound, Stopped):
+            except (NotFound, ArchiverStopError):
                 continue  # the topic was deleted meanwhile; or nothing more is wanted
             except HeadwaterError as error:
                 failures.append(error)
 
-    def _live(self, failures: list[HeadwaterError]) -> Iterator[tuple[Topic, LocalLog]]:
+    def _live(self, failures: list[HeadwaterError]) -> Iterator[tuple[TopicRecord, LocalLog]]:
         described, broken = self._catalogue.survey(self._topic)
         failures += broken
         for each in described:
@@ -147,7 +151,7 @@ class Archiver:
             except HeadwaterError as error:
                 failures.append(error)
 
-    def _log(self, topic: Topic, log: LocalLog, active: int) -> LogArchive | None:
+    def _log(self, topic: TopicRecord, log: LocalLog, active: int) -> LogArchive | None:
         """The way of a log into the archive; None before anything of it is finished."""
         place = log.place
         found = self._logs.get(place.uuid)
@@ -160,7 +164,7 @@ class Archiver:
             self._logs[place.uuid] = found
         return found
 
-    def _tell(self, topic: Topic) -> None:
+    def _tell(self, topic: TopicRecord) -> None:
         """Have the archive know a topic as it is now, before anything of it comes there; also if that is nothing."""
         if self._told.get(topic.name) == topic:
             return
@@ -180,7 +184,7 @@ class Archiver:
         log: LogArchive,
         segments: list[tuple[int, int, int]],
         wait: bool,
-        done: list[Archived],
+        done: list[ArchivedRange],
         advance: Callable[[int], None],
     ) -> None:
         place = log.place
@@ -188,7 +192,7 @@ class Archiver:
             archived = self._archive_sealed(log, base, end, wait)
             if archived is None:
                 return  # the next look finds it, if it is still there
-            done.append(Archived(place.topic, place.partition, base, end, archived.bytes))
+            done.append(ArchivedRange(place.topic, place.partition, base, end, archived.bytes))
             advance(size)
 
     def _archive_sealed(self, log: LogArchive, base: int, end: int, wait: bool) -> ArchivedSegment | None:
@@ -208,10 +212,10 @@ class Archiver:
 
     def _pause(self) -> None:
         if self._stopping.is_set():
-            raise Stopped
+            raise ArchiverStopError
 
 
-class Stopped(Exception):  # it is a signal, not an error
+class ArchiverStopError(Exception):  # it is a signal, not an error
     """Ends the work between two pieces of it."""
 
 

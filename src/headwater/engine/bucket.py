@@ -15,8 +15,8 @@ from weakref import WeakSet
 
 import msgspec
 
-from headwater.engine.appends import Appends
-from headwater.engine.bucket_catalogue import BucketCatalogue
+from headwater.engine.appends import Transaction
+from headwater.engine.bucket_catalogue import BucketCatalog
 from headwater.engine.bucket_checking import check_bucket
 from headwater.engine.bucket_keeper import BucketKeeper
 from headwater.engine.checking import CheckReport, Progress
@@ -29,17 +29,17 @@ from headwater.event import Content, Durability, Event, Ref, time_of
 from headwater.format import given
 from headwater.format.given import Data, Meta
 from headwater.format.producers import Producer
-from headwater.format.settings import Retention, Topic
-from headwater.info import Deleted, Maintained, PartitionInfo, TopicInfo
+from headwater.format.settings import Retention, TopicRecord
+from headwater.info import DeletedSegment, MaintenanceResult, PartitionInfo, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.requests import wants_sync
 from headwater.storage.bucket.appender import Unit
-from headwater.storage.bucket.cache import Cache
+from headwater.storage.bucket.cache import ObjectCache
 from headwater.storage.bucket.coordinator import BucketCoordinator
 from headwater.storage.bucket.log import ObjectLog
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.bucket.probe import probe
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.parquet import location
@@ -50,7 +50,7 @@ _buckets: WeakSet[Bucket] = WeakSet()  # which cannot be used in a forked child
 VIEWS_HINT = "use a directory or a server"
 
 
-class Pending:
+class AppendHandle:
     """An append that is on its way. `result()` waits until it is durable; safe from any thread."""
 
     def __init__(self, log: ObjectLog, unit: Unit) -> None:
@@ -70,7 +70,7 @@ class Pending:
         return Ref(self._log.topic, self._log.partition, rows.offset, rows.ticks, self._log.node, "fsync")
 
 
-class BucketTransaction(Appends[ObjectLog]):
+class BucketTransaction(Transaction[ObjectLog]):
     """A transaction in a bucket: over one partition. It is one object."""
 
     def ack(self, *events: Event, consumer: Consumer | None = None) -> None:  # noqa: ARG002
@@ -103,12 +103,12 @@ class Bucket(Verbs[ObjectLog]):
     """An open bucket. Close it, or use it in a `with` statement: what waits to be appended is then."""
 
     has_versions = False  # of keys: they would need an index
-    _catalogue: BucketCatalogue
+    _catalogue: BucketCatalog
     _consumers: CoordinatedConsumers
 
     def __init__(
         self,
-        store: Store,
+        store: ObjectStore,
         coordinator: Coordinator,
         *,
         create: bool = True,
@@ -121,9 +121,9 @@ class Bucket(Verbs[ObjectLog]):
         """`patient`: those who wait for an append linger, too, so that many threads share an object."""
         self._store = store
         self._patient = patient
-        self._catalogue = BucketCatalogue(store, disk, clock, limits)
+        self._catalogue = BucketCatalog(store, disk, clock, limits)
         self._consumers = CoordinatedConsumers(coordinator, clock, limits, self._catalogue.find)
-        self._cache = Cache(limits.cache_bytes)
+        self._cache = ObjectCache(limits.cache_bytes)
         self._pool: ThreadPoolExecutor | None = None
         self._closing = threading.Lock()  # protects `_closed` and the making of `_pool`
         if create:
@@ -200,11 +200,11 @@ class Bucket(Verbs[ObjectLog]):
         content: Content | None = None,
         partition: int | None = None,
         producer: Producer | tuple[str, int, int] | None = None,
-    ) -> Pending:
+    ) -> AppendHandle:
         """Append one event with others that come soon, and go on meanwhile: fewer objects, at a fraction of the price.
 
-        They linger for `linger_ms`, or until there are `linger_bytes`. Nothing is durable before `Pending.result()`,
-        `flush()` or `close()` has returned. Waits while `buffer_bytes` are on their way.
+        They linger for `linger_ms`, or until there are `linger_bytes`. Nothing is durable before
+        `AppendHandle.result()`, `flush()` or `close()` has returned. Waits while `buffer_bytes` are on their way.
         """
         opened = self._open.get(topic) or self._topics.for_append(topic)
         given.check_content(content)
@@ -218,7 +218,7 @@ class Bucket(Verbs[ObjectLog]):
         values = given.encode_type(type), encoded_key, given.encode_meta(meta, self._limits)
         rows = Rows.one(content, True, encoded, *values)
         rows.guard(None, told)
-        return Pending(log, log.append_later(rows))
+        return AppendHandle(log, log.append_later(rows))
 
     def flush(self) -> None:
         """Append all that waits; it is durable when this returns. Raises why something is not, unless that was told."""
@@ -251,7 +251,7 @@ class Bucket(Verbs[ObjectLog]):
         partition: int | None = None,
         dry_run: bool = False,
         **changes: Unpack[Retention],
-    ) -> list[Deleted]:
+    ) -> list[DeletedSegment]:
         """Trim the oldest segments that need not be kept; returns them. `dry_run` only tells which.
 
         As in a directory; what is not compacted yet is the active segment. What is returned is gone durably: a read of
@@ -261,13 +261,13 @@ class Bucket(Verbs[ObjectLog]):
         logs = self._topics.live_logs(topic, partition)
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
 
-    def maintain(self, topic: str | None = None) -> Maintained:
+    def maintain(self, topic: str | None = None) -> MaintenanceResult:
         """Compact, trim and collect a topic, or all of them, once; returns what was done.
 
         Programs that append do this by themselves, now and then; for a bucket that nobody appends to any more, or
         whose writers have `compact_objects=0`. May run at any time, and several times at once.
         """
-        done = Maintained()
+        done = MaintenanceResult()
         failed: HeadwaterError | None = None
         for name in self.topics() if topic is None else [topic]:
             try:
@@ -361,7 +361,7 @@ class Bucket(Verbs[ObjectLog]):
         if failed is not None:
             raise failed
 
-    def _new_log(self, topic: Topic, partition: int) -> ObjectLog:
+    def _new_log(self, topic: TopicRecord, partition: int) -> ObjectLog:
         place = self._catalogue.place(topic, partition)
         return ObjectLog(place, self._cache, self._threads, patient=self._patient, was_put=self._keeper.was_put)
 
@@ -403,7 +403,7 @@ def open_bucket(
     return Bucket(store, open_coordinator(coordinator, store, clock), create=create, durability=durability, **options)
 
 
-def open_coordinator(address: str | None, store: Store, clock: Clock) -> Coordinator:
+def open_coordinator(address: str | None, store: ObjectStore, clock: Clock) -> Coordinator:
     """Where the consumers of a bucket keep their cursors: in the bucket, or at an address of their own."""
     if address is None:
         return BucketCoordinator(store, clock)

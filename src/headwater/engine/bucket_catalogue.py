@@ -14,28 +14,28 @@ import msgspec
 from headwater.engine.rules import check_topic, checked_name, limits_of, not_found, same, with_retention
 from headwater.errors import Conflict, Corrupt, HeadwaterError, Invalid, NotFound, Unsupported
 from headwater.format import names
-from headwater.format.settings import Retention, Store, Topic, TopicSettings
+from headwater.format.settings import LogSettings, Retention, TopicRecord, TopicSettings
 from headwater.limits import Limits
 from headwater.storage.bucket.collection import all_older, delete_all, time_of
 from headwater.storage.bucket.meta import Knowledge
 from headwater.storage.bucket.place import TOPICS, ObjectPlace, topic_key
 from headwater.storage.bucket.probe import PREFIX
-from headwater.storage.bucket.records import Found, Records
-from headwater.storage.bucket.store import Store as ObjectStore
+from headwater.storage.bucket.records import Records, RecordVersion
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 
 SETTINGS = "headwater.json"
 STAMP = "stamp"  # what is put to learn the time of the store
 
 
-class Named(msgspec.Struct, frozen=True):
+class TopicName(msgspec.Struct, frozen=True):
     """Which topic has a name: none, if it was deleted."""
 
-    topic: Topic | None = None
+    topic: TopicRecord | None = None
     deleted: str = ""  # the uuid of the one that had it last
 
 
-class BucketCatalogue:
+class BucketCatalog:
     """One bucket. Safe from any thread, process and machine: it keeps no state of its own."""
 
     def __init__(self, store: ObjectStore, disk: Disk, clock: Clock, limits: Limits) -> None:
@@ -43,8 +43,8 @@ class BucketCatalogue:
         self._disk = disk
         self._clock = clock
         self._limits = limits
-        self._records = Records(store, clock, Named)
-        self._settings = Records(store, clock, Store)
+        self._records = Records(store, clock, TopicName)
+        self._settings = Records(store, clock, LogSettings)
 
     def init(self) -> None:
         """Make the place a log, unless it is one. One with other things in it is refused."""
@@ -58,9 +58,9 @@ class BucketCatalogue:
                 hint="name a prefix that nothing else uses",
                 code="not_a_log",
             )
-        self._settings.create(SETTINGS, Store(uuid=str(self._random_uuid())))
+        self._settings.create(SETTINGS, LogSettings(uuid=str(self._random_uuid())))
 
-    def open(self) -> Store:
+    def open(self) -> LogSettings:
         """Check that the place is a log that this version understands."""
         found = self._settings.read(SETTINGS)
         if found is None:
@@ -77,13 +77,13 @@ class BucketCatalogue:
             found = self._records.read(topic_key(name))
             if found is not None and found.record.topic is not None:
                 return same(found.record.topic, partitions)
-            topic = Topic(name=name, uuid=str(self._random_uuid()), partitions=partitions, settings=chosen)
+            topic = TopicRecord(name=name, uuid=str(self._random_uuid()), partitions=partitions, settings=chosen)
             for partition in range(partitions):
                 Knowledge(self.place(topic, partition)).create()
-            if self._put(name, Named(topic), found):
+            if self._put(name, TopicName(topic), found):
                 return True
 
-    def find(self, name: str) -> Topic:
+    def find(self, name: str) -> TopicRecord:
         """The topic; raises NotFound."""
         return self._find(name)[0]
 
@@ -98,16 +98,16 @@ class BucketCatalogue:
         """Where it is, for messages."""
         return self._store.url
 
-    def survey(self, name: str | None = None) -> tuple[builtins.list[Topic], builtins.list[HeadwaterError]]:
+    def survey(self, name: str | None = None) -> tuple[builtins.list[TopicRecord], builtins.list[HeadwaterError]]:
         """One topic or all, in the order of their names, and what is wrong with the records of others."""
         if name is not None:
             return [self.find(name)], []
         topics, broken = self._survey()
         return sorted(topics, key=lambda topic: topic.name), [error for _, error in broken]
 
-    def _survey(self) -> tuple[builtins.list[Topic], builtins.list[tuple[str, HeadwaterError]]]:
+    def _survey(self) -> tuple[builtins.list[TopicRecord], builtins.list[tuple[str, HeadwaterError]]]:
         """All topics, and the folders whose records cannot be read."""
-        topics: builtins.list[Topic] = []
+        topics: builtins.list[TopicRecord] = []
         broken: builtins.list[tuple[str, HeadwaterError]] = []
         for folder in self._store.folders(TOPICS):
             try:
@@ -119,23 +119,23 @@ class BucketCatalogue:
                 topics.append(found.record.topic)
         return topics, broken
 
-    def change(self, name: str, changes: Retention) -> Topic:
+    def change(self, name: str, changes: Retention) -> TopicRecord:
         """Change the retention of a topic, durably; returns what it is then. Raises NotFound, and Invalid."""
         while True:
             topic, found = self._find(name)
             topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
             check_topic(name, topic.partitions, topic.settings, self._limits)
             _check_bounds(topic.settings)
-            if self._put(name, Named(topic), found):
+            if self._put(name, TopicName(topic), found):
                 return topic
 
-    def remove(self, topic: Topic) -> None:
+    def remove(self, topic: TopicRecord) -> None:
         """Take a topic's name away; raises NotFound if somebody else has done so."""
         while True:
             there, found = self._find(topic.name)
             if there.uuid != topic.uuid:
                 raise not_found(topic.name, self._store.url)
-            if self._put(topic.name, Named(None, topic.uuid), found):
+            if self._put(topic.name, TopicName(None, topic.uuid), found):
                 return
 
     def sweep(self, name: str | None = None) -> int:
@@ -143,7 +143,7 @@ class BucketCatalogue:
         folders = self._store.folders(TOPICS) if name is None else [names.directory_of(name)]
         return sum(self._sweep(f"{TOPICS}{folder}/") for folder in folders)
 
-    def place(self, topic: Topic, partition: int) -> ObjectPlace:
+    def place(self, topic: TopicRecord, partition: int) -> ObjectPlace:
         """Where a partition's log is."""
         own = limits_of(topic, self._limits)
         return ObjectPlace.of(self._store, topic, partition, self._disk, self._clock, own)
@@ -155,7 +155,7 @@ class BucketCatalogue:
         swapped before anything is deleted: whoever saw it before cannot swap it any more, and begins with a new uuid.
         """
         found = self._records.read(folder + "topic")
-        named = found.record if found is not None else Named()
+        named = found.record if found is not None else TopicName()
         alive = named.topic.uuid if named.topic is not None else ""
         left = [uuid for uuid in self._store.folders(folder) if uuid != alive]
         if not left:
@@ -176,7 +176,7 @@ class BucketCatalogue:
             return 0
         return sum(delete_all(self._store, (each.key for each in self._store.list(f"{folder}{uuid}/"))) for uuid in old)
 
-    def _find(self, name: str) -> tuple[Topic, Found[Named]]:
+    def _find(self, name: str) -> tuple[TopicRecord, RecordVersion[TopicName]]:
         found = self._records.read(topic_key(checked_name(name, self._limits)))
         if found is None or found.record.topic is None:
             raise not_found(name, self._store.url)
@@ -184,7 +184,7 @@ class BucketCatalogue:
             raise Conflict(f"the key of topic {name!r} is taken by {found.record.topic.name!r}", code="name_taken")
         return found.record.topic, found
 
-    def _put(self, name: str, named: Named, found: Found[Named] | None) -> bool:
+    def _put(self, name: str, named: TopicName, found: RecordVersion[TopicName] | None) -> bool:
         key = topic_key(name)
         put = self._records.create(key, named) if found is None else self._records.swap(key, named, found.version)
         return put is not None

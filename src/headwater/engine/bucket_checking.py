@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from headwater.engine.bucket_catalogue import BucketCatalogue
+from headwater.engine.bucket_catalogue import BucketCatalog
 from headwater.engine.checking import CheckReport, Progress, advancing
 from headwater.storage.bucket.check import check, size_of
 from headwater.storage.check import Counts, Finding
 
 
-def check_bucket(catalogue: BucketCatalogue, name: str | None, progress: Progress | None) -> CheckReport:
+def check_bucket(catalogue: BucketCatalog, name: str | None, progress: Progress | None) -> CheckReport:
     """Verify one topic, or all."""
     report, counts = CheckReport(), Counts()
     topics, broken = catalogue.survey(name)

@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from headwater.engine.bucket_catalogue import BucketCatalogue
+from headwater.engine.bucket_catalogue import BucketCatalog
 from headwater.engine.retaining import Slowest, bound_of
 from headwater.engine.rules import with_retention
 from headwater.errors import HeadwaterError, NotFound
-from headwater.format.settings import Retention, Topic
-from headwater.info import Deleted, Maintained
+from headwater.format.settings import Retention, TopicRecord
+from headwater.info import DeletedSegment, MaintenanceResult
 from headwater.storage.bucket.collection import collect
 from headwater.storage.bucket.compaction import compact
 from headwater.storage.bucket.log import ObjectLog
@@ -38,9 +38,7 @@ SWEEP_S = 3600.0  # how often a program that goes on looks for what deleted topi
 class BucketKeeper:
     """Keeps the logs of one bucket. No thread before there is work."""
 
-    def __init__(
-        self, catalogue: BucketCatalogue, clock: Clock, pool: Callable[[], Executor], slowest: Slowest
-    ) -> None:
+    def __init__(self, catalogue: BucketCatalog, clock: Clock, pool: Callable[[], Executor], slowest: Slowest) -> None:
         """`pool` gives the threads that fetch."""
         self._catalogue = catalogue
         self._clock = clock
@@ -65,7 +63,7 @@ class BucketKeeper:
 
     def retain(
         self, logs: list[ObjectLog], *, changes: Retention, before: int | datetime | None, dry_run: bool
-    ) -> list[Deleted]:
+    ) -> list[DeletedSegment]:
         """Change what the topic of these logs keeps, if there are changes, and trim what it need not keep now."""
         name = logs[0].topic
         bounds = [bound_of(each, before, len(logs)) for each in logs]
@@ -74,15 +72,15 @@ class BucketKeeper:
             topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
         elif changes:
             topic = self._catalogue.change(name, changes)
-        found: list[Deleted] = []
+        found: list[DeletedSegment] = []
         for each, (offset, ticks) in zip(logs, bounds, strict=True):
             rules = msgspec.structs.replace(self._rules(each, topic), before=offset, before_ticks=ticks)
             found += trim(each.place, each.chain, rules, dry_run=dry_run)
         return found
 
-    def maintain(self, topic: Topic, logs: list[ObjectLog], pause: Pause = lambda: None) -> Maintained:
+    def maintain(self, topic: TopicRecord, logs: list[ObjectLog], pause: Pause = lambda: None) -> MaintenanceResult:
         """Compact what is worth it, trim what need not be kept, and collect what nobody can believe in any more."""
-        done = Maintained()
+        done = MaintenanceResult()
         for each in logs:
             place, knowledge = each.place, each.chain.knowledge
             done.segments += compact(place, knowledge, self._pool, pause=pause, cache=each.chain.cache)
@@ -131,7 +129,7 @@ class BucketKeeper:
                 self._waiting.discard(each)
             try:
                 self._see_to(each)
-            except _Stop:
+            except _KeeperClosedError:
                 return
             except NotFound:
                 continue  # its topic was deleted
@@ -155,12 +153,12 @@ class BucketKeeper:
 
     def _pause(self) -> None:
         if self._stopping:
-            raise _Stop
+            raise _KeeperClosedError
 
-    def _rules(self, each: ObjectLog, topic: Topic) -> Rules:
+    def _rules(self, each: ObjectLog, topic: TopicRecord) -> Rules:
         consumers = topic.settings.retention_consumers
         return Rules(topic.settings, self._slowest(topic, each.partition) if consumers else None)
 
 
-class _Stop(Exception):
+class _KeeperClosedError(Exception):
     """It is closed."""

@@ -19,13 +19,13 @@ import msgspec
 from headwater.engine.rules import check_topic, checked_name, limits_of, not_found, same, with_retention
 from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.format import names, settings
-from headwater.format.settings import Retention, Store, Topic, TopicSettings
+from headwater.format.settings import LogSettings, Retention, TopicRecord, TopicSettings
 from headwater.limits import Limits
 from headwater.storage import log
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.failures import FULL
 from headwater.storage.lockfile import locked
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.retention import Rules
 
 E = TypeVar("E", bound=HeadwaterError)
@@ -37,7 +37,7 @@ REPLICA_LOCK = "replica.lock"
 REPLICA_STATUS = "replica.status"
 
 
-class Catalogue:
+class DirectoryCatalog:
     """One log directory. Safe from any thread and process: it keeps no state of its own."""
 
     def __init__(self, path: Path, disk: Disk, clock: Clock, limits: Limits) -> None:
@@ -69,7 +69,7 @@ class Catalogue:
             self._disk.sync_directory(self.path)
             with contextlib.suppress(PermissionError):  # a parent that this user may pass through and not read
                 self._disk.sync_directory(self.path.parent)
-            return self._settle(Store(uuid=str(self._random_uuid())))
+            return self._settle(LogSettings(uuid=str(self._random_uuid())))
         except FileNotFoundError as error:
             raise NotFound(f"{self.path.parent} is not there", hint="make that directory first") from error
         except NotADirectoryError as error:
@@ -88,10 +88,10 @@ class Catalogue:
                 code="not_a_log",
             )
 
-    def open(self) -> Store:
+    def open(self) -> LogSettings:
         """Check that the directory is a log that this version understands."""
         try:
-            store = settings.decode(self._disk.read_file(self.path / SETTINGS_FILE), Store)
+            store = settings.decode(self._disk.read_file(self.path / SETTINGS_FILE), LogSettings)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFound(
                 f"{self.path} is not a log", hint=f"make one: headwater init {self.path}", code="not_a_log"
@@ -117,10 +117,10 @@ class Catalogue:
             return False
         if self.guard is not None:
             self.guard()
-        topic = Topic(name=name, uuid=str(self._random_uuid()), partitions=partitions, settings=chosen)
+        topic = TopicRecord(name=name, uuid=str(self._random_uuid()), partitions=partitions, settings=chosen)
         return self.make(topic, [(0, 0)] * partitions)
 
-    def make(self, topic: Topic, starts: Sequence[tuple[int, int]]) -> bool:
+    def make(self, topic: TopicRecord, starts: Sequence[tuple[int, int]]) -> bool:
         """Make a topic as it is described; False if one of its name is there. Durable when it returns.
 
         `starts` tells of each partition where it begins: at which offset, behind which ticks. 0, but in a replica.
@@ -144,11 +144,11 @@ class Catalogue:
             raise _not_writable(f"topic {name!r} cannot be made", error) from error
         return True
 
-    def change(self, name: str, changes: Retention) -> Topic:
+    def change(self, name: str, changes: Retention) -> TopicRecord:
         """Change the retention of a topic, durably; returns what it is then. Raises NotFound, and Invalid."""
         return self.settle(name, lambda chosen: with_retention(chosen, changes))
 
-    def settle(self, name: str, changed: Callable[[TopicSettings], TopicSettings]) -> Topic:
+    def settle(self, name: str, changed: Callable[[TopicSettings], TopicSettings]) -> TopicRecord:
         """Give a topic the settings that its own are changed to, durably; returns what it is then."""
         directory = self._topics / names.directory_of(checked_name(name, self._limits))
         try:
@@ -165,11 +165,11 @@ class Catalogue:
             raise _not_writable(f"topic {name!r} cannot be changed", error) from error
         return topic
 
-    def find(self, name: str) -> Topic:
+    def find(self, name: str) -> TopicRecord:
         """The topic; raises NotFound."""
         path = self._topics / names.directory_of(checked_name(name, self._limits)) / TOPIC_FILE
         try:
-            topic = settings.decode(self._disk.read_file(path), Topic)
+            topic = settings.decode(self._disk.read_file(path), TopicRecord)
         except (FileNotFoundError, NotADirectoryError) as error:
             if self._is_topic(path.parent):
                 raise _missing(path, f"the logs of topic {name!r} are there") from error
@@ -186,17 +186,17 @@ class Catalogue:
         damaged = (names.topic_of(Path(error.path).parent.name) for error in broken)
         return sorted({*(topic.name for topic in topics), *(name for name in damaged if name is not None)})
 
-    def survey(self, name: str | None = None) -> tuple[builtins.list[Topic], builtins.list[HeadwaterError]]:
+    def survey(self, name: str | None = None) -> tuple[builtins.list[TopicRecord], builtins.list[HeadwaterError]]:
         """All topics, or the named one, sorted; and what is wrong with the settings of others. Raises NotFound."""
         directories = [names.directory_of(name)] if name is not None else sorted(self._disk.names(self._topics))
-        topics: builtins.list[Topic] = []
+        topics: builtins.list[TopicRecord] = []
         broken: builtins.list[HeadwaterError] = []
         for directory in directories:
             path = self._topics / directory / TOPIC_FILE
             if directory.startswith("."):
                 continue
             try:
-                topics.append(settings.decode(self._disk.read_file(path), Topic))
+                topics.append(settings.decode(self._disk.read_file(path), TopicRecord))
             except FileNotFoundError:
                 if self._is_topic(path.parent):
                     broken.append(_missing(path, "the logs of the topic are there"))
@@ -208,11 +208,11 @@ class Catalogue:
                 broken.append(_at(error, path))
         return sorted(topics, key=lambda topic: topic.name), broken
 
-    def place(self, topic: Topic, partition: int) -> Place:
+    def place(self, topic: TopicRecord, partition: int) -> LogDirectory:
         """Where a partition's log is."""
         return self._place(topic, partition, self._topics / names.directory_of(topic.name))
 
-    def remove(self, topic: Topic) -> None:
+    def remove(self, topic: TopicRecord) -> None:
         """Take a topic away. The caller holds its logs."""
         hidden = self._topics / f".deleted-{topic.uuid}"
         self._disk.remove_tree(hidden)  # a power loss may have left it under both names
@@ -230,8 +230,8 @@ class Catalogue:
             if directory.startswith((".new-", ".deleted-")):
                 self._disk.remove_tree(self._topics / directory)
 
-    def _place(self, topic: Topic, partition: int, directory: Path) -> Place:
-        return Place(
+    def _place(self, topic: TopicRecord, partition: int, directory: Path) -> LogDirectory:
+        return LogDirectory(
             directory / str(partition),
             topic.name,
             partition,
@@ -248,7 +248,7 @@ class Catalogue:
         there = self._disk.inode(directory / TOPIC_FILE) is not None
         return there or any(name.isdecimal() for name, is_directory in self._disk.entries(directory) if is_directory)
 
-    def _settle(self, store: Store) -> bool:
+    def _settle(self, store: LogSettings) -> bool:
         """Put the settings in place unless another process was first."""
         temporary, fd = self._disk.create_temporary(self.path / SETTINGS_FILE)
         try:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import msgspec
 
-from headwater.engine.catalogue import Catalogue
+from headwater.engine.catalogue import DirectoryCatalog
 from headwater.errors import Corrupt, HeadwaterError, Unsupported
 from headwater.format.names import topic_of
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.storage import check as log_check
 from headwater.storage import sealer
 from headwater.storage.check import Counts, Finding
 from headwater.storage.journal import Journal
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.repair import Action
 
 Progress = Callable[[int, int], None]
@@ -44,7 +44,7 @@ class CheckReport(msgspec.Struct):
         return any(finding.damage for finding in self.findings)
 
 
-def check(catalogue: Catalogue, journal: Journal, name: str | None, progress: Progress | None) -> CheckReport:
+def check(catalogue: DirectoryCatalog, journal: Journal, name: str | None, progress: Progress | None) -> CheckReport:
     """Verify one topic, or all."""
     report = CheckReport()
     counts = Counts()
@@ -61,7 +61,7 @@ def check(catalogue: Catalogue, journal: Journal, name: str | None, progress: Pr
     return report
 
 
-def reindex(places: list[Place], progress: Progress | None) -> int:
+def reindex(places: list[LogDirectory], progress: Progress | None) -> int:
     """Make the index of every finished segment again; returns how many were made."""
     finished = [(place, base) for place in places for base in place.segments()[:-1]]
     sizes = [place.disk.file_size(place.segment(base)) for place, base in finished]
@@ -81,7 +81,7 @@ def _left_behind(journal: Journal) -> Iterator[Finding]:
         yield Finding("journal", -1, str(path), 0, 0, problem, damage=False)
 
 
-def repair(catalogue: Catalogue, name: str | None, mend: Callable[[Place], list[Action]]) -> list[Action]:
+def repair(catalogue: DirectoryCatalog, name: str | None, mend: Callable[[LogDirectory], list[Action]]) -> list[Action]:
     """What is done to one topic, or all, by `mend`; and what no repair can do, which stays to be done by a person."""
     topics, broken = catalogue.survey(name)
     what = "restore this file from a backup"
@@ -109,7 +109,7 @@ def advancing(total: int, progress: Progress | None) -> Callable[[int], None]:
     return advance
 
 
-def _places(catalogue: Catalogue, topics: list[Topic]) -> Iterator[Place]:
+def _places(catalogue: DirectoryCatalog, topics: list[TopicRecord]) -> Iterator[LogDirectory]:
     for topic in topics:
         for partition in range(topic.partitions):
             yield catalogue.place(topic, partition)
@@ -121,6 +121,6 @@ def _of_settings(error: HeadwaterError) -> Finding:
     return Finding(name, -1, path, facts.get("position", 0), facts.get("size", 0), error.message)
 
 
-def _segment_bytes(place: Place) -> int:
+def _segment_bytes(place: LogDirectory) -> int:
     sizes = (place.disk.file_size(place.segment(base)) for base in place.segments())
     return sum(sizes)

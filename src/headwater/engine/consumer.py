@@ -15,10 +15,10 @@ from operator import length_hint
 from typing import Protocol, Self, overload
 
 from headwater.engine.follow import wait_for_more
-from headwater.engine.holding import CHUNK_BYTES, Holding
-from headwater.engine.leases import Leases, Move, Progress
+from headwater.engine.holding import CHUNK_BYTES, DeliveryLedger
+from headwater.engine.leases import CursorMove, Leases, Progress
 from headwater.engine.log import Log
-from headwater.engine.member import Member, not_held
+from headwater.engine.member import ConsumerMember, not_held
 from headwater.engine.reading import check_id, resolve
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable
 from headwater.event import At, Event
@@ -31,7 +31,7 @@ NEVER = 1 << 62  # an offset that no log reaches
 _log = logging.getLogger("headwater")
 
 
-class Kept(Protocol):
+class ExternalCursors(Protocol):
     """Where cursors are kept that are not the consumer's own: with what is made of its events, in one transaction."""
 
     def cursor(self, partition: int) -> int:
@@ -75,13 +75,13 @@ class Consumer(Iterator[Event]):
         self._monotonic = clock.monotonic
         self._append_aside = set_aside
         self._timeout = timeout
-        self._member = Member(name, logs, leases, limits, clock, cursor_of)
+        self._member = ConsumerMember(name, logs, leases, limits, clock, cursor_of)
         self._held = self._member.held
         self._mutex = self._member.mutex
         self._stopped = False
         self._woken = False
         self._events: Iterator[Event] = iter(())  # what is left of the chunk that is being handed out
-        self._current: Holding | None = None  # whose chunk it is
+        self._current: DeliveryLedger | None = None  # whose chunk it is
         self._last: Event | None = None
         self._turns: deque[int] = deque(range(len(logs)))
         self._ends: dict[int, int] | None = None  # while draining: where each partition ended at the call
@@ -365,7 +365,7 @@ class Consumer(Iterator[Event]):
             holding = self._held.get(event.partition) if event.topic == self.topic else None
             return holding is not None and holding.start <= event.offset < holding.end
 
-    def moves(self, events: Iterable[Event]) -> list[Move]:
+    def moves(self, events: Iterable[Event]) -> list[CursorMove]:
         """What a transaction has to store to ack these events; changes nothing. Their logs are durable that far.
 
         They must be the next ones of their partitions: a transaction moves cursors, and these leave no gaps. Raises
@@ -393,7 +393,7 @@ class Consumer(Iterator[Event]):
             moves.append(self._leases.move(partition, holding.fence, cursor))
         return moves
 
-    def moved(self, moves: Iterable[Move]) -> None:
+    def moved(self, moves: Iterable[CursorMove]) -> None:
         """Follow a transaction that has stored these moves."""
         with self._mutex:
             for move in moves:
@@ -422,7 +422,7 @@ class Consumer(Iterator[Event]):
             progress.append(Progress(number, holding.fence, cursor, cursor, 0, 0))
         expires_s, moved = self._leases.seek(progress)
         for standing, each in zip(moved, progress, strict=True):
-            self._member.replace(Holding(self._logs[each.partition], standing, expires_s))
+            self._member.replace(DeliveryLedger(self._logs[each.partition], standing, expires_s))
         return {each.partition: each.cursor for each in progress}
 
     def lag(self) -> dict[int, int]:
@@ -534,14 +534,14 @@ class Consumer(Iterator[Event]):
                 return True
         return False
 
-    def _open_handed(self, holding: Holding, now_s: float) -> bool:
+    def _open_handed(self, holding: DeliveryLedger, now_s: float) -> bool:
         """Whether more of a partition may be handed out: it stays, nothing waits for its retry, it is not drained."""
         if holding.leaving or holding.retry_s > now_s:
             return False
         drained = self._ends is not None and holding.end >= self._ends.get(holding.partition, 0)
         return not drained or bool(holding.again or holding.rest)
 
-    def _chunk(self, holding: Holding) -> list[Event]:
+    def _chunk(self, holding: DeliveryLedger) -> list[Event]:
         """The next events of a partition; it is stored that they may be handed out before they are."""
         with self._mutex:
             events = holding.returned()
@@ -561,7 +561,7 @@ class Consumer(Iterator[Event]):
                 self._member.store([holding], exact=careful)
         return events
 
-    def _untold(self, holding: Holding) -> bool:
+    def _untold(self, holding: DeliveryLedger) -> bool:
         """Whether it must be stored how far events are handed out: then a death with them in hand counts as failure.
 
         Where storing costs much, only the first chunk and then now and then: an event that ends its process is in the
@@ -571,7 +571,7 @@ class Consumer(Iterator[Event]):
             return False
         return holding.reached == holding.start or self._monotonic() >= holding.told_s + self._leases.reach_s
 
-    def _read(self, holding: Holding) -> list[Event]:
+    def _read(self, holding: DeliveryLedger) -> list[Event]:
         if len(holding.waiting) >= self._limits.unacked_max:
             raise Unavailable(
                 f"{len(holding.waiting)} events of partition {holding.partition} were handed out and not acked",

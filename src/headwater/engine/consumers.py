@@ -14,7 +14,7 @@ from headwater.engine.leases import Leases
 from headwater.engine.log import Log
 from headwater.errors import Invalid, NotFound, TooLarge
 from headwater.format import names
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.info import ConsumerInfo
 from headwater.limits import CONSUMER_NAME_BYTES_MAX, Limits
 
@@ -27,7 +27,7 @@ class Consumers(Protocol):
     def join(
         self,
         name: str,
-        topic: Topic,
+        topic: TopicRecord,
         lease_ms: int,
         starts: Callable[[], list[int]],
         guest: Sequence[int] | None = None,
@@ -37,19 +37,19 @@ class Consumers(Protocol):
         A guest is no member with a share of its own: it takes what is free of the partitions in `guest`.
         """
 
-    def check(self, name: str, topic: Topic) -> None:
+    def check(self, name: str, topic: TopicRecord) -> None:
         """Raise NotFound if the topic has no such consumer."""
 
-    def names(self, topic: Topic) -> list[str]:
+    def names(self, topic: TopicRecord) -> list[str]:
         """The names of all consumers of a topic, sorted."""
 
-    def infos(self, topic: Topic, logs: Sequence[Log]) -> list[ConsumerInfo]:
+    def infos(self, topic: TopicRecord, logs: Sequence[Log]) -> list[ConsumerInfo]:
         """All consumers of a topic, partition by partition."""
 
-    def slowest(self, topic: Topic, partition: int) -> int | None:
+    def slowest(self, topic: TopicRecord, partition: int) -> int | None:
         """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
 
-    def seek(self, name: str, topic: Topic, cursors: dict[int, int]) -> None:
+    def seek(self, name: str, topic: TopicRecord, cursors: dict[int, int]) -> None:
         """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free."""
 
     def forget(self, name: str, topic: str) -> None:

@@ -13,10 +13,10 @@ from headwater.engine.consumers import check_name, consumer_not_found
 from headwater.engine.coordinated_leases import CoordinatedLeases, Memory
 from headwater.engine.log import Log
 from headwater.errors import Corrupt, HeadwaterError, Unsupported
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.info import ConsumerInfo
 from headwater.limits import Limits
-from headwater.storage.coordinator import Coordinator, CursorRecord, Kept, SharedCursors
+from headwater.storage.coordinator import Coordinator, CursorRecord, CursorVersion, SharedCursors
 from headwater.storage.disk import Clock
 
 REQUESTS = 8  # of one log that go out at once: a member of many partitions renews them within its lease
@@ -26,7 +26,7 @@ class CoordinatedConsumers:
     """All consumers of one log. Safe from any thread and machine."""
 
     def __init__(
-        self, coordinator: Coordinator, clock: Clock, limits: Limits, topic_of: Callable[[str], Topic]
+        self, coordinator: Coordinator, clock: Clock, limits: Limits, topic_of: Callable[[str], TopicRecord]
     ) -> None:
         """`topic_of` tells which topic has a name now; raises NotFound."""
         self._coordinator = coordinator
@@ -40,7 +40,7 @@ class CoordinatedConsumers:
     def join(
         self,
         name: str,
-        topic: Topic,
+        topic: TopicRecord,
         lease_ms: int,
         starts: Callable[[], list[int]],
         guest: Sequence[int] | None = None,
@@ -60,16 +60,16 @@ class CoordinatedConsumers:
         self._members[leases.id.hex()] = leases
         return leases
 
-    def check(self, name: str, topic: Topic) -> None:
+    def check(self, name: str, topic: TopicRecord) -> None:
         """Raise NotFound if the topic has no such consumer."""
         if not self._cursors(name, topic).partitions():
             raise consumer_not_found(name, topic.name)
 
-    def names(self, topic: Topic) -> list[str]:
+    def names(self, topic: TopicRecord) -> list[str]:
         """The names of all consumers of a topic, sorted."""
         return self._coordinator.names(topic)
 
-    def infos(self, topic: Topic, logs: Sequence[Log]) -> list[ConsumerInfo]:
+    def infos(self, topic: TopicRecord, logs: Sequence[Log]) -> list[ConsumerInfo]:
         """All consumers of a topic, partition by partition.
 
         Whether an owner still lives cannot be told by one look; `lease_ms` is known of members of this process only.
@@ -90,12 +90,12 @@ class CoordinatedConsumers:
                     found.append(ConsumerInfo(*place, owner, record.fence, left_ms, record.failures_at(record.cursor)))
         return found
 
-    def slowest(self, topic: Topic, partition: int) -> int | None:
+    def slowest(self, topic: TopicRecord, partition: int) -> int | None:
         """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
         read = [self._cursors(name, topic).read(partition) for name in self.names(topic)]
         return min((kept.record.cursor if kept is not None else 0 for kept in read), default=None)
 
-    def seek(self, name: str, topic: Topic, cursors: dict[int, int]) -> None:
+    def seek(self, name: str, topic: TopicRecord, cursors: dict[int, int]) -> None:
         """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free.
 
         One partition after the other: if it raises, some may be moved.
@@ -134,12 +134,12 @@ class CoordinatedConsumers:
         self._threads.shutdown()
         self._coordinator.close()
 
-    def _cursors(self, name: str, topic: Topic) -> SharedCursors:
+    def _cursors(self, name: str, topic: TopicRecord) -> SharedCursors:
         check_name(name)
         return self._coordinator.consumer(topic, name)
 
 
-def _read(cursors: SharedCursors, partition: int) -> Kept | HeadwaterError | None:
+def _read(cursors: SharedCursors, partition: int) -> CursorVersion | HeadwaterError | None:
     """The record of a partition; None if there is none, and the error if it is damaged."""
     try:
         return cursors.read(partition)

@@ -18,10 +18,10 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from headwater.engine.leases import Claim, Move, Progress, Round, Standing, share_of
+from headwater.engine.leases import Claim, CursorMove, LeaseState, Progress, Round, share_of
 from headwater.errors import Fenced, NotFound, Unavailable, Unsupported
 from headwater.limits import CONSUMER_MEMBERS_MAX
-from headwater.storage.coordinator import CursorRecord, Kept, SharedCursors, Sign
+from headwater.storage.coordinator import CursorRecord, CursorVersion, SharedCursors, Sign
 from headwater.storage.disk import Clock
 
 RENEWED = 0.32  # of a lease: when a member's thread comes, after a third, it finds everything due
@@ -31,7 +31,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Seen(msgspec.Struct, frozen=True):
+class LeaseSighting(msgspec.Struct, frozen=True):
     """What was seen of a record or of a member, and since when it has not changed, by our own clock."""
 
     mark: str
@@ -42,18 +42,18 @@ class Memory:
     """What was seen of one consumer's records. It outlives members: a new one need not watch from the beginning."""
 
     def __init__(self) -> None:
-        self.records: dict[int, Seen] = {}
+        self.records: dict[int, LeaseSighting] = {}
 
     def unchanged_s(self, partition: int, version: str, now_s: float) -> float:
         """For how many seconds a record has had this version, as far as was seen."""
         seen = self.records.get(partition)
         if seen is None or seen.mark != version:
-            seen = self.records[partition] = Seen(version, now_s)
+            seen = self.records[partition] = LeaseSighting(version, now_s)
         return now_s - seen.since_s
 
 
 class _Mine(msgspec.Struct, frozen=True):
-    kept: Kept
+    kept: CursorVersion
     until_s: float
 
 
@@ -87,7 +87,7 @@ class CoordinatedLeases:
         self._mutex = threading.Lock()  # protects all below; held during requests, which are in order for that
         self._mine: dict[int, _Mine] = {}  # what this member wrote last
         self._first: dict[int, str] = {}  # the version of each record of others when it was seen first
-        self._signs: dict[str, tuple[Seen, float]] = {}  # of members, and their leases in seconds
+        self._signs: dict[str, tuple[LeaseSighting, float]] = {}  # of members, and their leases in seconds
         self._signed_s: float | None = None
 
     def tend(self, held: dict[int, int], *, claim: bool) -> Round:
@@ -127,7 +127,7 @@ class CoordinatedLeases:
                 self._cursors.leave([self._owner])
         return [each.partition for each, there in zip(progress, released, strict=True) if not there]
 
-    def seek(self, progress: Sequence[Progress]) -> tuple[float, list[Standing]]:
+    def seek(self, progress: Sequence[Progress]) -> tuple[float, list[LeaseState]]:
         """Move cursors that the member holds, durably, under new fences; raises Fenced if one is not held."""
         with self._mutex:
             moved = []
@@ -141,10 +141,10 @@ class CoordinatedLeases:
                         partition=each.partition,
                         fence=each.fence,
                     )
-                moved.append(Standing(each.fence + 1, each.cursor))
+                moved.append(LeaseState(each.fence + 1, each.cursor))
             return self._until_s([each.partition for each in progress]), moved
 
-    def peek(self, partitions: Iterable[int]) -> dict[int, Standing]:
+    def peek(self, partitions: Iterable[int]) -> dict[int, LeaseState]:
         """Where the consumer is in some partitions. What this member holds is not asked for: its next renewal tells."""
         numbers = list(partitions)
         now_s = self._clock.monotonic()
@@ -167,7 +167,7 @@ class CoordinatedLeases:
                     found.add(number)
             return found
 
-    def move(self, partition: int, fence: int, cursor: int) -> Move:  # noqa: ARG002  # nothing is moved
+    def move(self, partition: int, fence: int, cursor: int) -> CursorMove:  # noqa: ARG002  # nothing is moved
         """Raises Unsupported."""
         raise Unsupported(
             f"a transaction cannot ack partition {partition} here",
@@ -229,12 +229,12 @@ class CoordinatedLeases:
                 if last:
                     self._mine.pop(partition, None)
                 else:
-                    self._mine[partition] = _Mine(Kept(record, version), before_s + self._lease_s)
+                    self._mine[partition] = _Mine(CursorVersion(record, version), before_s + self._lease_s)
                 return True
             # It may be our own write whose answer was lost before: who else writes changes owner or fence.
             mine, kept = None, self._cursors.read(partition)
 
-    def _watch(self, partitions: Sequence[int]) -> list[tuple[int, Kept]]:
+    def _watch(self, partitions: Sequence[int]) -> list[tuple[int, CursorVersion]]:
         """Look at records that are not held; returns those that may be taken."""
         found = []
         for number, kept in zip(partitions, self._each(self._cursors.read, partitions), strict=True):
@@ -248,7 +248,7 @@ class CoordinatedLeases:
                 found.append((number, kept))
         return found
 
-    def _take(self, free: tuple[int, Kept]) -> Claim | None:
+    def _take(self, free: tuple[int, CursorVersion]) -> Claim | None:
         """Become the owner of a partition; None if somebody else was first."""
         number, (record, version) = free
         died = record.owner not in ("", self._owner) and record.reached > record.cursor
@@ -266,7 +266,7 @@ class CoordinatedLeases:
         swapped = self._cursors.swap(number, taken, version)
         if swapped is None:
             return None
-        self._mine[number] = _Mine(Kept(taken, swapped), before_s + self._lease_s)
+        self._mine[number] = _Mine(CursorVersion(taken, swapped), before_s + self._lease_s)
         return Claim(number, _standing(taken), record.reached if died else 0)
 
     def _look_at_members(self) -> tuple[list[str], bool]:
@@ -294,7 +294,7 @@ class CoordinatedLeases:
         for member, sign in signs.items():
             seen = before[member][0] if member in before else None
             if seen is None or seen.mark != sign.mark:
-                seen = Seen(sign.mark, now_s)
+                seen = LeaseSighting(sign.mark, now_s)
             elif now_s >= seen.since_s + SWEPT_LEASES * sign.lease_ms / 1000:
                 silent.append(member)
                 continue
@@ -337,5 +337,5 @@ def _changed(**changes: object) -> Callable[[CursorRecord], CursorRecord]:
     return lambda record: structs.replace(record, **changes)
 
 
-def _standing(record: CursorRecord) -> Standing:
-    return Standing(record.fence, record.cursor, record.failing, record.failures)
+def _standing(record: CursorRecord) -> LeaseState:
+    return LeaseState(record.fence, record.cursor, record.failing, record.failures)

@@ -1,7 +1,7 @@
 """A place in a topic that moves forward over its batches, for those who deliver them some at a time.
 
 Unlike `Follow` it never sleeps, knows its offset in each partition, and goes on where its user or an error stopped it.
-A `Bell` is what to sleep on until one of many cursors has more.
+A `CursorBell` is what to sleep on until one of many cursors has more.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class TopicCursor:
         offsets[number] = max(offsets[number], end)
 
 
-class Bell:
+class CursorBell:
     """What a thread sleeps on until one of many cursors has more, from any process, or somebody rings."""
 
     def __init__(self, disk: Disk, clock: Clock) -> None:

@@ -15,7 +15,7 @@ from headwater.engine.leases import Leases
 from headwater.engine.log import Log
 from headwater.errors import Fenced
 from headwater.event import Event
-from headwater.info import Drained
+from headwater.info import DrainResult
 from headwater.storage.disk import Clock
 
 
@@ -26,7 +26,7 @@ def drain(
     handler: Callable[[Event], object],
     seconds: float | None,
     clock: Clock,
-) -> Drained:
+) -> DrainResult:
     """Hand the events of these logs to `handler` until the consumer has caught up, or the time is over.
 
     Without `seconds`, caught up means: with what was there at the call. With them, it looks again when it is there.
@@ -35,7 +35,7 @@ def drain(
     handled = 0
     behind = _behind(leases, logs)
     if not behind:
-        return Drained(0, False)
+        return DrainResult(0, False)
     with join(leases) as consumer:
         while behind:
             some = _handle(consumer, behind, handler, until_s, clock)
@@ -46,7 +46,7 @@ def drain(
             ends = _ends([log for log in logs if log.partition in places])
             behind = {number: end for number, end in ends.items() if end > places[number]}
     # After everything was given back: what came before that, this look finds; what comes later finds it free.
-    return Drained(handled, bool(_behind(leases, logs)))
+    return DrainResult(handled, bool(_behind(leases, logs)))
 
 
 def _handle(

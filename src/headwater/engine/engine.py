@@ -15,7 +15,7 @@ import msgspec
 
 from headwater.engine import archive_checking, checking
 from headwater.engine.archiving import Archiver
-from headwater.engine.catalogue import Catalogue
+from headwater.engine.catalogue import DirectoryCatalog
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.file_consumers import FileConsumers
 from headwater.engine.info import STATES, partition_info
@@ -24,26 +24,26 @@ from headwater.engine.replica.source import LocalSource
 from headwater.engine.retaining import Keeper
 from headwater.engine.rules import not_found
 from headwater.engine.topics import OpenTopic
-from headwater.engine.transaction import Transaction
+from headwater.engine.transaction import DirectoryTransaction
 from headwater.engine.verbs import Verbs
 from headwater.errors import HeadwaterError, NotFound, Unavailable, enough_memory
 from headwater.event import Durability
 from headwater.format import given
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
-from headwater.format.settings import Replica, Retention, Topic, TopicSettings
-from headwater.info import Archived, Deleted, TopicInfo
+from headwater.format.settings import Replica, Retention, TopicRecord, TopicSettings
+from headwater.info import ArchivedRange, DeletedSegment, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.requests import wants_sync
 from headwater.storage import repair as log_repair
-from headwater.storage.archive.archive import Archive
+from headwater.storage.archive.archive import SegmentArchive
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.failures import deleted
-from headwater.storage.group import Turns
+from headwater.storage.group import WriterTurns
 from headwater.storage.journal import Journal, restore
 from headwater.storage.log import LocalLog
 from headwater.storage.parquet import location
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.repair import Action
 from headwater.storage.sealer import Sealer, seal_all
 
@@ -53,7 +53,7 @@ _engines: WeakSet[Engine] = WeakSet()  # which must begin anew in a forked child
 class Engine(Verbs[LocalLog]):
     """An open log directory. Close it, or use it in a `with` statement."""
 
-    _catalogue: Catalogue
+    _catalogue: DirectoryCatalog
     _consumers: FileConsumers
 
     def __init__(
@@ -68,7 +68,7 @@ class Engine(Verbs[LocalLog]):
     ) -> None:
         sync = wants_sync(durability)
         disk, clock = disk or Disk(), clock or Clock()
-        self._catalogue = Catalogue(path, disk, clock, limits)
+        self._catalogue = DirectoryCatalog(path, disk, clock, limits)
         if create:
             self._catalogue.init()
         self._store = self._catalogue.open()
@@ -77,7 +77,7 @@ class Engine(Verbs[LocalLog]):
         self._catalogue.guard = self._guard
         self._consumers = FileConsumers(path, disk, clock, limits, partial(restore, path / "journal"))
         super().__init__(str(path), limits, disk, clock, sync=sync)
-        self._archive = Archive(path, disk, clock, limits)
+        self._archive = SegmentArchive(path, disk, clock, limits)
         follows = (lambda: False) if self._guard is None else self._marker.follows
         self._keeper = Keeper(self._catalogue, self._consumers.slowest, self._archive, follows)
         self._sealer = Sealer(self._keeper.rolled)
@@ -150,7 +150,7 @@ class Engine(Verbs[LocalLog]):
         self._delete(opened)
 
     def _delete(self, opened: OpenTopic[LocalLog]) -> None:
-        turns = Turns()
+        turns = WriterTurns()
         try:
             for log in opened.logs:  # in the order of partitions, as everybody who locks several
                 turns.take(log.transacting()).begin_deleting()
@@ -174,7 +174,7 @@ class Engine(Verbs[LocalLog]):
 
     def transaction(
         self, *, durability: Durability | None = None, producer: Producer | tuple[str, int, int] | None = None
-    ) -> Transaction:
+    ) -> DirectoryTransaction:
         """Appends to any topics, and acks, all or nothing: `with hw.transaction() as tx: tx.append(…)`.
 
         Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
@@ -184,7 +184,7 @@ class Engine(Verbs[LocalLog]):
         self.check_open()
         sync = self._sync if durability is None else wants_sync(durability)
         told = given.check_producer(producer, self._limits)
-        return Transaction(self, self._journal, sync=sync, producer=told)
+        return DirectoryTransaction(self, self._journal, sync=sync, producer=told)
 
     # Keeping
 
@@ -207,7 +207,7 @@ class Engine(Verbs[LocalLog]):
         partition: int | None = None,
         dry_run: bool = False,
         **changes: Unpack[Retention],
-    ) -> list[Deleted]:
+    ) -> list[DeletedSegment]:
         """Delete the oldest segments that need not be kept; returns them. `dry_run` only tells which.
 
         `changes` change what the topic keeps, durably and for every process from its next roll on; each bound is for
@@ -228,7 +228,7 @@ class Engine(Verbs[LocalLog]):
         topic: str | None = None,
         seal: bool = False,
         progress: Progress | None = None,
-    ) -> list[Archived]:
+    ) -> list[ArchivedRange]:
         """Copy all finished segments that are not there to an object store, byte by byte; returns them.
 
         The directory remembers the `url` (`s3://…`, `objects:///…`), which may be left out then: from the first call
@@ -295,7 +295,7 @@ class Engine(Verbs[LocalLog]):
         self.check_open()
         return checking.repair(self._catalogue, topic, self._repaired if apply else log_repair.plan)
 
-    def _repaired(self, place: Place) -> list[Action]:
+    def _repaired(self, place: LogDirectory) -> list[Action]:
         return self._topics.get(place.topic).logs[place.partition].repair()
 
     def after_fork(self) -> None:
@@ -321,7 +321,7 @@ class Engine(Verbs[LocalLog]):
         self._topics.close()
         self._archive.close()
 
-    def _new_log(self, topic: Topic, partition: int) -> LocalLog:
+    def _new_log(self, topic: TopicRecord, partition: int) -> LocalLog:
         place = self._catalogue.place(topic, partition)
         log = LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged, self._archive, self._guard)
         # What all of them found there is of this topic only if that was there before the first and after the last.
@@ -329,10 +329,10 @@ class Engine(Verbs[LocalLog]):
             raise deleted(place)
         return log
 
-    def _rolled(self, place: Place) -> None:
+    def _rolled(self, place: LogDirectory) -> None:
         self._sealer.rolled(place)
 
-    def _damaged(self, place: Place, base: int) -> None:
+    def _damaged(self, place: LogDirectory, base: int) -> None:
         self._sealer.damaged(place, base)
 
     def _checkpoint(self, entries: list[Entry]) -> None:

@@ -18,7 +18,7 @@ from headwater.engine.log import Log
 from headwater.errors import Corrupt, NotFound, Unavailable, Unsupported
 from headwater.format import names
 from headwater.format.cursors import NOBODY
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.info import ConsumerInfo
 from headwater.limits import Limits
 from headwater.storage.cursors import Cursors, Redo, read_header, read_slots, redo_nothing, slots_damaged
@@ -43,7 +43,7 @@ class FileConsumers:
     def join(
         self,
         name: str,
-        topic: Topic,
+        topic: TopicRecord,
         lease_ms: int,
         starts: Callable[[], list[int]],
         guest: Sequence[int] | None = None,
@@ -51,7 +51,7 @@ class FileConsumers:
         """The part of a new member. A consumer is made durably, with these starts, if it is new or its topic is."""
         return FileLeases(self._find_or_make(name, topic, starts), self._clock, lease_ms, self._limits.ack_ms, guest)
 
-    def check(self, name: str, topic: Topic) -> None:
+    def check(self, name: str, topic: TopicRecord) -> None:
         """Raise NotFound if the topic has no such consumer."""
         self._find(name, topic)
 
@@ -65,7 +65,7 @@ class FileConsumers:
             with contextlib.suppress(NotFound), cursors.held():
                 cursors.sync()
 
-    def slowest(self, topic: Topic, partition: int) -> int | None:
+    def slowest(self, topic: TopicRecord, partition: int) -> int | None:
         """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
         cursors = []
         for name in self.names(topic):
@@ -74,7 +74,7 @@ class FileConsumers:
             cursors.append(slot.cursor if slot is not None else 0)
         return min(cursors, default=None)
 
-    def names(self, topic: Topic) -> list[str]:
+    def names(self, topic: TopicRecord) -> list[str]:
         """The names of all consumers of a topic, sorted."""
         file = names.directory_of(topic.name)
         found = []
@@ -87,7 +87,7 @@ class FileConsumers:
     def _directories(self) -> list[str]:
         return sorted(name for name in self._disk.names(self._path) if not name.startswith("."))
 
-    def infos(self, topic: Topic, logs: Sequence[Log]) -> list[ConsumerInfo]:
+    def infos(self, topic: TopicRecord, logs: Sequence[Log]) -> list[ConsumerInfo]:
         """All consumers of a topic, partition by partition; takes no lock. One that is damaged says so."""
         found: list[ConsumerInfo] = []
         for directory in self._directories():
@@ -97,7 +97,7 @@ class FileConsumers:
                 found.append(ConsumerInfo.damaged(unquote(directory), topic.name, -1, error))
         return sorted(found, key=lambda info: (info.name, info.partition))
 
-    def _infos(self, directory: str, topic: Topic, logs: Sequence[Log]) -> Iterator[ConsumerInfo]:
+    def _infos(self, directory: str, topic: TopicRecord, logs: Sequence[Log]) -> Iterator[ConsumerInfo]:
         """One consumer, if it is one of this topic; raises Corrupt."""
         name, path = unquote(directory), self._path / directory / names.directory_of(topic.name)
         stored = read_slots(path, self._disk)
@@ -115,7 +115,7 @@ class FileConsumers:
             owner = slot.owner.hex() if leased else None
             yield ConsumerInfo(*place, owner, slot.fence, left_ms, slot.failures_at(slot.cursor))
 
-    def seek(self, name: str, topic: Topic, cursors: dict[int, int]) -> None:
+    def seek(self, name: str, topic: TopicRecord, cursors: dict[int, int]) -> None:
         """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free."""
         stored = self._find(name, topic)
         with stored.held():
@@ -142,7 +142,7 @@ class FileConsumers:
                 path=str(path),
             ) from error
 
-    def _find(self, name: str, topic: Topic) -> Cursors:
+    def _find(self, name: str, topic: TopicRecord) -> Cursors:
         """The stored cursors of a consumer; raises NotFound."""
         path, uuid = self._file(name, topic.name), UUID(topic.uuid).bytes
         try:
@@ -152,7 +152,7 @@ class FileConsumers:
         except NotFound:
             raise consumer_not_found(name, topic.name) from None
 
-    def _find_or_make(self, name: str, topic: Topic, starts: Callable[[], list[int]]) -> Cursors:
+    def _find_or_make(self, name: str, topic: TopicRecord, starts: Callable[[], list[int]]) -> Cursors:
         """The stored cursors, made durably, with these starts, if the consumer is new or its topic was deleted."""
         path, uuid = self._file(name, topic.name), UUID(topic.uuid).bytes
         try:
@@ -176,7 +176,7 @@ class FileConsumers:
                 code="disk_full" if error.errno in FULL else "read_only",
             ) from error
 
-    def _made(self, name: str, topic: Topic) -> Cursors:
+    def _made(self, name: str, topic: TopicRecord) -> Cursors:
         """The stored cursors, in a file that stays: whoever made it may have died before its name was durable."""
         found = self._find(name, topic)
         self._disk.sync_directory(found.path.parent)

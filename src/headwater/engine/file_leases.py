@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headwater.engine.leases import Claim, Move, Progress, Round, Standing, share_of
-from headwater.format.cursors import NOBODY, CursorSlot, Member
+from headwater.engine.leases import Claim, CursorMove, LeaseState, Progress, Round, share_of
+from headwater.format.cursors import NOBODY, CursorSlot, MemberRecord
 from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Clock
 
@@ -39,7 +39,7 @@ class FileLeases:
         with cursors.held():
             now = self._now_ns()
             expiry = now + self._lease_ns
-            members = [] if self.guest is not None else cursors.put_member(Member(self.id, expiry), now)
+            members = [] if self.guest is not None else cursors.put_member(MemberRecord(self.id, expiry), now)
             slots = cursors.slots()
             lost = [number for number, fence in held.items() if not self._owns(slots[number], fence)]
             ours = held.keys() - set(lost)
@@ -96,7 +96,7 @@ class FileLeases:
             cursors.sync()
         return lost
 
-    def seek(self, progress: Sequence[Progress]) -> tuple[float, list[Standing]]:
+    def seek(self, progress: Sequence[Progress]) -> tuple[float, list[LeaseState]]:
         """Move cursors that the member holds, durably, under new fences; returns until when these hold.
 
         Raises Fenced, and then nothing was moved.
@@ -114,7 +114,7 @@ class FileLeases:
             expires_s = min((slot.expiry_ns for slot in moved), default=0) / 1e9
             return expires_s, [_standing(slot) for slot in moved]
 
-    def peek(self, partitions: Iterable[int]) -> dict[int, Standing]:
+    def peek(self, partitions: Iterable[int]) -> dict[int, LeaseState]:
         """Where the consumer is in some partitions, by a look without the lock; none for those unreadable just now."""
         return {number: _standing(slot) for number, slot in self.cursors.peek(partitions).items()}
 
@@ -123,9 +123,9 @@ class FileLeases:
         slots = self.cursors.peek(partitions)
         return {number for number, slot in slots.items() if slot.counter != self._first.get(number, slot.counter)}
 
-    def move(self, partition: int, fence: int, cursor: int) -> Move:
+    def move(self, partition: int, fence: int, cursor: int) -> CursorMove:
         """What a transaction stores to move a cursor."""
-        return Move(self.cursors, partition, fence, self.id, cursor)
+        return CursorMove(self.cursors, partition, fence, self.id, cursor)
 
     def _take(self, number: int, slot: CursorSlot, now_ns: int) -> Claim:
         """Become the owner of a free partition. An owner that died had an event in its hands: that may be why."""
@@ -157,5 +157,5 @@ class FileLeases:
         return int(self._clock.monotonic() * 1e9)
 
 
-def _standing(slot: CursorSlot) -> Standing:
-    return Standing(slot.fence, slot.cursor, slot.failing, slot.failures)
+def _standing(slot: CursorSlot) -> LeaseState:
+    return LeaseState(slot.fence, slot.cursor, slot.failing, slot.failures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self
 
-from headwater.engine.log import Cursor, Log
+from headwater.engine.log import Log, LogCursor
 from headwater.engine.reading import check_id, pick, resolve
 from headwater.errors import enough_memory
 from headwater.event import At, Event
@@ -106,7 +106,7 @@ class Follow(Iterator[Event]):
         return True
 
 
-def sweep(log: Log, cursor: Cursor, selection: Selection) -> Iterator[EventBatch]:
+def sweep(log: Log, cursor: LogCursor, selection: Selection) -> Iterator[EventBatch]:
     """What is wanted of the batches from a cursor to the end that the log has now; the cursor moves along."""
     end = log.seen()
     with enough_memory(f"{log.place} cannot be read"):

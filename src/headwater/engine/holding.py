@@ -12,7 +12,7 @@ from collections.abc import Container
 from operator import attrgetter
 
 from headwater.engine.follow import sweep
-from headwater.engine.leases import Standing
+from headwater.engine.leases import LeaseState
 from headwater.engine.log import Log
 from headwater.errors import NotFound
 from headwater.event import Event
@@ -28,7 +28,7 @@ NARROWING = 64  # the events that a process died with are handed out in so many 
 _by_offset = attrgetter("offset")
 
 
-class Holding:
+class DeliveryLedger:
     """A leased partition. `waiting` has the offsets that were handed out and not acked, ascending, as its keys."""
 
     __slots__ = (
@@ -55,7 +55,7 @@ class Holding:
         "waiting",
     )
 
-    def __init__(self, log: Log, at: Standing, expires_s: float, careful_until: int = 0) -> None:
+    def __init__(self, log: Log, at: LeaseState, expires_s: float, careful_until: int = 0) -> None:
         self.log = log
         self.partition = log.place.partition
         self.fence = at.fence

@@ -14,7 +14,7 @@ import msgspec
 from headwater.storage.cursors import Cursors
 
 
-class Standing(msgspec.Struct, frozen=True):
+class LeaseState(msgspec.Struct, frozen=True):
     """Where a consumer is in a partition, as it is stored: `failing` is an event that failed, `failures` how often."""
 
     fence: int
@@ -38,7 +38,7 @@ class Claim(msgspec.Struct, frozen=True):
     """A partition that was taken. If its owner died, an event before `careful_until` may have been the cause."""
 
     partition: int
-    standing: Standing
+    standing: LeaseState
     careful_until: int
 
 
@@ -56,7 +56,7 @@ class Round(msgspec.Struct, frozen=True):
     more: bool
 
 
-class Move(msgspec.Struct, frozen=True):
+class CursorMove(msgspec.Struct, frozen=True):
     """A cursor that a transaction moves: it checks owner and fence under the file's lock, then puts the new cursor."""
 
     cursors: Cursors
@@ -107,13 +107,13 @@ class Leases(Protocol):
         With `died`, whoever takes them next finds them as if their owner's process had ended with events in its hands.
         """
 
-    def seek(self, progress: Sequence[Progress]) -> tuple[float, list[Standing]]:
+    def seek(self, progress: Sequence[Progress]) -> tuple[float, list[LeaseState]]:
         """Move cursors that the member holds, durably, under new fences; returns until when these hold.
 
         Raises Fenced if one is not held. In a file nothing was moved then.
         """
 
-    def peek(self, partitions: Iterable[int]) -> dict[int, Standing]:
+    def peek(self, partitions: Iterable[int]) -> dict[int, LeaseState]:
         """Where the consumer is in some partitions, whoever holds them; none for those unreadable just now."""
 
     def busy(self, partitions: Iterable[int]) -> set[int]:
@@ -122,7 +122,7 @@ class Leases(Protocol):
         For a guest, which looks at all that it wants and does not hold with each `tend`.
         """
 
-    def move(self, partition: int, fence: int, cursor: int) -> Move:
+    def move(self, partition: int, fence: int, cursor: int) -> CursorMove:
         """What a transaction stores to move a cursor; raises Unsupported unless it is `transactional`."""
 
 

@@ -17,7 +17,7 @@ from headwater.storage.rows import Rows
 TypeTest = Callable[[bytes], bool]
 
 
-class Place(Protocol):
+class LogIdentity(Protocol):
     """Which log it is, and how it behaves. `str()` names it in messages."""
 
     @property
@@ -30,7 +30,7 @@ class Place(Protocol):
     def limits(self) -> Limits: ...
 
 
-class State(Protocol):
+class LogProgress(Protocol):
     """How far a log has come. What is secured can be told of outside of it: no crash takes it back."""
 
     @property
@@ -41,7 +41,7 @@ class State(Protocol):
     def last_ticks(self) -> int: ...
 
 
-class Cursor(Protocol):
+class LogCursor(Protocol):
     """A place in a log that moves forward over batches."""
 
     @property
@@ -59,7 +59,7 @@ class Cursor(Protocol):
         """
 
 
-class Bell(Protocol):
+class LogBell(Protocol):
     """What to sleep on until a log has more."""
 
     def expect(self) -> Word:
@@ -69,7 +69,7 @@ class Bell(Protocol):
         """Wake all who sleep on it."""
 
 
-class Upload(Protocol):
+class EventUpload(Protocol):
     """One huge event whose pieces arrive in their own time; discard it in any case."""
 
     def write(self, piece: bytes) -> None: ...
@@ -81,7 +81,7 @@ class Log(Protocol):
     """One partition. Safe from any thread."""
 
     @property
-    def place(self) -> Place: ...
+    def place(self) -> LogIdentity: ...
     @property
     def topic(self) -> str: ...
     @property
@@ -108,7 +108,7 @@ class Log(Protocol):
         *,
         sync: bool,
         guard: tuple[int | None, Producer | None] | None = None,
-    ) -> Upload:
+    ) -> EventUpload:
         """One event whose pieces arrive in their own time."""
 
     def sync(self) -> None:
@@ -129,7 +129,7 @@ class Log(Protocol):
     def secured(self) -> int:
         """Up to where it is durable, at least: a crash does not take that back. Does not look for more."""
 
-    def state(self) -> State:
+    def state(self) -> LogProgress:
         """How far it has come; raises NotFound if its topic was deleted."""
 
     def batches(
@@ -150,7 +150,7 @@ class Log(Protocol):
     def version(self, key: bytes) -> int | None:
         """The offset of the key's last event; None if there is none."""
 
-    def cursor(self, offset: int) -> Cursor:
+    def cursor(self, offset: int) -> LogCursor:
         """A place that moves forward through the log."""
 
     def ticks_before_start(self) -> int:
@@ -171,7 +171,7 @@ class Log(Protocol):
     def blob(self, batch: Batch) -> Blob:
         """The data of a huge event."""
 
-    def wait_on(self) -> Bell | None:
+    def wait_on(self) -> LogBell | None:
         """What to sleep on until there is more; None where nothing comes."""
 
     def stop_followers(self) -> None:

@@ -1,9 +1,10 @@
 """The part of a consumer that works in the background: it keeps leases alive and stores what was acked.
 
-A `Member` has the partitions that it holds in memory, one thread, and one mutex, which is never held during I/O. The
-thread renews the leases while a handler works, however long that takes, and stores acks within `ack_ms`; it ends with
-the member, also when that is dropped without being closed. A process that is stopped cannot renew: another member takes
-its partitions when the leases expire, and when it goes on, its clock makes it compare fences before it does anything.
+A `ConsumerMember` has the partitions that it holds in memory, one thread, and one mutex, which is never held during
+I/O. The thread renews the leases while a handler works, however long that takes, and stores acks within `ack_ms`; it
+ends with the member, also when that is dropped without being closed. A process that is stopped cannot renew: another
+member takes its partitions when the leases expire, and when it goes on, its clock makes it compare fences before it
+does anything.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import structs
 
-from headwater.engine.holding import Holding
-from headwater.engine.leases import Claim, Leases, Progress, Round, Standing
+from headwater.engine.holding import DeliveryLedger
+from headwater.engine.leases import Claim, Leases, LeaseState, Progress, Round
 from headwater.engine.log import Log
 from headwater.errors import Fenced, HeadwaterError, NotFound
 from headwater.limits import Limits
@@ -25,7 +26,7 @@ from headwater.storage.latch import Latch
 TEND_S = 1.0  # how often, at least, a member that waits looks for partitions that have become free
 
 
-class Member:
+class ConsumerMember:
     """One reader of a consumer: what it holds, and until when. Safe from any thread."""
 
     def __init__(
@@ -40,7 +41,7 @@ class Member:
         """`cursor_of` tells where a partition is to be read from, if that is kept elsewhere."""
         self.leases = leases
         self.mutex = threading.Lock()  # protects all below; never held during I/O
-        self.held: dict[int, Holding] = {}
+        self.held: dict[int, DeliveryLedger] = {}
         self.until_s = 0.0  # until then, and no longer, nobody else can hold what this one holds
         self.dirty_s: float | None = None  # since when acks wait to be stored
         self.trouble: HeadwaterError | None = None  # what the thread met, for whoever iterates
@@ -85,7 +86,7 @@ class Member:
             self._share(found)
         self.give_up()
 
-    def _begin_all(self, claims: list[Claim], expires_s: float) -> list[Holding]:
+    def _begin_all(self, claims: list[Claim], expires_s: float) -> list[DeliveryLedger]:
         """Hold what was taken. If it cannot be told where to begin, it is free for others again."""
         begun = []
         fences = {each.partition: each.standing.fence for each in claims}
@@ -93,14 +94,14 @@ class Member:
             for each in claims:
                 standing, until_s = self._begin(each, expires_s)
                 fences[each.partition] = standing.fence
-                begun.append(Holding(self._logs[each.partition], standing, until_s, each.careful_until))
+                begun.append(DeliveryLedger(self._logs[each.partition], standing, until_s, each.careful_until))
         except BaseException:
             # Below every cursor: of what is stored, only the lease is changed.
             self.leases.release([Progress(number, fence, -1, 0, 0, 0) for number, fence in fences.items()])
             raise
         return begun
 
-    def _begin(self, claim: Claim, expires_s: float) -> tuple[Standing, float]:
+    def _begin(self, claim: Claim, expires_s: float) -> tuple[LeaseState, float]:
         """Where to begin in a partition that was taken, and until when it is held."""
         standing = claim.standing
         if self._cursor_of is None:
@@ -126,7 +127,7 @@ class Member:
         """Whether it is time to `tend`."""
         return self._clock.monotonic() >= self._tended_s + self.period_s
 
-    def store(self, holdings: Iterable[Holding], *, exact: bool = True, sync: bool = False) -> None:
+    def store(self, holdings: Iterable[DeliveryLedger], *, exact: bool = True, sync: bool = False) -> None:
         """Store how far these have come, and renew their leases; `sync` makes it durable.
 
         Unless `exact`, acks of events that are not durable themselves wait for another time. What is lost is dropped.
@@ -160,7 +161,7 @@ class Member:
             refused, self._refused = self._refused, None
         return refused
 
-    def release(self, holdings: list[Holding], *, leave: bool = False, died: bool = False) -> None:
+    def release(self, holdings: list[DeliveryLedger], *, leave: bool = False, died: bool = False) -> None:
         """Give up partitions, durably, and with `leave` the place among the members."""
         with self.mutex:
             for holding in holdings:
@@ -174,7 +175,7 @@ class Member:
                         holding.stored = holding.cursor
                     self._drop(holding)
 
-    def replace(self, holding: Holding) -> None:
+    def replace(self, holding: DeliveryLedger) -> None:
         """Hold a partition anew, from another place."""
         with self.mutex:
             self.held[holding.partition] = holding
@@ -230,7 +231,7 @@ class Member:
         self.held.clear()
         self.look_up()
 
-    def _drop(self, holding: Holding) -> None:
+    def _drop(self, holding: DeliveryLedger) -> None:
         del self.held[holding.partition]
         if holding.cursor > holding.stored:
             self._refused = not_held(self._name, holding.partition, holding.stored)
@@ -250,7 +251,7 @@ class Member:
         if self.until_s or anew:  # what asked for a look around still wants it
             self.until_s = min((holding.expires_s for holding in self.held.values()), default=0.0)
 
-    def _progress(self, holding: Holding, *, exact: bool = True) -> Progress:
+    def _progress(self, holding: DeliveryLedger, *, exact: bool = True) -> Progress:
         """What to store of a partition; its log is made durable that far, before the cursor is stored."""
         with self.mutex:
             cursor, failures = holding.failing()
@@ -299,11 +300,11 @@ def not_held(name: str, partition: int, offset: int) -> Fenced:
     )
 
 
-def _changed(holding: Holding) -> bool:
+def _changed(holding: DeliveryLedger) -> bool:
     return holding.cursor != holding.stored or bool(holding.failures)
 
 
-def _keep(member_of: weakref.ref[Member], wake: Latch) -> None:
+def _keep(member_of: weakref.ref[ConsumerMember], wake: Latch) -> None:
     """The thread. Between two rounds it does not keep the member alive."""
     pause_s = 0.0
     while True:

@@ -6,8 +6,8 @@ from headwater.engine.archiving import Progress, advancing
 from headwater.engine.checking import CheckReport
 from headwater.errors import Corrupt
 from headwater.format import parquet as format
-from headwater.format.parquet import Manifest
-from headwater.format.settings import Topic
+from headwater.format.parquet import ParquetManifest
+from headwater.format.settings import TopicRecord
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.archive.archive import reaching
 from headwater.storage.check import Counts, Finding
@@ -42,9 +42,9 @@ def check_parquet(
     return report
 
 
-def _manifests(archive: ParquetStore, topic: Topic, report: CheckReport) -> list[Manifest]:
+def _manifests(archive: ParquetStore, topic: TopicRecord, report: CheckReport) -> list[ParquetManifest]:
     """The manifests of a topic that can be read; what is wrong with the others goes into the report."""
-    found: list[Manifest] = []
+    found: list[ParquetManifest] = []
     for partition in range(topic.partitions):
         try:
             found.append(archive.manifest(topic, partition))

@@ -14,28 +14,28 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.engine.archiving import Progress, advancing
-from headwater.engine.catalogue import TOPIC_FILE, Catalogue
+from headwater.engine.catalogue import TOPIC_FILE, DirectoryCatalog
 from headwater.engine.restoring import bound_of, building_at, finishing
 from headwater.errors import HeadwaterError
 from headwater.format import settings
 from headwater.format.losses import total
 from headwater.format.names import directory_of
-from headwater.format.settings import Topic
-from headwater.info import Restored
+from headwater.format.settings import TopicRecord
+from headwater.info import RestoreResult
 from headwater.limits import DATA_BYTES_CEILING, Limits
 from headwater.storage.archive.archive import reaching
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.log import LocalLog
 from headwater.storage.losses import stored_losses
 from headwater.storage.parquet.archive import ParquetStore, open_parquet
-from headwater.storage.parquet.restore import LogRestore
+from headwater.storage.parquet.restore import ParquetRestore
 
 
-class _Wanted(NamedTuple):
+class _RestoreRequest(NamedTuple):
     """A topic, and what is restored of each of its logs."""
 
-    topic: Topic
-    logs: list[LogRestore]
+    topic: TopicRecord
+    logs: list[ParquetRestore]
 
 
 def restore_parquet(
@@ -48,7 +48,7 @@ def restore_parquet(
     progress: Progress | None,
     disk: Disk,
     clock: Clock,
-) -> list[Restored]:
+) -> list[RestoreResult]:
     """As `restore`. What is remembered of producers is not in such an archive."""
     # How large data may be, the log that was archived has decided.
     limits = msgspec.structs.replace(limits, data_bytes_max=DATA_BYTES_CEILING)
@@ -59,22 +59,24 @@ def restore_parquet(
             topics = [archive.topic(topic)] if topic is not None else archive.topics()
             wanted = [_wanted(archive, each, partition, to) for each in topics]
         with finishing(path, uuid, topics, disk, clock):
-            catalogue = Catalogue(building_at(path), disk, clock, limits)
+            catalogue = DirectoryCatalog(building_at(path), disk, clock, limits)
             return _restore(catalogue, wanted, limits, progress, disk)
     finally:
         archive.close()
 
 
-def _wanted(archive: ParquetStore, topic: Topic, partition: int | None, to: int | datetime | None) -> _Wanted:
+def _wanted(
+    archive: ParquetStore, topic: TopicRecord, partition: int | None, to: int | datetime | None
+) -> _RestoreRequest:
     manifests = [archive.manifest(topic, number) for number in range(topic.partitions)]
     bounds = [bound_of(topic, number, partition, to) for number in range(topic.partitions)]
-    logs = [LogRestore(archive.store, *each) for each in zip(manifests, bounds, strict=True)]
-    return _Wanted(topic, logs)
+    logs = [ParquetRestore(archive.store, *each) for each in zip(manifests, bounds, strict=True)]
+    return _RestoreRequest(topic, logs)
 
 
 def _restore(
-    catalogue: Catalogue, wanted: list[_Wanted], limits: Limits, progress: Progress | None, disk: Disk
-) -> list[Restored]:
+    catalogue: DirectoryCatalog, wanted: list[_RestoreRequest], limits: Limits, progress: Progress | None, disk: Disk
+) -> list[RestoreResult]:
     topics = catalogue.path / "topics"
     with contextlib.suppress(FileExistsError):
         disk.mkdir(topics)
@@ -98,7 +100,7 @@ def _restore(
                 future.cancel()
             raise
     return [
-        Restored(
+        RestoreResult(
             topic.name,
             log.manifest.partition,
             *bounds,
@@ -109,7 +111,7 @@ def _restore(
     ]
 
 
-def _make(catalogue: Catalogue, wanted: _Wanted, disk: Disk) -> None:
+def _make(catalogue: DirectoryCatalog, wanted: _RestoreRequest, disk: Disk) -> None:
     """Have the topic with its logs, empty, or as far as an earlier try came; one that came too far begins anew."""
     topic, logs = wanted
     directory = catalogue.path / "topics" / directory_of(topic.name)
@@ -118,12 +120,12 @@ def _make(catalogue: Catalogue, wanted: _Wanted, disk: Disk) -> None:
     catalogue.make(topic, [(log.start, 0) for log in logs])
 
 
-def _goes_on(catalogue: Catalogue, wanted: _Wanted, disk: Disk) -> bool:
+def _goes_on(catalogue: DirectoryCatalog, wanted: _RestoreRequest, disk: Disk) -> bool:
     """Whether what an earlier try has made is a beginning of what is wanted."""
     topic, logs = wanted
     try:
         stored = disk.read_file(catalogue.path / "topics" / directory_of(topic.name) / TOPIC_FILE)
-        if settings.decode(stored, Topic) != topic:
+        if settings.decode(stored, TopicRecord) != topic:
             return False
         for log in logs:
             there = LocalLog(catalogue.place(topic, log.manifest.partition), lambda _: None)

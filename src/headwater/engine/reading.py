@@ -90,7 +90,7 @@ def read_events(logs: Sequence[Log], request: Read, selection: Selection) -> Ite
     return each[0] if len(each) == 1 else heapq.merge(*each, key=_by_ticks, reverse=request.reverse)
 
 
-class Span(NamedTuple):
+class TopicRead(NamedTuple):
     """A read of a topic that has not begun: of which topic, and from where to where it goes in each of its logs.
 
     `lost` are the events on its way that are lost: partition, first offset and end of each range.
@@ -112,7 +112,7 @@ def span(
     *,
     reverse: bool,
     by_time: bool,
-) -> Span:
+) -> TopicRead:
     """What `read_batches` reads, with its bounds. `by_time`: in the order of their first events over all partitions."""
     starts, ends = begin(logs, start), _ends(logs, end)
     each = [_read_log(log, lo, hi, selection, reverse) for log, lo, hi in zip(logs, starts, ends, strict=True)]
@@ -122,7 +122,7 @@ def span(
         )
     else:
         batches = chain.from_iterable(each)
-    return Span(uuid, starts, ends, lost_between(logs, starts, ends), batches)
+    return TopicRead(uuid, starts, ends, lost_between(logs, starts, ends), batches)
 
 
 def lost_between(logs: Sequence[Log], starts: Sequence[int], ends: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -15,19 +15,19 @@ from stat import S_ISDIR
 from uuid import UUID
 
 from headwater.engine.archiving import Progress, advancing
-from headwater.engine.catalogue import SETTINGS_FILE, TOPIC_FILE, Catalogue
+from headwater.engine.catalogue import SETTINGS_FILE, TOPIC_FILE, DirectoryCatalog
 from headwater.errors import Invalid, NotFound, Unavailable
 from headwater.event import ticks_of
 from headwater.format import settings
-from headwater.format.archive import Manifest
+from headwater.format.archive import SegmentManifest
 from headwater.format.losses import total
 from headwater.format.names import directory_of, log_uuid
-from headwater.format.settings import Store as StoreSettings
-from headwater.format.settings import Topic
-from headwater.info import Restored
+from headwater.format.settings import LogSettings as StoreSettings
+from headwater.format.settings import TopicRecord
+from headwater.info import RestoreResult
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.archive.archive import ArchiveStore, reaching
-from headwater.storage.archive.restore import Bound, LogRestore, fetch
+from headwater.storage.archive.restore import RestoreEnd, SegmentRestore, fetch
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.failures import FULL
@@ -47,7 +47,7 @@ def restore(
     progress: Progress | None = None,
     disk: Disk | None = None,
     clock: Clock | None = None,
-) -> list[Restored]:
+) -> list[RestoreResult]:
     """Make a new log directory of what an archive holds: the same topics, offsets, times and ids; returns its logs.
 
     `to` ends it before an offset of a topic (and of one partition, if it has several: the others come whole), or, in
@@ -66,7 +66,7 @@ def restore(
     try:
         archive = ArchiveStore(store, clock)
         building = building_at(path)
-        catalogue = Catalogue(building, disk, clock, limits)
+        catalogue = DirectoryCatalog(building, disk, clock, limits)
         with reaching(url):
             uuid = archive.owner()
             topics = [archive.topic_in(directory) for directory in archive.directories(topic)]
@@ -81,11 +81,11 @@ def restore(
 def _restore(
     archive: ArchiveStore,
     building: Path,
-    logs: list[LogRestore],
+    logs: list[SegmentRestore],
     disk: Disk,
     limits: Limits,
     progress: Progress | None,
-) -> list[Restored]:
+) -> list[RestoreResult]:
     fetches = [(log, each) for log in logs for each in log.fetches()]
     _clear(building, {each.path for _, each in fetches}, disk)
     for log in logs:
@@ -109,26 +109,30 @@ def _restore(
         lost = total(stored_losses(log.place))
         if lost:
             log.place.mark_lost()
-        done.append(Restored(log.place.topic, log.place.partition, *bounds, size, lost))
+        done.append(RestoreResult(log.place.topic, log.place.partition, *bounds, size, lost))
     return done
 
 
 def _logs(
-    archive: ArchiveStore, catalogue: Catalogue, topic: Topic, partition: int | None, to: int | datetime | None
-) -> Iterator[LogRestore]:
+    archive: ArchiveStore,
+    catalogue: DirectoryCatalog,
+    topic: TopicRecord,
+    partition: int | None,
+    to: int | datetime | None,
+) -> Iterator[SegmentRestore]:
     for number in range(topic.partitions):
         found = archive.manifest(topic, number, log_uuid(UUID(topic.uuid), number))
-        nothing = Manifest(topic=topic.name, uuid=topic.uuid, partition=number, segments=[])
+        nothing = SegmentManifest(topic=topic.name, uuid=topic.uuid, partition=number, segments=[])
         bound = bound_of(topic, number, partition, to)
-        yield LogRestore(catalogue.place(topic, number), found.record if found is not None else nothing, bound)
+        yield SegmentRestore(catalogue.place(topic, number), found.record if found is not None else nothing, bound)
 
 
-def bound_of(topic: Topic, number: int, partition: int | None, to: int | datetime | None) -> Bound:
+def bound_of(topic: TopicRecord, number: int, partition: int | None, to: int | datetime | None) -> RestoreEnd:
     """Where partition `number` of a topic ends. Raises Invalid if that cannot be told, NotFound for a wrong one."""
     if isinstance(to, datetime):
-        return Bound(ticks=ticks_of(to))
+        return RestoreEnd(ticks=ticks_of(to))
     if to is None:
-        return Bound()
+        return RestoreEnd()
     if partition is None and topic.partitions > 1:
         raise Invalid(
             f"topic {topic.name!r} has {topic.partitions} partitions, and an offset is that of one",
@@ -137,7 +141,7 @@ def bound_of(topic: Topic, number: int, partition: int | None, to: int | datetim
         )
     if partition is not None and not 0 <= partition < topic.partitions:
         raise NotFound(f"topic {topic.name!r} has no partition {partition}", code="partition_not_found")
-    return Bound(offset=to) if number == (partition or 0) else Bound()
+    return RestoreEnd(offset=to) if number == (partition or 0) else RestoreEnd()
 
 
 def check_free(path: Path, disk: Disk) -> None:
@@ -153,7 +157,7 @@ def building_at(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def finishing(path: Path, uuid: str, topics: list[Topic], disk: Disk, clock: Clock) -> Iterator[None]:
+def finishing(path: Path, uuid: str, topics: list[TopicRecord], disk: Disk, clock: Clock) -> Iterator[None]:
     """Build the directory in the block, by nobody else meanwhile; behind it, it gets its name, durably."""
     building = building_at(path)
     try:
@@ -169,7 +173,7 @@ def finishing(path: Path, uuid: str, topics: list[Topic], disk: Disk, clock: Clo
         raise _failed(path, error) from error
 
 
-def _settle(path: Path, topics: list[Topic], uuid: str, disk: Disk) -> None:
+def _settle(path: Path, topics: list[TopicRecord], uuid: str, disk: Disk) -> None:
     """Make all of it durable, and a log: what says so comes last."""
     with contextlib.suppress(FileExistsError):
         disk.mkdir(path / "topics")

@@ -14,33 +14,33 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.engine.catalogue import Catalogue
+from headwater.engine.catalogue import DirectoryCatalog
 from headwater.engine.log import Log
 from headwater.engine.reading import resolve
 from headwater.engine.rules import with_retention
 from headwater.errors import HeadwaterError, Invalid
 from headwater.event import ticks_of
-from headwater.format.archive import Manifest
+from headwater.format.archive import SegmentManifest
 from headwater.format.names import log_uuid
-from headwater.format.settings import Retention, Topic, TopicSettings
-from headwater.format.tail import OPEN, Slot
-from headwater.info import Deleted
+from headwater.format.settings import Retention, TopicRecord, TopicSettings
+from headwater.format.tail import OPEN, TailSlot
+from headwater.info import DeletedSegment
 from headwater.storage import retention
 from headwater.storage.archive import note, upload
-from headwater.storage.archive.archive import Archive
+from headwater.storage.archive.archive import SegmentArchive
 from headwater.storage.failures import deleted, unavailable
 from headwater.storage.log import LocalLog
-from headwater.storage.place import Place
-from headwater.storage.retention import Rules, Segment
+from headwater.storage.place import LogDirectory
+from headwater.storage.retention import Rules, SegmentFiles
 from headwater.storage.tail import Tail
 
 warnings = logging.getLogger("headwater")
 
-Slowest = Callable[[Topic, int], int | None]
+Slowest = Callable[[TopicRecord, int], int | None]
 """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
 
 
-def no_consumers(_topic: Topic, _partition: int) -> int | None:
+def no_consumers(_topic: TopicRecord, _partition: int) -> int | None:
     return None
 
 
@@ -49,9 +49,9 @@ class Keeper:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: DirectoryCatalog,
         slowest: Slowest = no_consumers,
-        archive: Archive | None = None,
+        archive: SegmentArchive | None = None,
         follows: Callable[[], bool] = lambda: False,
     ) -> None:
         """What is not in the `archive`, if the directory has one, is not deleted.
@@ -64,7 +64,7 @@ class Keeper:
         self._archive = archive
         self._kept: dict[bytes, int] = {}  # of each log, the segment that had to stay when it was looked at last
 
-    def rolled(self, place: Place) -> None:
+    def rolled(self, place: LogDirectory) -> None:
         """Delete what a log that rolled need not keep; what cannot be deleted now is left for the next roll."""
         try:
             tail = Tail.open(place)
@@ -80,7 +80,7 @@ class Keeper:
         except OSError as error:
             raise unavailable(place, "what is old cannot be deleted", error) from error
 
-    def may_roll(self, place: Place, slot: Slot) -> None:
+    def may_roll(self, place: LogDirectory, slot: TailSlot) -> None:
         """Raise Unavailable if the log has reached its hard bound, and its topic refuses what comes then."""
         full = None
         with contextlib.suppress(HeadwaterError, OSError):  # what cannot be read is no reason to refuse an append
@@ -102,7 +102,7 @@ class Keeper:
         changes: Retention,
         before: int | datetime | None,
         dry_run: bool,
-    ) -> list[Deleted]:
+    ) -> list[DeletedSegment]:
         """Change what the topic of these logs keeps, if there are changes, and delete what it need not keep now."""
         name = logs[0].place.topic
         bounds = [bound_of(log, before, len(logs)) for log in logs]
@@ -111,13 +111,13 @@ class Keeper:
             topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
         elif changes:
             topic = self._catalogue.change(name, changes)
-        found: list[Deleted] = []
+        found: list[DeletedSegment] = []
         for log, (offset, ticks) in zip(logs, bounds, strict=True):
             rules = msgspec.structs.replace(self._rules(log.place, topic), before=offset, before_ticks=ticks)
             found += self._apply(log, rules, dry_run)
         return found
 
-    def _apply(self, log: LocalLog, rules: Rules, dry_run: bool) -> list[Deleted]:
+    def _apply(self, log: LocalLog, rules: Rules, dry_run: bool) -> list[DeletedSegment]:
         place, slot = log.place, log.state()
         segments = retention.survey(place, slot)
         due = retention.due(place, slot, segments, rules)
@@ -134,7 +134,7 @@ class Keeper:
         retention.sweep(place)
         return done
 
-    def _archived(self, place: Place, due: list[Segment]) -> list[Segment]:
+    def _archived(self, place: LogDirectory, due: list[SegmentFiles]) -> list[SegmentFiles]:
         """Those of the segments, up to the first that is not in the archive, which the store itself must say.
 
         All of them if the directory has no archive. Raises Unavailable if it is out of reach: then none may go.
@@ -142,7 +142,7 @@ class Keeper:
         if not due or self._archive is None or self._archive.url() is None:
             return due
         # What the directory has not noted is not asked for: whoever archives has noted it.
-        known: Manifest | None = note.read(place)
+        known: SegmentManifest | None = note.read(place)
         if known is not None and upload.holds(place, known, due[0].base, due[0].end):
             known = upload.covered(place, self._catalogue.find(place.topic), self._archive.open())
         for number, segment in enumerate(due):
@@ -154,7 +154,7 @@ class Keeper:
                 return due[:number]
         return due
 
-    def _rules(self, place: Place, topic: Topic | None = None) -> Rules:
+    def _rules(self, place: LogDirectory, topic: TopicRecord | None = None) -> Rules:
         """What a log keeps; raises NotFound if its topic was deleted, also if another has its name now."""
         topic = topic or self._catalogue.find(place.topic)
         if log_uuid(UUID(topic.uuid), place.partition) != place.uuid:
@@ -165,8 +165,8 @@ class Keeper:
         return Rules(topic.settings, passed)
 
 
-def _deleted(place: Place, segment: Segment) -> Deleted:
-    return Deleted(place.topic, place.partition, segment.base, segment.end, segment.bytes)
+def _deleted(place: LogDirectory, segment: SegmentFiles) -> DeletedSegment:
+    return DeletedSegment(place.topic, place.partition, segment.base, segment.end, segment.bytes)
 
 
 def bound_of(log: Log, before: int | datetime | None, logs: int) -> tuple[int, int]:

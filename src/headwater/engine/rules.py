@@ -6,7 +6,7 @@ import msgspec
 
 from headwater.errors import Invalid, NotFound, TooLarge
 from headwater.format import names
-from headwater.format.settings import Retention, Topic, TopicSettings
+from headwater.format.settings import Retention, TopicRecord, TopicSettings
 from headwater.limits import DATA_BYTES_CEILING, PARTITIONS_MAX, Limits
 
 SEGMENT_BYTES_MIN = 4096
@@ -51,7 +51,7 @@ def checked_name(name: str, limits: Limits) -> str:
     return name
 
 
-def same(topic: Topic, partitions: int) -> bool:
+def same(topic: TopicRecord, partitions: int) -> bool:
     """False, which says that the topic is not new; raises Invalid if it has another number of partitions."""
     there = topic.partitions
     if there != partitions:
@@ -72,7 +72,7 @@ def with_retention(chosen: TopicSettings, changes: Retention) -> TopicSettings:
     return msgspec.structs.replace(chosen, **changes)
 
 
-def limits_of(topic: Topic, limits: Limits) -> Limits:
+def limits_of(topic: TopicRecord, limits: Limits) -> Limits:
     """The limits with the topic's own settings laid over."""
     own = {
         field: value

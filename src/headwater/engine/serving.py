@@ -1,6 +1,6 @@
 """What a server needs of a log beside the verbs of users: appends that wait for others, and places to read on from.
 
-`Serving` is the part of `Engine` that has it; safe from any thread.
+`ServedTopics` is the part of `Engine` that has it; safe from any thread.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Unpack
 
 from headwater.engine import reading, waiting
-from headwater.engine.cursor import Bell, TopicCursor
-from headwater.engine.log import L, Upload
-from headwater.engine.reading import Span
-from headwater.engine.topics import Catalogue, Topics
-from headwater.engine.waiting import Waiting
+from headwater.engine.cursor import CursorBell, TopicCursor
+from headwater.engine.log import EventUpload, L
+from headwater.engine.reading import TopicRead
+from headwater.engine.topics import Catalog, OpenTopics
+from headwater.engine.waiting import PendingAppend
 from headwater.errors import Closed, TooLarge
 from headwater.event import At, Content
 from headwater.format import given
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.limits import Limits
 from headwater.match.selection import Selection
 from headwater.requests import Append, AppendMany, FilterOptions
@@ -25,17 +25,17 @@ from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
 
 
-class Serving(Generic[L]):
+class ServedTopics(Generic[L]):
     """The part of an open log that servers use. `Engine` makes it."""
 
     def __init__(
         self,
         name: str,
-        catalogue: Catalogue,
+        catalogue: Catalog,
         limits: Limits,
         disk: Disk,
         clock: Clock,
-        new_log: Callable[[Topic, int], L],
+        new_log: Callable[[TopicRecord, int], L],
         *,
         sync: bool,
     ) -> None:
@@ -46,7 +46,7 @@ class Serving(Generic[L]):
         self._clock = clock
         self._sync = sync
         self._closed = False
-        self._topics: Topics[L] = Topics(catalogue, limits, new_log, self.check_open)
+        self._topics: OpenTopics[L] = OpenTopics(catalogue, limits, new_log, self.check_open)
         self._open = self._topics.open  # for appends, which look there first
 
     @property
@@ -64,7 +64,7 @@ class Serving(Generic[L]):
         if self._closed:
             raise Closed(f"{self._name} was closed")
 
-    def prepare(self, request: Append) -> Waiting:
+    def prepare(self, request: Append) -> PendingAppend:
         """Return an append of one event that waits for `commit`, which may take many at once; raises as `append`.
 
         The topic must be there, else NotFound; the data is in memory and not huge, else TooLarge.
@@ -75,7 +75,7 @@ class Serving(Generic[L]):
         limits = log.place.limits
         if not isinstance(data, bytes) or len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
             raise _cannot_wait(data, limits)
-        return Waiting(opened, log, self._rows(request, data))
+        return PendingAppend(opened, log, self._rows(request, data))
 
     def _rows(self, request: Append, data: bytes) -> Rows:
         sync = self._sync if request.sync is None else request.sync
@@ -84,32 +84,34 @@ class Serving(Generic[L]):
             rows.guard(request.expected, request.producer)
         return rows
 
-    def prepare_encoded(self, topic: str, data: bytes, type: bytes, key: bytes | None, content: Content) -> Waiting:
+    def prepare_encoded(
+        self, topic: str, data: bytes, type: bytes, key: bytes | None, content: Content
+    ) -> PendingAppend:
         """The same for one whose type and key are bytes, and were checked: as little as can be done for an event."""
         opened = self._open.get(topic) or self._topics.get(topic)
         log = opened.only or opened.choose(key, None)
         limits = log.place.limits
         if len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
             raise _cannot_wait(data, limits)
-        return Waiting(opened, log, Rows.one(content, self._sync, data, type, key))
+        return PendingAppend(opened, log, Rows.one(content, self._sync, data, type, key))
 
-    def upload(self, request: Append) -> tuple[Upload, L]:
+    def upload(self, request: Append) -> tuple[EventUpload, L]:
         """Return an upload of one event of any size, whose pieces follow, and its log; raises as `prepare`."""
         opened = self._topics.live(request.topic)
         log = opened.choose(request.key, request.partition, request.producer)
         return self._upload(log, request), log
 
-    def _upload(self, log: L, request: Append) -> Upload:
+    def _upload(self, log: L, request: Append) -> EventUpload:
         values = request.type, request.key, request.meta
         sync = self._sync if request.sync is None else request.sync
         return log.upload(request.content, *values, sync=sync, guard=(request.expected, request.producer))
 
-    def prepare_many(self, request: AppendMany) -> list[Waiting]:
+    def prepare_many(self, request: AppendMany) -> list[PendingAppend]:
         """Return appends of many events that wait for `commit`: one for each partition that they go to."""
         opened = self._open.get(request.topic) or self._topics.get(request.topic)
         return waiting.many(opened, request, sync=self._sync if request.sync is None else request.sync)
 
-    def commit(self, group: Sequence[Waiting]) -> None:
+    def commit(self, group: Sequence[PendingAppend]) -> None:
         """Commit appends that wait, those of one log with one sync; each has its place then, or its `error`."""
         self.check_open()
         waiting.commit(self._topics, group)
@@ -124,7 +126,7 @@ class Serving(Generic[L]):
         reverse: bool = False,
         by_time: bool = False,
         **filters: Unpack[FilterOptions],
-    ) -> Span:
+    ) -> TopicRead:
         """Like `read_batches`, with where it begins and ends, which may also be an offset for each partition.
 
         `by_time`: batches of several partitions come in the order of their first events; in reverse, of their last.
@@ -150,7 +152,7 @@ class Serving(Generic[L]):
         selection = self._selection(**filters)
         return TopicCursor(topic, opened.topic.uuid, logs, reading.begin(logs, start), selection)
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> TopicRecord:
         """What a topic is now: its uuid, its settings, how many partitions; raises NotFound."""
         return self._topics.live(name).topic
 
@@ -158,14 +160,14 @@ class Serving(Generic[L]):
         """One log of a topic as it is now, for who copies it; raises NotFound."""
         return self._topics.live_logs(topic, partition)[0]
 
-    def partition_logs(self, topic: str) -> tuple[Topic, list[L]]:
+    def partition_logs(self, topic: str) -> tuple[TopicRecord, list[L]]:
         """A topic and all its logs, as they are now; raises NotFound."""
         opened = self._topics.live(topic)
         return opened.topic, opened.logs
 
-    def bell(self) -> Bell:
+    def bell(self) -> CursorBell:
         """What a thread sleeps on until one of its cursors has more."""
-        return Bell(self._disk, self._clock)
+        return CursorBell(self._disk, self._clock)
 
     def _selection(self, **filters: Unpack[FilterOptions]) -> Selection:
         """Compile filters; raises Invalid for a bad pattern or match."""

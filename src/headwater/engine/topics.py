@@ -20,7 +20,7 @@ from headwater.format import arrow
 from headwater.format.column import I64
 from headwater.format.names import partition_of, partitions_of, partitions_of_column, turn_of
 from headwater.format.producers import Producer
-from headwater.format.settings import Topic, TopicSettings
+from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.limits import PARTITIONS_MAX, Limits
 from headwater.storage.open_files import open_files
 from headwater.storage.rows import Rows
@@ -28,10 +28,10 @@ from headwater.storage.rows import Rows
 OPEN_PARTITIONS_MAX = 2 * PARTITIONS_MAX  # of all open topics: about 6 KiB each, and two maps
 
 
-class Catalogue(Protocol):
+class Catalog(Protocol):
     """Which topics there are."""
 
-    def find(self, name: str) -> Topic:
+    def find(self, name: str) -> TopicRecord:
         """The topic; raises NotFound."""
 
     def create(self, name: str, partitions: int, chosen: TopicSettings) -> bool:
@@ -43,7 +43,7 @@ class OpenTopic(Generic[L]):
 
     __slots__ = ("_rounds", "logs", "only", "topic")
 
-    def __init__(self, topic: Topic, logs: list[L]) -> None:
+    def __init__(self, topic: TopicRecord, logs: list[L]) -> None:
         self.topic = topic
         self.logs = logs
         self.only = logs[0] if len(logs) == 1 else None
@@ -106,14 +106,14 @@ class OpenTopic(Generic[L]):
         return turn_of(producer.id, producer.seq, len(self.logs))
 
 
-class Topics(Generic[L]):
+class OpenTopics(Generic[L]):
     """The open topics of one engine. Safe from any thread."""
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: Catalog,
         limits: Limits,
-        new_log: Callable[[Topic, int], L],
+        new_log: Callable[[TopicRecord, int], L],
         check_open: Callable[[], None],
     ) -> None:
         """`check_open` raises once the engine was closed."""
@@ -146,7 +146,7 @@ class Topics(Generic[L]):
                     opened = self.open[name] = OpenTopic(topic, logs)
         return opened
 
-    def _log(self, topic: Topic, number: int) -> L:
+    def _log(self, topic: TopicRecord, number: int) -> L:
         """The log that somebody has of this topic, which may have been closed since; else a new one."""
         log = self._logs.get((topic.uuid, number))
         if log is None:

@@ -10,27 +10,27 @@ from io import FileIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from headwater.engine.appends import Appends
+from headwater.engine.appends import Transaction
 from headwater.errors import Conflict, Fenced, HeadwaterError, Invalid, Unavailable
 from headwater.event import Event, Ref
 from headwater.format.cursors import CursorSlot
-from headwater.format.journal import Entry, Move
+from headwater.format.journal import Entry, JournalMove
 from headwater.format.producers import Producer
 from headwater.storage.cursors import Cursors
 from headwater.storage.failures import unjournaled
-from headwater.storage.group import Turns
+from headwater.storage.group import WriterTurns
 from headwater.storage.journal import Journal, JournalFile, relative_path
 from headwater.storage.log import LocalLog
 from headwater.storage.rows import Rows, one_batch
-from headwater.storage.writer import Prepared, Writer
+from headwater.storage.writer import LogWriter, PreparedWrite
 
 if TYPE_CHECKING:
     from headwater.engine.consumer import Consumer
     from headwater.engine.engine import Engine
-    from headwater.engine.leases import Move as CursorMove
+    from headwater.engine.leases import CursorMove
 
 
-class Transaction(Appends[LocalLog]):
+class DirectoryTransaction(Transaction[LocalLog]):
     """A transaction in a directory: over any topics and partitions, and with acks."""
 
     def __init__(self, engine: Engine, journal: Journal, *, sync: bool, producer: Producer | None = None) -> None:
@@ -47,7 +47,7 @@ class Transaction(Appends[LocalLog]):
         for event in events:
             self._acks.setdefault(consumer or self._engine.holder(event), []).append(event)
 
-    def absorb(self, other: Transaction) -> None:
+    def absorb(self, other: DirectoryTransaction) -> None:
         """Do with the rest what another one, which is over then, was to do.
 
         Raises TooLarge if both together outgrow the limits; then neither has changed.
@@ -129,7 +129,7 @@ def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal
     # Everybody who holds several logs takes them in this order.
     logs = sorted(by_log, key=lambda log: (log.place.topic, log.place.partition))
     journaled = len(logs) > 1 or bool(moves) or not one_batch(by_log[logs[0]], logs[0].place.limits)
-    turns = Turns()
+    turns = WriterTurns()
     cursors = _HeldCursors()
     file = None
     try:
@@ -150,12 +150,12 @@ def _commit_held(
     moves: list[CursorMove],
     journal: Journal,
     file: JournalFile | None,
-    turns: Turns,
+    turns: WriterTurns,
     cursors: _HeldCursors,
 ) -> None:
     """Lock the logs, then the cursors, write the entry and apply it. The caller unlocks, whatever this raises."""
     journaled = file is not None
-    parts: list[tuple[Writer, Prepared]] = []
+    parts: list[tuple[LogWriter, PreparedWrite]] = []
     try:
         for log in logs:
             writer = turns.take(log.transacting())
@@ -186,7 +186,7 @@ def _commit_held(
 class _HeldCursors:
     """The consumers' files that a transaction changes: held, in the order of their paths, behind all logs.
 
-    `locks` unlocks them as it is iterated, in C, as that of `Turns`.
+    `locks` unlocks them as it is iterated, in C, as that of `WriterTurns`.
     """
 
     def __init__(self) -> None:
@@ -208,12 +208,13 @@ class _HeldCursors:
                     self._slots.append((cursors, move.partition, cursors.next(move.partition, cursor=cursor)))
         self._held = list(by_path.values())
 
-    def begin(self) -> list[Move]:
+    def begin(self) -> list[JournalMove]:
         """What the journal is to tell; from now on, whoever finds the files free looks there."""
         for cursors in self._held:
             cursors.set_busy(True)
         return [
-            Move(relative_path(c), c.id.hex(), partition, slot.encode().hex()) for c, partition, slot in self._slots
+            JournalMove(relative_path(c), c.id.hex(), partition, slot.encode().hex())
+            for c, partition, slot in self._slots
         ]
 
     def put(self) -> None:
@@ -224,7 +225,9 @@ class _HeldCursors:
             cursors.set_busy(False)
 
 
-def _write(journal: Journal, file: JournalFile, parts: list[tuple[Writer, Prepared]], cursors: _HeldCursors) -> None:
+def _write(
+    journal: Journal, file: JournalFile, parts: list[tuple[LogWriter, PreparedWrite]], cursors: _HeldCursors
+) -> None:
     try:
         entry = Entry([writer.share(prepared) for writer, prepared in parts], cursors.begin())
         journal.write(file, entry, [prepared.data for _, prepared in parts])
@@ -232,7 +235,7 @@ def _write(journal: Journal, file: JournalFile, parts: list[tuple[Writer, Prepar
         raise unjournaled(error) from error
 
 
-def _apply(parts: list[tuple[Writer, Prepared]], *, journaled: bool) -> None:
+def _apply(parts: list[tuple[LogWriter, PreparedWrite]], *, journaled: bool) -> None:
     """Write and show every part, also when one of them fails: by now it is committed."""
     refused: HeadwaterError | None = None
     for writer, prepared in parts:

@@ -13,15 +13,15 @@ from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack
 from weakref import WeakSet
 
 from headwater.engine import dead, draining, reading, splitting, waiting
-from headwater.engine.appends import Appends
-from headwater.engine.consumer import Consumer, Kept, place, places
+from headwater.engine.appends import Transaction
+from headwater.engine.consumer import Consumer, ExternalCursors, place, places
 from headwater.engine.consumers import Consumers, consumer_limits
 from headwater.engine.follow import Follow
 from headwater.engine.leases import Leases
-from headwater.engine.log import L, Upload
+from headwater.engine.log import EventUpload, L
 from headwater.engine.rules import with_retention
-from headwater.engine.serving import Serving
-from headwater.engine.topics import Catalogue, OpenTopic
+from headwater.engine.serving import ServedTopics
+from headwater.engine.topics import Catalog, OpenTopic
 from headwater.engine.transfer.exporting import Progress as TransferProgress
 from headwater.engine.transfer.files import Target
 from headwater.engine.transfer.puro import Report as TransferReport
@@ -36,8 +36,8 @@ from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
 from headwater.format.puro_blocks import PuroVariant
-from headwater.format.settings import Retention, Topic, TopicSettings
-from headwater.info import ConsumerInfo, Drained, Split, TopicInfo
+from headwater.format.settings import Retention, TopicRecord, TopicSettings
+from headwater.info import ConsumerInfo, DrainResult, Split, TopicInfo
 from headwater.limits import SPLIT_BYTES, Limits
 from headwater.match.selection import Selection
 from headwater.position import Positions
@@ -49,33 +49,33 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Topics(Catalogue, Protocol):
+class TopicCatalog(Catalog, Protocol):
     """Which topics there are, all of them."""
 
     def list(self) -> builtins.list[str]:
         """Their names, sorted; empty if there are none."""
 
 
-class Verbs(Serving[L]):
+class Verbs(ServedTopics[L]):
     """An open log. Close it, or use it in a `with` statement."""
 
-    _catalogue: Topics
+    _catalogue: TopicCatalog
     _consumers: Consumers
 
     def __init__(self, name: str, limits: Limits, disk: Disk, clock: Clock, *, sync: bool) -> None:
-        """Whoever inherits from it has set `_catalogue` and `_consumers`. The rest is as `Serving` tells."""
+        """Whoever inherits from it has set `_catalogue` and `_consumers`. The rest is as `ServedTopics` tells."""
         super().__init__(name, self._catalogue, limits, disk, clock, self._new_log, sync=sync)
         self._members: WeakSet[Consumer] = WeakSet()  # which end with this object
         self._transfer = Transfer(self, limits, disk)
 
     @abstractmethod
-    def _new_log(self, topic: Topic, partition: int) -> L:
+    def _new_log(self, topic: TopicRecord, partition: int) -> L:
         """Open one partition of a topic."""
 
     @abstractmethod
     def transaction(
         self, *, durability: Durability | None = None, producer: Producer | tuple[str, int, int] | None = None
-    ) -> Appends[L]:
+    ) -> Transaction[L]:
         """Appends that are there together or not at all."""
 
     @abstractmethod
@@ -391,7 +391,7 @@ class Verbs(Serving[L]):
         timeout: float | None = None,
         lease_ms: int | None = None,
         failures_max: int | None = None,
-        kept: Kept | None = None,
+        kept: ExternalCursors | None = None,
         **filters: Unpack[FilterOptions],
     ) -> Consumer:
         """Join a named consumer of a topic, whose cursors are durable and shared by all members, in any process.
@@ -418,7 +418,7 @@ class Verbs(Serving[L]):
         lease_ms: int | None = None,
         failures_max: int | None = None,
         **filters: Unpack[FilterOptions],
-    ) -> Drained:
+    ) -> DrainResult:
         """Hand what waits for a consumer to `handler`, commit, give everything back, and tell whether more waits.
 
         For a function that is woken now and then. It takes the partitions that are free, or only those of `partitions`;
@@ -502,7 +502,7 @@ class Verbs(Serving[L]):
         limits: Limits,
         leases: Leases,
         timeout: float | None = None,
-        kept: Kept | None = None,
+        kept: ExternalCursors | None = None,
     ) -> Consumer:
         aside = partial(dead.set_aside, self) if kept is None else kept.set_aside
         place_of = None if kept is None else kept.cursor
@@ -608,7 +608,7 @@ class Verbs(Serving[L]):
 
 
 @enough_memory("a huge event cannot be appended")
-def _take_all(upload: Upload, pieces: Iterable[bytes]) -> Rows:
+def _take_all(upload: EventUpload, pieces: Iterable[bytes]) -> Rows:
     try:
         for piece in pieces:
             upload.write(piece)

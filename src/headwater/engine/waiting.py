@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwater.engine.log import Log
-from headwater.engine.topics import OpenTopic, Topics
+from headwater.engine.topics import OpenTopic, OpenTopics
 from headwater.errors import HeadwaterError, NotFound
 from headwater.event import Ref, Refs, Run
 from headwater.format import given
@@ -18,7 +18,7 @@ from headwater.requests import AppendMany
 from headwater.storage.rows import Rows
 
 
-class Waiting:
+class PendingAppend:
     """One append to one log. `where` says which events of its call it holds; None means all."""
 
     __slots__ = ("log", "opened", "rows", "where")
@@ -54,17 +54,17 @@ class Waiting:
         return Run(self.log.place.partition, self.log.node, rows.offset, rows.ticks, rows.count)
 
 
-def many(opened: OpenTopic[Any], request: AppendMany, *, sync: bool) -> list[Waiting]:
+def many(opened: OpenTopic[Any], request: AppendMany, *, sync: bool) -> list[PendingAppend]:
     """Return one append for each partition that the events go to; raises TooLarge by the limits of the topic."""
     given.check_columns(request.columns, opened.logs[0].place.limits)
     keys = request.keys_of() if len(opened.logs) > 1 and request.partition is None else None
     if keys is None:
         log = opened.choose(None, request.partition, request.producer)
-        return [Waiting(opened, log, _rows(request, request.columns, request.count, sync))]
+        return [PendingAppend(opened, log, _rows(request, request.columns, request.count, sync))]
     waiting = []
     for log, where in opened.spread(keys, request.producer):
         some = {kind: None if column is None else column.pick(where) for kind, column in request.columns.items()}
-        waiting.append(Waiting(opened, log, _rows(request, some, len(where), sync), where))
+        waiting.append(PendingAppend(opened, log, _rows(request, some, len(where), sync), where))
     return waiting
 
 
@@ -75,7 +75,7 @@ def _rows(request: AppendMany, columns: dict[int, Column | None], count: int, sy
     return rows
 
 
-def refs(topic: str, waiting: Sequence[Waiting]) -> Refs:
+def refs(topic: str, waiting: Sequence[PendingAppend]) -> Refs:
     """Where the events of one call are, in its order; raises what kept one of its parts from being committed."""
     runs = [each.run() for each in waiting]
     several = len(waiting) > 1 and any(each.where is not None for each in waiting)
@@ -83,7 +83,7 @@ def refs(topic: str, waiting: Sequence[Waiting]) -> Refs:
     return Refs(topic, "fsync" if waiting[0].rows.sync else "os", runs, places)
 
 
-def commit(topics: Topics[Any], waiting: Sequence[Waiting]) -> None:
+def commit(topics: OpenTopics[Any], waiting: Sequence[PendingAppend]) -> None:
     """Commit appends of many requests, those of one log with one sync. Each has its place then, or its `error`.
 
     What waited for a topic that was deleted meanwhile goes to the one that has its name now, if there is one.
@@ -98,17 +98,17 @@ def commit(topics: Topics[Any], waiting: Sequence[Waiting]) -> None:
         log.append_all([each.rows for each in group])
 
 
-def _by_log(waiting: Sequence[Waiting]) -> list[tuple[Log, list[Waiting]]]:
+def _by_log(waiting: Sequence[PendingAppend]) -> list[tuple[Log, list[PendingAppend]]]:
     first = waiting[0].log if waiting else None
     if first is None or all(each.log is first for each in waiting):
         return [] if first is None else [(first, list(waiting))]
-    groups: dict[int, tuple[Log, list[Waiting]]] = {}
+    groups: dict[int, tuple[Log, list[PendingAppend]]] = {}
     for each in waiting:
         groups.setdefault(id(each.log), (each.log, []))[1].append(each)
     return list(groups.values())
 
 
-def _move(topics: Topics[Any], waiting: Waiting) -> None:
+def _move(topics: OpenTopics[Any], waiting: PendingAppend) -> None:
     """Have an append go to the topic that took the name of a deleted one; it keeps its error if that cannot be."""
     topics.forget(waiting.opened)
     try:

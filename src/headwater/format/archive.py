@@ -1,8 +1,8 @@
 """What an archive of a log directory holds, and the names of its objects (docs/FORMAT.md, "Archive").
 
-`Archive` is the directory's `archive.json`. The other types are records in the object store; `Note` is the copy of a
-manifest that the directory keeps. An archive may come from elsewhere: `check` refuses a manifest whose names could lead
-out of a directory.
+`ArchiveAddress` is the directory's `archive.json`. The other types are records in the object store; `ArchiveNote` is
+the copy of a manifest that the directory keeps. An archive may come from elsewhere: `check` refuses a manifest whose
+names could lead out of a directory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER = "archive"
 DIGEST_CHARACTERS = 16  # of the SHA-256 of a file, in the key of its object
 
 
-class Archive(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveAddress(msgspec.Struct, frozen=True, kw_only=True):
     """`archive.json`: where the archive of a log directory is."""
 
     format: int = FORMAT
@@ -71,7 +71,7 @@ class ArchivedSegment(msgspec.Struct, frozen=True):
         )
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The archived segments of one log, ascending, without a gap."""
 
     topic: str
@@ -91,7 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return found if found is not None and found.base == base else None
 
 
-class Note(Manifest, frozen=True, kw_only=True):
+class ArchiveNote(SegmentManifest, frozen=True, kw_only=True):
     """`archived.json` beside a log: what its manifest told when it was looked at last, never more."""
 
     format: int = FORMAT
@@ -110,7 +110,7 @@ def manifest_key(topic: str, uuid: str, partition: int) -> str:
     return f"{log_folder(topic, uuid, partition)}/manifest"
 
 
-def file_key(manifest: Manifest, file: ArchivedFile) -> str:
+def file_key(manifest: SegmentManifest, file: ArchivedFile) -> str:
     """The object of a file. Its key tells its bytes, so that another file of the same name never takes its place."""
     stem, _, suffix = file.name.rpartition(".")
     digest = file.sha256[:DIGEST_CHARACTERS]
@@ -121,7 +121,7 @@ def blob_name(base: int, offset: int) -> str:
     return f"{file_of(base, 'blobs')}/{file_of(offset, 'blob')}"
 
 
-def check(manifest: Manifest, log: bytes, where: str) -> None:
+def check(manifest: SegmentManifest, log: bytes, where: str) -> None:
     """Raise Corrupt if a manifest is not of this log (its uuid), has a gap, or a file that a segment cannot have."""
     problem = "" if _log_of(manifest) == log else "it belongs to another log"
     for number, segment in enumerate(() if problem else manifest.segments):
@@ -140,7 +140,7 @@ def check(manifest: Manifest, log: bytes, where: str) -> None:
         raise Corrupt(f"{where}: {problem}", path=where, position=0, size=0, reason=problem)
 
 
-def _log_of(manifest: Manifest) -> bytes | None:
+def _log_of(manifest: SegmentManifest) -> bytes | None:
     try:
         return log_uuid(UUID(manifest.uuid), manifest.partition)
     except (ValueError, OverflowError):

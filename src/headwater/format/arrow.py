@@ -82,7 +82,7 @@ def _schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([(column, types[column]) for column in columns])  # type: ignore[no-any-return]  # a lazy module
 
 
-class Piece(NamedTuple):
+class BatchSlice(NamedTuple):
     """The events `lo` to `hi` of a stored batch."""
 
     batch: Batch
@@ -91,7 +91,7 @@ class Piece(NamedTuple):
 
 
 def chunks(
-    pieces: Sequence[Piece], schema: pa.Schema, topic: str, partition: int, node: int
+    pieces: Sequence[BatchSlice], schema: pa.Schema, topic: str, partition: int, node: int
 ) -> list[list[pa.Array[Any]]]:
     """The chunks of each column over pieces of one partition: one for each piece only where its bytes are stored.
 
@@ -103,7 +103,7 @@ def chunks(
 
 
 class _Chunks:
-    def __init__(self, pieces: Sequence[Piece], topic: str, partition: int, node: int) -> None:
+    def __init__(self, pieces: Sequence[BatchSlice], topic: str, partition: int, node: int) -> None:
         self._pieces = pieces
         self._node = node
         self._constants = {"topic": topic, "partition": partition}
@@ -168,7 +168,7 @@ class _Chunks:
         return found
 
 
-def _constant_type(piece: Piece) -> bytes | None:
+def _constant_type(piece: BatchSlice) -> bytes | None:
     """The type that all events of a batch share; None if there are several."""
     column = piece.batch.column(TYPE)
     if column is None:
@@ -261,7 +261,7 @@ def _binary(column: Column, lo: int, hi: int) -> Any:
     return pa.Array.from_buffers(pa.binary(), hi - lo, buffers, -1 if valid is not None else 0, lo)
 
 
-def _coded_types(piece: Piece) -> Any:
+def _coded_types(piece: BatchSlice) -> Any:
     """The types of a batch that has several."""
     column = piece.batch.column(TYPE)
     assert column is not None

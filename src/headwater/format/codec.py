@@ -40,7 +40,7 @@ def codec() -> Codec:
         datetime_conversion=DatetimeConversion.DATETIME_AUTO,  # one that Python cannot hold stays a number
     )
 
-    class Marked(dict[str, Any]):
+    class BsonMarker(dict[str, Any]):
         """What the codec looks for in the class of the options at each call, and takes long to see missing in others.
 
         It says that this is a dict like any other, and is used for nothing else while a document is encoded.
@@ -50,5 +50,5 @@ def codec() -> Codec:
 
     # Without the functions around them, which look at the arguments once more and take as long as the work itself.
     encode, decode = getattr(bson, "_dict_to_bson", bson.encode), getattr(bson, "_bson_to_dict", bson.decode)
-    encoding = options.with_options(document_class=Marked)
+    encoding = options.with_options(document_class=BsonMarker)
     return Codec(encode, decode, bson.decode_all, options, encoding, BSONError)

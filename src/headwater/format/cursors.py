@@ -55,7 +55,7 @@ class Words(msgspec.Struct, frozen=True, gc=False):
     boot_id: bytes
 
 
-class Member(msgspec.Struct, frozen=True, gc=False):
+class MemberRecord(msgspec.Struct, frozen=True, gc=False):
     """Somebody who reads as this consumer, until `expiry_ns` of the monotonic clock."""
 
     id: bytes
@@ -142,16 +142,16 @@ def decode_words(stored: bytes) -> Words:
     return Words(busy, unsynced, boot_id)
 
 
-def decode_members(stored: bytes) -> list[Member | None]:
+def decode_members(stored: bytes) -> list[MemberRecord | None]:
     """The table of members, from position 128 of the file; None where a record is free or damaged."""
     return [_decode_member(stored[at : at + MEMBER_BYTES]) for at in range(0, MEMBERS_BYTES, MEMBER_BYTES)]
 
 
-def _decode_member(stored: bytes) -> Member | None:
+def _decode_member(stored: bytes) -> MemberRecord | None:
     packed = stored[: MEMBER_BYTES - 4]
     if packed[:16] == NOBODY or _CRC.pack(crc32c(packed)) != stored[MEMBER_BYTES - 4 :]:
         return None
-    return Member(*_MEMBER.unpack(packed)[:2])
+    return MemberRecord(*_MEMBER.unpack(packed)[:2])
 
 
 def decode_slot(stored: bytes) -> CursorSlot | None:

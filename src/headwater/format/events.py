@@ -1,6 +1,6 @@
 """What a read finds, batch by batch: a range or a selection of the events of one stored batch, as objects or Arrow.
 
-Bytes only: what a batch is of, and where its huge data is, its `Source` knows, a log of a directory or of a server.
+Bytes only: what a batch is of, and where its huge data is, its `BatchLog` knows, a log of a directory or of a server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Source(Protocol):
+class BatchLog(Protocol):
     """The log that a batch is of."""
 
     @property
@@ -45,7 +45,7 @@ class EventBatch:
 
     __slots__ = ("_batch", "_hi", "_lo", "log", "rows")
 
-    def __init__(self, log: Source, batch: Batch, lo: int, hi: int, rows: I64 | None) -> None:
+    def __init__(self, log: BatchLog, batch: Batch, lo: int, hi: int, rows: I64 | None) -> None:
         """`rows` picks some of the events `lo` to `hi`; None takes all of them."""
         self.log = log
         self._batch = batch
@@ -57,9 +57,9 @@ class EventBatch:
         return self._hi - self._lo if self.rows is None else len(self.rows)
 
     @property
-    def piece(self) -> arrow.Piece:
+    def piece(self) -> arrow.BatchSlice:
         """The range of the stored batch that it covers."""
-        return arrow.Piece(self._batch, self._lo, self._hi)
+        return arrow.BatchSlice(self._batch, self._lo, self._hi)
 
     @property
     def picked(self) -> bool:
@@ -203,7 +203,7 @@ def with_data(batch: EventBatch, bytes_max: int) -> EventBatch:
     return EventBatch(batch.log, decode(memoryview(made), 0, len(made), stored.path), 0, 1, None)
 
 
-def data_in_memory(log: Source, batch: Batch) -> bytes | None:
+def data_in_memory(log: BatchLog, batch: Batch) -> bytes | None:
     """The data of a huge event; None if it is above the limit for memory."""
     blob = log.blob(batch)
     return b"".join(blob.chunks()) if blob.size <= log.blob_bytes_in_memory else None
@@ -244,7 +244,7 @@ def _chunks(run: list[EventBatch], schema: pa.Schema) -> list[list[Any]]:
     log = first.log
     if not first.picked:
         return arrow.chunks([batch.piece for batch in run], schema, log.topic, log.partition, log.node)
-    whole = [arrow.Piece(first.piece.batch, 0, first.piece.batch.count)]
+    whole = [arrow.BatchSlice(first.piece.batch, 0, first.piece.batch.count)]
     assert first.rows is not None
     rows = arrow.indices(first.rows)
     return [

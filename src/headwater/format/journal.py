@@ -14,7 +14,7 @@ _HEADER = Struct("<8sIIQQ")
 HEADER_BYTES = _HEADER.size
 
 
-class Share(msgspec.Struct, frozen=True):
+class JournalShare(msgspec.Struct, frozen=True):
     """What one log gets: `size` bytes of whole batches, at a position of one of its segments' files."""
 
     topic: str
@@ -29,7 +29,7 @@ class Share(msgspec.Struct, frozen=True):
     size: int
 
 
-class Move(msgspec.Struct, frozen=True):
+class JournalMove(msgspec.Struct, frozen=True):
     """A consumer's cursor: the slot that its file gets for a partition; `id` and `slot` as hexadecimal digits."""
 
     path: str  # of the file, below `consumers`
@@ -41,8 +41,8 @@ class Move(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True):
     """One transaction."""
 
-    shares: list[Share]
-    moves: list[Move]
+    shares: list[JournalShare]
+    moves: list[JournalMove]
 
 
 _decode_entry = msgspec.json.Decoder(Entry).decode

@@ -22,7 +22,7 @@ from headwater.event import Content, Event
 from headwater.format import texts
 
 
-class Line(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class EventLine(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """The fields of a line. On the way in all may be absent but the data; what the log itself gives is not used."""
 
     topic: str | UnsetType = UNSET
@@ -45,8 +45,8 @@ _encode = msgspec.json.Encoder().encode
 _encode_lines = msgspec.json.Encoder().encode_lines
 _look_at = msgspec.json.Decoder(Raw).decode
 _decode_text = msgspec.json.Decoder(str).decode
-decode_line = msgspec.json.Decoder(Line).decode
-decode_lines = msgspec.json.Decoder(Line).decode_lines
+decode_line = msgspec.json.Decoder(EventLine).decode
+decode_lines = msgspec.json.Decoder(EventLine).decode_lines
 
 
 def encode(event: Event) -> bytes:
@@ -70,7 +70,7 @@ def encode_exactly(events: list[Event]) -> bytes:
     )
 
 
-def data_of(line: Line, content: Content | None) -> tuple[bytes, Content]:
+def data_of(line: EventLine, content: Content | None) -> tuple[bytes, Content]:
     """The data of a line and what it is; `content` holds where the line does not say. Raises Invalid."""
     said = content if line.content is UNSET else line.content
     if line.data_base64 is not UNSET:
@@ -95,7 +95,7 @@ def data_of(line: Line, content: Content | None) -> tuple[bytes, Content]:
         raise Invalid(f"the data is not {said}: {error}") from error
 
 
-def key_of(line: Line) -> bytes | None:
+def key_of(line: EventLine) -> bytes | None:
     """The key of a line, None if it has none. Raises Invalid."""
     if line.key_base64 is not UNSET:
         return _from_base64(line.key_base64, "key_base64")
@@ -152,7 +152,7 @@ def _exact_fields(event: Event) -> tuple[Raw | str | UnsetType, str | UnsetType]
 
 def _line(
     event: Event, time: str, id: str, data: Raw | str | UnsetType, exact: str | UnsetType, size: int | UnsetType
-) -> Line:
+) -> EventLine:
     key: str | UnsetType | None = None
     key_base64: str | UnsetType = UNSET
     if event.key is not None:
@@ -160,7 +160,7 @@ def _line(
             key = event.key.decode()
         except UnicodeDecodeError:
             key, key_base64 = UNSET, _base64(event.key)
-    return Line(
+    return EventLine(
         event.topic,
         event.partition,
         event.offset,

@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
 from headwater.format.batch import peek
-from headwater.format.producers import Answer, Known
+from headwater.format.producers import ProducerAnswer, ProducerState
 
 MAGIC = b"HWOBJECT"
 VERSION = 1
@@ -26,7 +26,7 @@ _CRC = Struct("<I")
 assert _ENTRY.size == TABLE_ENTRY_BYTES
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ProducerRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a log remembers of one producer: its newest epoch, and seq, offset, ticks and count of its last requests."""
 
     id: str
@@ -34,7 +34,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
     answers: list[tuple[int, int, int, int]]
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ObjectHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an object says of itself. `size` is that of its batches; `batches`: offset, position, ticks of each.
 
     `objects` says how many objects a segment was made of; their table is behind the batches.
@@ -51,27 +51,27 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     size: int = 0
     closed: bool = False
     blobs: dict[str, str] = {}
-    producers: list[Told] = []
+    producers: list[ProducerRecord] = []
     batches: list[tuple[int, int, int]] = []
     objects: int = 0
 
 
-_decoder = msgspec.json.Decoder(Head)
+_decoder = msgspec.json.Decoder(ObjectHead)
 
 
-def encode(head: Head, batches: Sequence[bytes]) -> bytes:
+def encode(head: ObjectHead, batches: Sequence[bytes]) -> bytes:
     """The bytes of an object; the head's `size` is that of the batches."""
     return b"".join((encode_head(head), *batches))
 
 
-def encode_head(head: Head) -> bytes:
+def encode_head(head: ObjectHead) -> bytes:
     """What stands before the batches."""
     text = msgspec.json.encode(head)
     text += b" " * (-len(text) & 7)
     return _PREFIX.pack(MAGIC, VERSION, 0, len(text), crc32c(text), bytes(4)) + text
 
 
-def encode_segment(head: Head, batches: Sequence[bytes], table: bytes) -> list[bytes]:
+def encode_segment(head: ObjectHead, batches: Sequence[bytes], table: bytes) -> list[bytes]:
     """The pieces of a segment; its head gets `size`, `batches` and `objects`. `table` is as `encode_table` makes it.
 
     The positions of batches count from the start of the object, behind a head whose length depends on them.
@@ -105,7 +105,7 @@ def decode_table(stored: memoryview, path: str = "") -> dict[int, str]:
     return {base: nonce.hex() for base, nonce in _ENTRY.iter_unpack(table)}
 
 
-def decode(stored: memoryview, path: str = "") -> tuple[Head, int]:
+def decode(stored: memoryview, path: str = "") -> tuple[ObjectHead, int]:
     """The head, verified, and the position at which the batches begin.
 
     `stored` may be the beginning of an object. Raises Corrupt, also when it ends within the head.
@@ -136,16 +136,17 @@ def head_bytes(stored: memoryview) -> int:
     return PREFIX_BYTES + min(size, HEAD_BYTES_MAX)
 
 
-def told(known: dict[str, Known]) -> list[Told]:
+def told(known: dict[str, ProducerState]) -> list[ProducerRecord]:
     """What a head says of producers, the one that was silent longest first."""
     return [
-        Told(id, each.epoch, [(a.seq, a.offset, a.ticks, a.count) for a in each.answers]) for id, each in known.items()
+        ProducerRecord(id, each.epoch, [(a.seq, a.offset, a.ticks, a.count) for a in each.answers])
+        for id, each in known.items()
     ]
 
 
-def known(told: Sequence[Told]) -> dict[str, Known]:
+def known(told: Sequence[ProducerRecord]) -> dict[str, ProducerState]:
     """The same, read back."""
-    return {each.id: Known(each.epoch, [Answer(*answer) for answer in each.answers]) for each in told}
+    return {each.id: ProducerState(each.epoch, [ProducerAnswer(*answer) for answer in each.answers]) for each in told}
 
 
 def _padded(encoded: bytes, size: int) -> bytes:

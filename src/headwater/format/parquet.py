@@ -16,7 +16,7 @@ from headwater.errors import Corrupt
 from headwater.format.archive import DIGEST_CHARACTERS, ArchivedFile
 from headwater.format.arrow import pyarrow
 from headwater.format.names import directory_of, log_uuid, node_of
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,14 +42,14 @@ def schema() -> pa.Schema:
     return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])  # type: ignore[no-any-return]  # lazy
 
 
-class Blob(msgspec.Struct, frozen=True):
+class ParquetBlob(msgspec.Struct, frozen=True):
     """A huge event whose data is too large for a column, as an object of its own. In the table, its data is null."""
 
     offset: int
     file: ArchivedFile
 
 
-class Part(msgspec.Struct, frozen=True):
+class ParquetFile(msgspec.Struct, frozen=True):
     """One Parquet file: all events of one partition from `start` to before `end`, in order.
 
     It has fewer rows than offsets where a repair of the log gave up damaged events. Ticks are 0 where there is no row.
@@ -61,7 +61,7 @@ class Part(msgspec.Struct, frozen=True):
     first_ticks: int
     last_ticks: int
     file: ArchivedFile
-    blobs: list[Blob] = []
+    blobs: list[ParquetBlob] = []
 
     @property
     def files(self) -> list[ArchivedFile]:
@@ -73,13 +73,13 @@ class Part(msgspec.Struct, frozen=True):
         return sum(file.bytes for file in self.files)
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class ParquetManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The files of one log, ascending, without a gap."""
 
     topic: str
     uuid: str  # of the topic
     partition: int
-    parts: list[Part]
+    parts: list[ParquetFile]
 
     @property
     def start(self) -> int:
@@ -102,9 +102,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return node_of(log_uuid(UUID(self.uuid), self.partition))
 
 
-def nothing(topic: Topic, partition: int) -> Manifest:
+def nothing(topic: TopicRecord, partition: int) -> ParquetManifest:
     """The manifest of a log of which nothing is archived."""
-    return Manifest(topic=topic.name, uuid=topic.uuid, partition=partition, parts=[])
+    return ParquetManifest(topic=topic.name, uuid=topic.uuid, partition=partition, parts=[])
 
 
 def folder_of(topic: str) -> str:
@@ -144,7 +144,7 @@ def place_in(key: str) -> tuple[int, int] | None:
     return (int(numbers[0]), int(numbers[1])) if right and key.endswith((".parquet", ".blob")) else None
 
 
-def check(manifest: Manifest, topic: Topic, partition: int, where: str) -> None:
+def check(manifest: ParquetManifest, topic: TopicRecord, partition: int, where: str) -> None:
     """Raise Corrupt if a manifest is not of this log, has a gap, or a file that it cannot have."""
     problem = ""
     if (manifest.topic, manifest.uuid, manifest.partition) != (topic.name, topic.uuid, partition):
@@ -166,7 +166,7 @@ def check(manifest: Manifest, topic: Topic, partition: int, where: str) -> None:
         raise Corrupt(f"{where}: {problem}", path=where, position=0, size=0, reason=problem)
 
 
-def _files(partition: int, part: Part) -> list[tuple[ArchivedFile, str]]:
+def _files(partition: int, part: ParquetFile) -> list[tuple[ArchivedFile, str]]:
     """The files of a part, and the names that they must have."""
     blobs = [(blob.file, blob_name(partition, blob.offset)) for blob in part.blobs]
     return [(part.file, part_name(partition, part.start, part.end)), *blobs]

@@ -36,7 +36,7 @@ class Producer(msgspec.Struct, frozen=True, gc=False):
         return _STAMP.pack(self.epoch, 0, self.seq) + self.id.encode()
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class ProducerAnswer(msgspec.Struct, frozen=True, gc=False):
     """What a request was told: where its events are."""
 
     seq: int
@@ -45,11 +45,11 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
-class Known(msgspec.Struct, gc=False):
+class ProducerState(msgspec.Struct, gc=False):
     """What a log remembers of one producer: its newest epoch, and the answers to its last requests, oldest first."""
 
     epoch: int
-    answers: list[Answer]
+    answers: list[ProducerAnswer]
 
 
 def read_stamp(stamp: bytes) -> Producer:
@@ -63,7 +63,7 @@ def stamped_bytes(batches: bytes) -> int:
     return first.size if first.producer is not None else 0
 
 
-def encode(log_uuid: bytes, base_offset: int, known: dict[str, Known]) -> bytes:
+def encode(log_uuid: bytes, base_offset: int, known: dict[str, ProducerState]) -> bytes:
     """The bytes of a snapshot: the producers in the order of their last requests, oldest first."""
     parts = []
     for id, producer in known.items():
@@ -76,13 +76,13 @@ def encode(log_uuid: bytes, base_offset: int, known: dict[str, Known]) -> bytes:
     return MAGIC + crc32c(body).to_bytes(4, "little") + body
 
 
-def decode(stored: bytes, log_uuid: bytes, base_offset: int) -> dict[str, Known]:
+def decode(stored: bytes, log_uuid: bytes, base_offset: int) -> dict[str, ProducerState]:
     """Raises Corrupt when it is damaged, or of another log or offset."""
     try:
         magic, crc, count, uuid, base = _HEADER.unpack_from(stored)
         if magic != MAGIC or crc32c(stored[12:]) != crc or uuid != log_uuid or base != base_offset:
             raise Corrupt("a snapshot of producers is damaged", position=0, size=len(stored))
-        known: dict[str, Known] = {}
+        known: dict[str, ProducerState] = {}
         at = HEADER_BYTES
         for _ in range(count):
             length, answers, epoch = _KNOWN.unpack_from(stored, at)
@@ -91,7 +91,7 @@ def decode(stored: bytes, log_uuid: bytes, base_offset: int) -> dict[str, Known]
             at += length
             fields: Any = [_ANSWER.unpack_from(stored, at + n * _ANSWER.size) for n in range(answers)]
             at += answers * _ANSWER.size
-            known[id] = Known(epoch, [Answer(*each) for each in fields])
+            known[id] = ProducerState(epoch, [ProducerAnswer(*each) for each in fields])
     except (struct.error, UnicodeDecodeError) as error:
         raise Corrupt(f"a snapshot of producers does not parse: {error}", position=0, size=len(stored)) from error
     if at != len(stored):

@@ -40,7 +40,7 @@ class TopicState(msgspec.Struct, frozen=True):
     logs: list[LogState]
 
 
-class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LogRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a replica asks for: what follows in one log from an offset on.
 
     `ticks` are those of the last event it has, where it wants to be told whether the source has the same one.
@@ -53,15 +53,15 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ticks: Number | None = None
 
 
-class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReplicationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A question of a replica. The answer comes when there is anything, at the latest after `wait_ms`."""
 
-    logs: list[Wanted]
+    logs: list[LogRequest]
     bytes_max: Number = 8 * 1024 * 1024
     wait_ms: Number = 0
 
 
-class Share(msgspec.Struct, frozen=True):
+class LogShare(msgspec.Struct, frozen=True):
     """What there is of one log: whole batches, the first of which may begin before the offset that was asked for.
 
     `state`: `gone` if the topic was deleted, also if another has its name; `behind` if retention has deleted what comes
@@ -78,32 +78,32 @@ class Share(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ReplicationResponse(msgspec.Struct, frozen=True):
     """What a source has that a replica has not: shares of logs, and the bytes of each. Nothing if nothing came."""
 
     ticks: int  # the time there
-    shares: list[Share]
+    shares: list[LogShare]
     data: list[memoryview]
 
 
-class _Table(msgspec.Struct, frozen=True):
+class _ResponseTable(msgspec.Struct, frozen=True):
     ticks: int
-    shares: list[Share]
+    shares: list[LogShare]
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_table = msgspec.json.Decoder(_Table).decode
-decode_question = msgspec.json.Decoder(Question).decode
+_decode_table = msgspec.json.Decoder(_ResponseTable).decode
+decode_question = msgspec.json.Decoder(ReplicationRequest).decode
 decode_topics = msgspec.json.Decoder(list[TopicState]).decode
 
 
-def encode(answer: Answer) -> bytes:
+def encode(answer: ReplicationResponse) -> bytes:
     """The bytes of an answer: `magic, size of the table u32, CRC of the table u32`, the table as JSON, the batches."""
-    table = _encode(_Table(answer.ticks, answer.shares))
+    table = _encode(_ResponseTable(answer.ticks, answer.shares))
     return b"".join((_HEAD.pack(MAGIC, len(table), crc32c(table)), table, *answer.data))
 
 
-def decode(stored: bytes, asked: Sequence[Wanted]) -> Answer:
+def decode(stored: bytes, asked: Sequence[LogRequest]) -> ReplicationResponse:
     """The answer to a question; raises Corrupt if it is not one. The batches carry their own checksums."""
     try:
         magic, size, crc = _HEAD.unpack_from(stored)
@@ -123,7 +123,7 @@ def decode(stored: bytes, asked: Sequence[Wanted]) -> Answer:
         at += share.size
     if at != len(stored):
         raise _damaged("an answer has bytes behind its end", stored)
-    return Answer(told.ticks, told.shares, data)
+    return ReplicationResponse(told.ticks, told.shares, data)
 
 
 def _damaged(reason: str, stored: bytes) -> Corrupt:

@@ -8,12 +8,12 @@ import msgspec
 from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
-from headwater.format.archive import Archive, Note
+from headwater.format.archive import ArchiveAddress, ArchiveNote
 
 FORMAT = 1
 
 
-class Store(msgspec.Struct, frozen=True, kw_only=True):
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`headwater.json`"""
 
     format: int = FORMAT
@@ -49,7 +49,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     overflow: Literal["delete", "refuse"] = "delete"
 
 
-class Topic(msgspec.Struct, frozen=True, kw_only=True):
+class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`topic.json`"""
 
     format: int = FORMAT
@@ -69,22 +69,22 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     promoted: str | None = None  # when
 
 
-T = TypeVar("T", Store, Topic, Archive, Note, Replica)
+T = TypeVar("T", LogSettings, TopicRecord, ArchiveAddress, ArchiveNote, Replica)
 
 # Made while the module is imported, which one thread does: msgspec learns a type at its first use, and two threads that
 # come first at the same time crash the interpreter.
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Store, Topic, Archive, Note, Replica)
+    kind: msgspec.json.Decoder(kind) for kind in (LogSettings, TopicRecord, ArchiveAddress, ArchiveNote, Replica)
 }
 
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(TopicSettings)}
 
 
-def encode(settings: Store | Topic | Archive | Note | Replica) -> bytes:
+def encode(settings: LogSettings | TopicRecord | ArchiveAddress | ArchiveNote | Replica) -> bytes:
     plain = msgspec.to_builtins(settings)
     if isinstance(
-        settings, Topic
+        settings, TopicRecord
     ):  # a default that was said is left out too, which msgspec does only for the same object
         plain["settings"] = {name: value for name, value in plain["settings"].items() if value != _DEFAULTS[name]}
     return msgspec.json.encode(plain | {"crc": _crc(plain)}, order="sorted") + b"\n"

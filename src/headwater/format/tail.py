@@ -21,7 +21,7 @@ _CRC = Struct("<I")
 _RESERVED = bytes(24)
 
 
-class Slot(msgspec.Struct, frozen=True, gc=False):
+class TailSlot(msgspec.Struct, frozen=True, gc=False):
     """What is visible and durable, as of one publication."""
 
     counter: int
@@ -60,21 +60,21 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
         """What is below survives a power loss: it is durable here, or in a journal."""
         return max(self.durable_offset, self.safe_offset)
 
-    def then(self, state: int) -> Slot:
+    def then(self, state: int) -> TailSlot:
         """The next publication, with another state."""
         return structs.replace(self, counter=self.counter + 1, state=state)
 
 
-def decode_slot(stored: bytes) -> Slot | None:
+def decode_slot(stored: bytes) -> TailSlot | None:
     """The slot, or None if it was never written, is being written or is damaged."""
     packed = stored[: SLOT_BYTES - 4]
     if _CRC.pack(crc32c(packed)) != stored[SLOT_BYTES - 4 :]:
         return None
     fields = _SLOT.unpack(packed)
-    return Slot(*fields[:-1]) if fields[0] else None
+    return TailSlot(*fields[:-1]) if fields[0] else None
 
 
-def newest(stored: bytes) -> Slot | None:
+def newest(stored: bytes) -> TailSlot | None:
     """The valid slot with the higher counter in the bytes of a tail file; None if there is none."""
     first, second = (stored[at : at + SLOT_BYTES] for at in SLOTS_AT)
     if int.from_bytes(first[:8], "little") < int.from_bytes(second[:8], "little"):

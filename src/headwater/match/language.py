@@ -74,10 +74,10 @@ Node = Term | All | Some | Not
 
 def read(match: Mapping[str, Any]) -> Node:
     """The terms of a match; raises Invalid with the code `bad_match` or `bad_pattern`."""
-    return _Reading().match(match, 0)
+    return _MatchParser().match(match, 0)
 
 
-class _Reading:
+class _MatchParser:
     """One match being read, and what was counted in it so far."""
 
     def __init__(self) -> None:

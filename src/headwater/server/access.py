@@ -1,7 +1,7 @@
 """Who asks, and whether they may: the interface between the server and what knows its users.
 
-`Open` lets everyone do everything, for loopback. `FileAccess` (logins.py) asks a file of users. Others come by entry
-points of the group `headwater.access`. The server does, for each request:
+`OpenAccess` lets everyone do everything, for loopback. `FileAccess` (logins.py) asks a file of users. Others come by
+entry points of the group `headwater.access`. The server does, for each request:
 
     user = access.known(headers, client) or await store.blocking(access.check, headers, client)
     require(user, "append", topic)
@@ -20,7 +20,7 @@ from headwater.server.http.message import Client
 from headwater.server.logins import FileAccess
 from headwater.server.scopes import EVERYONE, Action, Scope, User
 
-__all__ = ["Access", "Action", "Open", "Scope", "User", "check_exposure", "chosen", "loopback", "require"]
+__all__ = ["Access", "Action", "OpenAccess", "Scope", "User", "check_exposure", "chosen", "loopback", "require"]
 
 logger = logging.getLogger("headwater.server")
 
@@ -55,7 +55,7 @@ class Access(Protocol):
         ...
 
 
-class Open:
+class OpenAccess:
     """Everyone may do everything."""
 
     authenticates = False
@@ -68,7 +68,7 @@ class Open:
         return EVERYONE
 
 
-BUILT_IN: dict[str, Callable[[str], Access]] = {"open": lambda _: Open(), "users": FileAccess}
+BUILT_IN: dict[str, Callable[[str], Access]] = {"open": lambda _: OpenAccess(), "users": FileAccess}
 GROUP = "headwater.access"
 VERBS: dict[Action, str] = {"read": "read", "append": "append to", "admin": "administer"}
 

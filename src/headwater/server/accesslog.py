@@ -30,7 +30,7 @@ TICKS_PER_SECOND = 10_000_000
 HIDDEN = "***"
 
 
-class Access(NamedTuple):
+class RequestRecord(NamedTuple):
     """One request and its answer."""
 
     ticks: int
@@ -45,7 +45,7 @@ class Access(NamedTuple):
     seconds: float
 
 
-class Line(msgspec.Struct, omit_defaults=True):
+class AccessLogLine(msgspec.Struct, omit_defaults=True):
     """The fields of a line, in their order."""
 
     time: str
@@ -61,7 +61,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     user: str = ""
 
 
-class Notice(msgspec.Struct, omit_defaults=True):
+class AccessLogNotice(msgspec.Struct, omit_defaults=True):
     """A line of the log about itself."""
 
     time: str
@@ -70,8 +70,8 @@ class Notice(msgspec.Struct, omit_defaults=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_encode(Line("", "", "", "", 0, 0.0, 0, 0))  # here, in one thread, as msgspec needs it
-_encode(Notice(""))
+_encode(AccessLogLine("", "", "", "", 0, 0.0, 0, 0))  # here, in one thread, as msgspec needs it
+_encode(AccessLogNotice(""))
 
 
 class AccessLog:
@@ -83,7 +83,7 @@ class AccessLog:
         self._disk = disk or Disk()
         self._clock = clock or Clock()
         self._fd = STANDARD_ERROR if path is None else self._disk.open_append(path)
-        self._queue: deque[Access] = deque()
+        self._queue: deque[RequestRecord] = deque()
         self._refused = 0  # changed by the loop's thread alone,
         self._failed = 0  # and this by the writing one
         self._told = 0
@@ -115,7 +115,7 @@ class AccessLog:
             self._refused += 1
             return
         known = client, user, method, target[:TARGET_CHARS_MAX], route, status, bytes_in, bytes_out, seconds
-        self._queue.append(Access(self._clock.ticks(), *known))
+        self._queue.append(RequestRecord(self._clock.ticks(), *known))
 
     def reopen(self) -> None:
         """Go on in a new file: the old one has been renamed. Lines that wait go to the old one."""
@@ -162,17 +162,17 @@ class AccessLog:
         return not self._torn
 
     def _notice(self, *, dropped: int = 0, error: str = "") -> bytes:
-        return _encode(Notice(_time(self._clock.ticks()), dropped, error)) + b"\n"
+        return _encode(AccessLogNotice(_time(self._clock.ticks()), dropped, error)) + b"\n"
 
 
-def line_of(access: Access) -> bytes:
+def line_of(access: RequestRecord) -> bytes:
     """The line of a request, with its end."""
     path, _, query = access.target.partition("?")
     if not path.startswith("/") and "://" in path:  # a whole address, which may have a password in it
         path = "/" + path.partition("://")[2].partition("/")[2]
     return (
         _encode(
-            Line(
+            AccessLogLine(
                 _time(access.ticks),
                 access.client,
                 _printable(access.method),

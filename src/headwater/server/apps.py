@@ -20,7 +20,7 @@ from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.limits import ServerLimits
 from headwater.server.metrics import ApplicationMeter
 from headwater.views import questions
-from headwater.views.questions import Answered, Broken, Failed, Question, Ready
+from headwater.views.questions import BrokenApplication, QueryCall, QueryFailure, QueryReply, Ready
 
 END_S = 10.0  # how long it may take to end when it is told to; then it is killed
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0  # before it is started again
@@ -38,7 +38,7 @@ class Application:
         self._data = data
         self._limits = limits
         self._meter = meter
-        self._process: _Process | None = None
+        self._process: _ApplicationProcess | None = None
         self._supervising: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -62,8 +62,8 @@ class Application:
             with contextlib.suppress(asyncio.CancelledError):
                 await supervising
 
-    async def _launch(self) -> _Process:
-        process = await _Process.begin(self._address, self._data, self._limits)
+    async def _launch(self) -> _ApplicationProcess:
+        process = await _ApplicationProcess.begin(self._address, self._data, self._limits)
         try:
             async with asyncio.timeout(self._limits.application_start_s):
                 await process.ready()
@@ -80,7 +80,7 @@ class Application:
         self._process, self._meter.up = process, True
         return process
 
-    async def _supervise(self, process: _Process | None) -> None:
+    async def _supervise(self, process: _ApplicationProcess | None) -> None:
         """Start it again whenever it ends, until this is cancelled."""
         loop = asyncio.get_running_loop()
         tries, began_s = 1, loop.time()
@@ -111,7 +111,7 @@ class Application:
             await process.end()
 
 
-class _Process:
+class _ApplicationProcess:
     """One life of the application."""
 
     def __init__(
@@ -130,7 +130,7 @@ class _Process:
         self._listening: asyncio.Task[None] | None = None
 
     @classmethod
-    async def begin(cls, address: str, data: Path, limits: ServerLimits) -> _Process:
+    async def begin(cls, address: str, data: Path, limits: ServerLimits) -> _ApplicationProcess:
         """Start the process. What it prints goes to standard error, as what it complains of."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -160,7 +160,7 @@ class _Process:
             code = await self._process.wait()
             hint = "what it printed tells why"
             raise Invalid(f"the application {_ended(code)} before it ran", hint=hint, code="app_broken") from None
-        if isinstance(said, Broken):
+        if isinstance(said, BrokenApplication):
             raise questions.raised(said.error)
         if not isinstance(said, Ready):
             raise Invalid("the application says something else than that it is ready", code="bad_message")
@@ -175,7 +175,7 @@ class _Process:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._writer.write(questions.framed(Question(number, name, arguments)))
+            self._writer.write(questions.framed(QueryCall(number, name, arguments)))
             async with asyncio.timeout(self._limits.query_s):
                 return await answer
         except TimeoutError as error:
@@ -222,12 +222,12 @@ class _Process:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError, HeadwaterError):
             while True:
                 said = await self._receive()
-                answer = self._waiting.get(said.id) if isinstance(said, Answered | Failed) else None
+                answer = self._waiting.get(said.id) if isinstance(said, QueryReply | QueryFailure) else None
                 if answer is None or answer.done():  # nobody waits any more
                     continue
-                if isinstance(said, Answered):
+                if isinstance(said, QueryReply):
                     answer.set_result(bytes(said.answer))
-                elif isinstance(said, Failed):
+                elif isinstance(said, QueryFailure):
                     answer.set_exception(questions.raised(said.error))
 
     async def _receive(self) -> questions.Message:

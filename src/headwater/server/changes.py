@@ -14,9 +14,9 @@ from functools import partial
 from headwater.document import Change
 from headwater.errors import Closed, HeadwaterError
 from headwater.server.channels import Blocking
-from headwater.server.settings import Settings
+from headwater.server.settings import ServerSettings
 from headwater.views.binder import Binder
-from headwater.views.following import Following
+from headwater.views.following import DocumentChanges
 from headwater.views.local import Local
 
 LOOK_S = 0.02  # between two looks at a binder that is followed
@@ -26,7 +26,7 @@ Encode = Callable[[Change], bytes]
 Pieces = AsyncGenerator[list[bytes], None]
 
 
-class Changes:
+class ChangeFeeds:
     """All who follow binders on one server."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Changes:
         engine: Local,
         blocking: Blocking,
         loop: asyncio.AbstractEventLoop,
-        settings: Settings,
+        settings: ServerSettings,
     ) -> None:
         self.closed = False
         self._engine = engine
@@ -52,7 +52,7 @@ class Changes:
         if self.closed:
             raise Closed("the server is stopping", code="stopping")
         binder = self._engine.binder(name)
-        reading = _Reading(binder, after, encode)
+        reading = _ChangeCursor(binder, after, encode)
         first = await self._blocking(reading.more)  # raises what is to be told before the answer begins
         return reading.begins, self._follow(reading, first)
 
@@ -62,7 +62,7 @@ class Changes:
         for watch in list(self._watches.values()):
             watch.close()
 
-    async def _follow(self, reading: _Reading, some: list[bytes]) -> Pieces:
+    async def _follow(self, reading: _ChangeCursor, some: list[bytes]) -> Pieces:
         watch = self._join(reading.binder)
         seen = -1  # what it was told before it joined, it may have read too early
         try:
@@ -154,7 +154,7 @@ def _latest(binder: Binder) -> str:
         return following.place
 
 
-class _Reading:
+class _ChangeCursor:
     """How far one stream is. Its reads are made one after the other, in worker threads."""
 
     def __init__(self, binder: Binder, after: str | None, encode: Encode) -> None:
@@ -162,7 +162,7 @@ class _Reading:
         self.begins = ""  # the place behind which the first read was
         self._after = after
         self._encode = encode
-        self._found: Following | None = None
+        self._found: DocumentChanges | None = None
         self._stopped = False
 
     def more(self) -> list[bytes]:

@@ -1,10 +1,11 @@
 """Live delivery to many: what is new is read and encoded once for all who want the same, and written to each.
 
-A `Channel` moves along its topic's end and numbers the chunks that it writes; the last few are kept. A `Subscription`
-that is at the channel's place is live: it gets each chunk as it is made. One that is not (it began earlier, or its
-client was slow) reads for itself up to the offsets at which the channel was when it looked, and needs then just the
-chunk that the channel was to write next at that moment. If that is still kept, it goes on from there, else it reads on.
-So nothing is lost or doubled, and a slow client holds nothing but what its connection has not sent.
+A `Channel` moves along its topic's end and numbers the chunks that it writes; the last few are kept. A
+`ChannelSubscription` that is at the channel's place is live: it gets each chunk as it is made. One that is not (it
+began earlier, or its client was slow) reads for itself up to the offsets at which the channel was when it looked, and
+needs then just the chunk that the channel was to write next at that moment. If that is still kept, it goes on from
+there, else it reads on. So nothing is lost or doubled, and a slow client holds nothing but what its connection has not
+sent.
 
 `Channel.advance` is called in the thread of a watch, and reading for a subscription is done in a worker thread;
 everything else belongs to the loop's thread.
@@ -24,7 +25,7 @@ from headwater.engine.cursor import Gap, Offsets, TopicCursor
 from headwater.errors import HeadwaterError, NotFound
 from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
-from headwater.server.http.message import Sink
+from headwater.server.http.message import StreamSink
 from headwater.server.metrics import LiveMeter
 from headwater.server.watches import Follower
 from headwater.server.wire.encodings import HUGE_BYTES
@@ -40,7 +41,7 @@ Blocking = Callable[..., Awaitable[Any]]
 Write = Callable[[bytes, bytes], bool]
 
 
-class Form(Protocol):
+class StreamFormat(Protocol):
     """How events are written to a stream. Safe from any thread."""
 
     @property
@@ -76,7 +77,7 @@ class Form(Protocol):
         ...
 
 
-class Chunk(NamedTuple):
+class ChannelChunk(NamedTuple):
     """Events in their form. `after` is where a reader is that has had them.
 
     With a huge event among them, they are not here: `pieces` makes their bytes, for each reader as it has room.
@@ -97,7 +98,7 @@ class Channel(Follower):
     def __init__(
         self,
         cursor: TopicCursor,
-        form: Form,
+        form: StreamFormat,
         limits: ServerLimits,
         counts: LiveMeter,
         loop: asyncio.AbstractEventLoop,
@@ -108,9 +109,9 @@ class Channel(Follower):
         self.offsets = cursor.offsets  # where a live subscription is, once the last chunk is written to all
         self.last_id: UUID | None = None  # of what was written last
         self.head = 0  # the number of the next chunk
-        self.recent: deque[Chunk] = deque()  # the last ones, the newest before `head`
-        self.live: dict[Subscription, Write] = {}
-        self.subscriptions: set[Subscription] = set()
+        self.recent: deque[ChannelChunk] = deque()  # the last ones, the newest before `head`
+        self.live: dict[ChannelSubscription, Write] = {}
+        self.subscriptions: set[ChannelSubscription] = set()
         self._recent_bytes = 0
         self._idle = True  # whether nothing was written since the last heartbeat
         self._limits = limits
@@ -118,7 +119,7 @@ class Channel(Follower):
         self._loop = loop
         self._read_id: UUID | None = None  # of the last that was read; of the watch's thread
 
-    def advance(self) -> tuple[Callable[[Chunk], None], Chunk] | None:
+    def advance(self) -> tuple[Callable[[ChannelChunk], None], ChannelChunk] | None:
         """Read what is new, and have it written. In the thread of the watch."""
         chunk = read(self.cursor, self.form, self._limits.feed_chunk_bytes, None, self._read_id)
         if chunk is None:
@@ -126,7 +127,7 @@ class Channel(Follower):
         self._read_id = chunk.last_id
         return self.deliver, chunk
 
-    def deliver(self, chunk: Chunk) -> None:
+    def deliver(self, chunk: ChannelChunk) -> None:
         """Write a chunk to all who are live."""
         self.offsets = chunk.after
         if chunk.data or chunk.pieces is not None:
@@ -142,7 +143,9 @@ class Channel(Follower):
         else:
             self._delivered(0.0)
 
-    def _write(self, chunk: Chunk, live: list[tuple[Subscription, Write]], at: int, took_s: float) -> None:
+    def _write(
+        self, chunk: ChannelChunk, live: list[tuple[ChannelSubscription, Write]], at: int, took_s: float
+    ) -> None:
         """Write to some, and to the others when the loop has seen to those who wait for something else."""
         begun = self._loop.time()
         data, framed = chunk.data, chunk.framed
@@ -177,7 +180,7 @@ class Channel(Follower):
         for subscription in list(self.subscriptions):
             subscription.fail(error)
 
-    def kept(self, number: int) -> Chunk | None:
+    def kept(self, number: int) -> ChannelChunk | None:
         """A chunk by its number; None if it is not kept any more."""
         at = number - self.head
         return self.recent[at] if at >= -len(self.recent) else None
@@ -190,7 +193,7 @@ class Channel(Follower):
                 subscription.beat(heartbeat)
         self._idle = True
 
-    def _keep(self, chunk: Chunk) -> None:
+    def _keep(self, chunk: ChannelChunk) -> None:
         """Keep it for those who are just coming; the more they are, the more is kept."""
         limits = self._limits
         most = min(limits.feed_recent_bytes, limits.feed_chunk_bytes * len(self.subscriptions))
@@ -201,13 +204,13 @@ class Channel(Follower):
             self._recent_bytes -= len(self.recent.popleft().data)
 
 
-class Subscription:
+class ChannelSubscription:
     """One stream to one client: a `Stream` of `http.message`."""
 
     def __init__(
         self,
-        join: Callable[[Subscription], Channel],
-        leave: Callable[[Subscription], None],
+        join: Callable[[ChannelSubscription], Channel],
+        leave: Callable[[ChannelSubscription], None],
         blocking: Blocking,
         offsets: Offsets,
         last_id: UUID | None,
@@ -233,11 +236,11 @@ class Subscription:
         self._task: asyncio.Task[None] | None = None
         self._wake: asyncio.Future[None] | None = None
         self._channel: Channel
-        self._sink: Sink
+        self._sink: StreamSink
 
     # The stream
 
-    def begin(self, sink: Sink) -> None:
+    def begin(self, sink: StreamSink) -> None:
         """Write to this sink from now on."""
         if self._ended:
             sink.end()
@@ -275,7 +278,7 @@ class Subscription:
 
     # What the channel tells
 
-    def fall_behind(self, chunk: Chunk) -> None:
+    def fall_behind(self, chunk: ChannelChunk) -> None:
         """The channel's last chunk has filled the sink."""
         self._channel.live.pop(self, None)
         if self._ended:
@@ -355,7 +358,7 @@ class Subscription:
                     break
             self._number = number
 
-    async def _send_alone(self, chunk: Chunk) -> None:
+    async def _send_alone(self, chunk: ChannelChunk) -> None:
         """Send a chunk with a huge event, and go on after it."""
         async with self._apart():
             await self._send_huge(chunk)
@@ -391,7 +394,7 @@ class Subscription:
         while self._full:
             await self._sleep()
 
-    async def _send_huge(self, chunk: Chunk) -> None:
+    async def _send_huge(self, chunk: ChannelChunk) -> None:
         """Write a chunk with a huge event piece by piece: nothing of it is held while there is no room."""
         assert chunk.pieces is not None
         pieces = chunk.pieces()
@@ -408,7 +411,7 @@ class Subscription:
         self._offsets, self._last_id = chunk.after, chunk.last_id
         self._counts.events += chunk.events
 
-    def _write(self, chunk: Chunk) -> None:
+    def _write(self, chunk: ChannelChunk) -> None:
         self._offsets = chunk.after
         if chunk.data:
             self._last_id = chunk.last_id
@@ -451,7 +454,9 @@ class Subscription:
             self._wake.set_result(None)
 
 
-def read(cursor: TopicCursor, form: Form, bytes_max: int, stop: Offsets | None, last_id: UUID | None) -> Chunk | None:
+def read(
+    cursor: TopicCursor, form: StreamFormat, bytes_max: int, stop: Offsets | None, last_id: UUID | None
+) -> ChannelChunk | None:
     """The next chunk from a cursor, without bytes if nothing of what was read is wanted; None if there is no more.
 
     `last_id` is the last that was read before.
@@ -476,8 +481,8 @@ def read(cursor: TopicCursor, form: Form, bytes_max: int, stop: Offsets | None, 
         return None
     framed = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
     last_id = batches[-1].last_id if batches else last_id
-    return Chunk(data, framed, sum(map(len, batches)), len(gaps), after, last_id, pieces)
+    return ChannelChunk(data, framed, sum(map(len, batches)), len(gaps), after, last_id, pieces)
 
 
-def _pieces(form: Form, batches: Sequence[EventBatch], before: Offsets) -> Iterator[bytes]:
+def _pieces(form: StreamFormat, batches: Sequence[EventBatch], before: Offsets) -> Iterator[bytes]:
     return joined(form.encode(batches, before))

@@ -18,7 +18,7 @@ from time import perf_counter
 
 from headwater.engine.engine import Engine
 from headwater.engine.log import Log
-from headwater.engine.waiting import Waiting
+from headwater.engine.waiting import PendingAppend
 from headwater.errors import Closed
 from headwater.event import Ref
 from headwater.limits import MIB
@@ -27,8 +27,8 @@ from headwater.server.metrics import Metrics
 
 _log = logging.getLogger("headwater.server")
 
-Done = Callable[[Waiting], None]
-Group = Sequence[tuple[Waiting, Done]]
+Done = Callable[[PendingAppend], None]
+Group = Sequence[tuple[PendingAppend, Done]]
 THREADS_MAX = 8  # logs that sync at once; more wait for their turn
 MUCH_BYTES = MIB  # which take so long to parse and to write that both should go on at once
 TURNS_MAX = 8  # of the loop, that a group gathers for: a turn that is busy otherwise may be long
@@ -41,8 +41,8 @@ class Commits:
         self._engine = engine
         self._loop = loop
         self._metrics = metrics
-        self._queues: dict[int, _Queue] = {}  # by the identity of their log, which they hold
-        self._work: SimpleQueue[_Queue | None] = SimpleQueue()
+        self._queues: dict[int, _CommitQueue] = {}  # by the identity of their log, which they hold
+        self._work: SimpleQueue[_CommitQueue | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._busy = 0
         self._closed = False
@@ -52,14 +52,14 @@ class Commits:
         """Have this called with each group that was committed, in the thread that did it, before their `done`."""
         self._writers.append(write)
 
-    def submit(self, waiting: Waiting, done: Done) -> None:
+    def submit(self, waiting: PendingAppend, done: Done) -> None:
         """Commit it with others; `done` is called on the loop when it has its place or its error."""
         log = waiting.log
         queue = self._queues.get(id(log))
         if queue is None:
             if self._closed:
                 raise Closed("the server is stopping", code="stopping")
-            queue = self._queues[id(log)] = _Queue(log)
+            queue = self._queues[id(log)] = _CommitQueue(log)
         queue.waiting.append((waiting, done))
         queue.size += waiting.rows.size
         if not queue.scheduled:
@@ -72,14 +72,14 @@ class Commits:
         await self.commit([waiting])
         return waiting.ref()
 
-    async def commit(self, group: Sequence[Waiting]) -> None:
+    async def commit(self, group: Sequence[PendingAppend]) -> None:
         """Commit the parts of one request; each has its place or its error then."""
         if not group:
             return
         future: asyncio.Future[None] = self._loop.create_future()
         left = len(group)
 
-        def done(_: Waiting) -> None:
+        def done(_: PendingAppend) -> None:
             nonlocal left
             left -= 1
             if not left and not future.done():
@@ -102,7 +102,7 @@ class Commits:
         """Whether nothing waits."""
         return not self._queues
 
-    def _gather(self, queue: _Queue, seen: int, turns: int) -> None:
+    def _gather(self, queue: _CommitQueue, seen: int, turns: int) -> None:
         """Hand over what waits, if the last turn of the loop brought nothing new, or it is much."""
         count = len(queue.waiting)
         if count > seen and turns and queue.size < MUCH_BYTES:
@@ -110,7 +110,7 @@ class Commits:
         else:
             self._hand_over(queue)
 
-    def _hand_over(self, queue: _Queue) -> None:
+    def _hand_over(self, queue: _CommitQueue) -> None:
         queue.group, queue.waiting, queue.size = queue.waiting, [], 0
         self._busy += 1
         if self._busy > len(self._threads) < THREADS_MAX:
@@ -138,7 +138,7 @@ class Commits:
                 _log.exception("answers cannot be written")
             loop.call_soon_threadsafe(self._finished, queue)
 
-    def _finished(self, queue: _Queue) -> None:
+    def _finished(self, queue: _CommitQueue) -> None:
         group, queue.group = queue.group, []
         self._busy -= 1
         self._metrics.committed(queue.seconds, len(group))
@@ -166,7 +166,7 @@ class Commits:
             self._queues.pop(id(queue.log), None)
 
 
-class _Queue:
+class _CommitQueue:
     """What waits for one log, and what is being committed to it."""
 
     __slots__ = ("group", "log", "scheduled", "seconds", "size", "topic", "waiting")
@@ -174,8 +174,8 @@ class _Queue:
     def __init__(self, log: Log) -> None:
         self.log = log
         self.topic = log.place.topic
-        self.waiting: list[tuple[Waiting, Done]] = []
-        self.group: list[tuple[Waiting, Done]] = []
+        self.waiting: list[tuple[PendingAppend, Done]] = []
+        self.group: list[tuple[PendingAppend, Done]] = []
         self.scheduled = False
         self.size = 0  # bytes that wait
         self.seconds = 0.0

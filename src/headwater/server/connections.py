@@ -9,7 +9,7 @@ from headwater.server import tls
 from headwater.server.http.message import Client
 
 if TYPE_CHECKING:
-    from headwater.server.http.app import App
+    from headwater.server.http.app import HttpApplication
 
 SWEEP_S = 1.0
 DECODING_MAX = 2  # large frames that are decoded at once: each wants the interpreter, as the loop does
@@ -36,7 +36,7 @@ class AnyConnection(Protocol):
 class Connections:
     """All connections of a server: their number, their deadlines, their end."""
 
-    def __init__(self, app: App, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, app: HttpApplication, loop: asyncio.AbstractEventLoop) -> None:
         self.app = app
         self.store = app.store
         self.limits = app.store.limits

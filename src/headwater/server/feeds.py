@@ -18,9 +18,9 @@ from headwater.engine.engine import Engine
 from headwater.errors import Closed
 from headwater.event import At
 from headwater.format.events import EventBatch
-from headwater.server.channels import Blocking, Channel, Form, Subscription
+from headwater.server.channels import Blocking, Channel, ChannelSubscription, StreamFormat
 from headwater.server.metrics import LiveMeter
-from headwater.server.settings import Settings
+from headwater.server.settings import ServerSettings
 from headwater.server.watches import Follower, Watches
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
@@ -34,7 +34,7 @@ class Feeds:
         engine: Engine,
         blocking: Blocking,
         loop: asyncio.AbstractEventLoop,
-        settings: Settings,
+        settings: ServerSettings,
         counts: LiveMeter,
     ) -> None:
         """`blocking` calls a function in a thread, and waits for it without blocking the loop."""
@@ -46,20 +46,20 @@ class Feeds:
         self._heartbeat_s = settings.heartbeat_s
         self._watches = Watches(engine.bell, loop, settings.limits.watch_threads)
         self._channels: dict[Hashable, Channel] = {}
-        self._waiters: set[_Waiter] = set()
+        self._waiters: set[_FeedWaiter] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def subscribe(
         self,
         topic: str,
-        form: Form,
+        form: StreamFormat,
         *,
         start: At | Sequence[int] = "latest",
         after: UUID | None = None,
         opening: bytes = b"",
         **selection: Any,
-    ) -> Subscription:
+    ) -> ChannelSubscription:
         """A stream of the events from `start` on, then those that come, from any process, until the client leaves.
 
         `selection` is `partition`, `type`, `key` and `match`, as for `Engine.read`; all that ask for the same share one
@@ -79,7 +79,7 @@ class Feeds:
             opening, first = first + opening, b""
         wanted = [selection.get(name) for name in ("type", "key", "match")]
         key = (cursor.uuid, cursor.partitions, form.key, _canonical(wanted))
-        return Subscription(
+        return ChannelSubscription(
             partial(self._join, key, form, end),
             partial(self._leave, key),
             self._blocking,
@@ -137,7 +137,7 @@ class Feeds:
             cursor.check()
         return cursor, end, gap
 
-    def _join(self, key: Hashable, form: Form, end: TopicCursor, subscription: Subscription) -> Channel:
+    def _join(self, key: Hashable, form: StreamFormat, end: TopicCursor, subscription: ChannelSubscription) -> Channel:
         """The channel of a subscription, which is made with the first."""
         channel = self._channels.get(key)
         if channel is None:
@@ -150,7 +150,7 @@ class Feeds:
             self._timer = self._loop.call_later(self._heartbeat_s, self._beat)
         return channel
 
-    def _leave(self, key: Hashable, subscription: Subscription) -> None:
+    def _leave(self, key: Hashable, subscription: ChannelSubscription) -> None:
         """A channel ends with its last subscription."""
         channel = self._channels[key]
         channel.subscriptions.discard(subscription)
@@ -169,7 +169,7 @@ class Feeds:
     async def _follow(
         self, cursor: TopicCursor, ends: Offsets | None, wait: bool, bytes_max: int
     ) -> AsyncGenerator[list[EventBatch], None]:
-        waiter: _Waiter | None = None
+        waiter: _FeedWaiter | None = None
         try:
             while not self._closed:
                 before = cursor.offsets
@@ -181,7 +181,7 @@ class Feeds:
                     if over or not wait or self._closed:
                         return
                     if waiter is None:
-                        waiter = _Waiter(cursor.at(before))
+                        waiter = _FeedWaiter(cursor.at(before))
                         self._waiters.add(waiter)
                         self._watches.add(waiter)
                     await waiter.wait()
@@ -211,7 +211,7 @@ async def beating(
         await found.aclose()
 
 
-class _Waiter(Follower):
+class _FeedWaiter(Follower):
     """Somebody who reads for himself, and is told when there is more."""
 
     def __init__(self, cursor: TopicCursor) -> None:

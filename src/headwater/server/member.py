@@ -5,7 +5,7 @@ time: no more while the connection is full, or so much is not acked that the win
 connection, and as its client is heard of: a client that is stopped keeps its connection, but sends nothing, and after
 `lease_ms` the member leaves, as an embedded one would lose its leases. Then, and when the connection ends, its
 partitions are given up at once. A client that did not say that it leaves has died, and what it had in hand has failed.
-That is different for a member that is `Bound` to a connection that tells by itself whether its client lives.
+That is different for a member that is `MemberOwner` to a connection that tells by itself whether its client lives.
 
 A `RemoteMember` is a `Stream`: `begin`, `resume` and `close` belong to the loop's thread. The rest is safe from any.
 """
@@ -26,8 +26,8 @@ from headwater.engine.consumer import Consumer
 from headwater.errors import Fenced, HeadwaterError, Unavailable
 from headwater.event import At, Event
 from headwater.limits import ServerLimits
-from headwater.server.http.message import Sink
-from headwater.server.window import Window
+from headwater.server.http.message import StreamSink
+from headwater.server.window import AckWindow
 
 LOOK_S = 1.0  # how often a thread that may not hand out looks whether its partitions are still held
 RETRY_S = 0.05  # and whether what failed is to be sent again, which it may be in any case
@@ -36,14 +36,14 @@ LEAVE_S = 10.0  # how long to wait for a thread that is to end: it may be at a l
 _log = logging.getLogger("headwater.server")
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldPartition(msgspec.Struct, frozen=True):
     """A partition that a member holds: by which fence, and which offset is handed out next."""
 
     fence: int
     next: int
 
 
-class State(msgspec.Struct, frozen=True):
+class MemberState(msgspec.Struct, frozen=True):
     """What a member has done: how many events it has `sent` in all, and what it holds.
 
     `idle` says that there was nothing more to send then, `full` that so much is not acked that it waits.
@@ -53,7 +53,7 @@ class State(msgspec.Struct, frozen=True):
     idle: bool = False
     full: bool = False
     skipped: int = 0
-    held: dict[int, Held] = {}
+    held: dict[int, HeldPartition] = {}
 
 
 class Formats(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class Settlement(msgspec.Struct, frozen=True):
     flush: bool = False
 
 
-class Bound(msgspec.Struct, frozen=True):
+class MemberOwner(msgspec.Struct, frozen=True):
     """What a member is bound to, instead of being heard of: it lives until it is told to leave.
 
     At most `events_max` are sent and not acked. When it leaves, nothing has failed, whatever the reason; `last` is
@@ -92,7 +92,7 @@ class Bound(msgspec.Struct, frozen=True):
 Work = Callable[[], dict[int, int]]
 
 
-class Asked(NamedTuple):
+class MemberTask(NamedTuple):
     """What a member's thread is asked: to do some work, or, without any, to look for more; and how to answer."""
 
     work: Work | None
@@ -102,7 +102,7 @@ class Asked(NamedTuple):
 class Turn(NamedTuple):
     """What a member's thread does next: answer, and, if it is `open`, take as much as there is `room` for."""
 
-    asked: list[Asked]
+    asked: list[MemberTask]
     open: bool
     room: tuple[int, int]
     wait_s: float
@@ -124,7 +124,7 @@ class RemoteMember:
         in_memory: int,
         event_at: Callable[[str, int, int], Event],
         gone: Callable[[RemoteMember], None],
-        bound: Bound | None = None,
+        bound: MemberOwner | None = None,
     ) -> None:
         """`timeout` ends the stream when nothing came for so long. `gone` is called when the member has left.
 
@@ -143,24 +143,24 @@ class RemoteMember:
         self._patience_s = lease_s if bound is None else float("inf")
         self._changed = threading.Condition()  # protects all below; never held during I/O
         events_max = limits.member_events_max if bound is None else bound.events_max
-        self._window = Window(events_max, limits.member_bytes_max)
+        self._window = AckWindow(events_max, limits.member_bytes_max)
         self._in_memory = in_memory
         self._pieces: Iterator[bytes] | None = None  # of what was taken and is not sent; of the thread
-        self._state = State()
+        self._state = MemberState()
         self._sent = 0
         self._spoke_s = self._came_s = 0.0  # when something, and when an event was sent last
-        self._asked: list[Asked] = []
-        self._answering: list[Asked] = []  # what of it the thread has taken up, and not answered
+        self._asked: list[MemberTask] = []
+        self._answering: list[MemberTask] = []  # what of it the thread has taken up, and not answered
         self._heard_s = monotonic()
         self._room = False  # whether the connection takes another chunk
         self._over = False
         self._said_farewell = False
-        self._sink: Sink | None = None
+        self._sink: StreamSink | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"headwater-member-{consumer.name}", daemon=True)
 
     @property
-    def state(self) -> State:
+    def state(self) -> MemberState:
         """As of the last time that its thread looked."""
         with self._changed:
             return self._state
@@ -219,20 +219,20 @@ class RemoteMember:
             self._window.done(partition, first, end)
             self._changed.notify()
 
-    async def look(self) -> State:
+    async def look(self) -> MemberState:
         """What the member holds, after a look for more that began after this call."""
         return (await self._ask(None))[1]
 
-    async def seek(self, at: At, partition: int | None) -> tuple[dict[int, int], State]:
+    async def seek(self, at: At, partition: int | None) -> tuple[dict[int, int], MemberState]:
         """Go on from another place, as `Consumer.seek`; what is sent later is from there. Returns the new cursors."""
         cursors, state = await self._ask(partial(self.consumer.seek, at, partition))
         return cursors or {}, state
 
-    async def _ask(self, work: Work | None) -> tuple[dict[int, int] | None, State]:
+    async def _ask(self, work: Work | None) -> tuple[dict[int, int] | None, MemberState]:
         """Have the thread do something between two chunks, and hear what it found."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[tuple[dict[int, int] | None, State]] = loop.create_future()
-        asked = Asked(work, partial(_tell, loop, answer))
+        answer: asyncio.Future[tuple[dict[int, int] | None, MemberState]] = loop.create_future()
+        asked = MemberTask(work, partial(_tell, loop, answer))
         with self._changed:
             if self._over:
                 raise member_gone()
@@ -249,7 +249,7 @@ class RemoteMember:
 
     # The loop
 
-    def begin(self, sink: Sink) -> None:
+    def begin(self, sink: StreamSink) -> None:
         with self._changed:
             self._loop = asyncio.get_running_loop()
             self._sink = sink
@@ -393,7 +393,7 @@ class RemoteMember:
         assert loop is not None
         _call(loop, lambda: self._write(chunk))
 
-    def _work(self, asked: list[Asked]) -> list[Asked]:
+    def _work(self, asked: list[MemberTask]) -> list[MemberTask]:
         """Do what is asked, and return what only wants a look, which comes next."""
         for each in asked:
             if each.work is not None:
@@ -406,13 +406,13 @@ class RemoteMember:
                     each.tell((done, self.state))
         return [each for each in asked if each.work is None]
 
-    def _look_around(self, looks: list[Asked], *, idle: bool) -> None:
+    def _look_around(self, looks: list[MemberTask], *, idle: bool) -> None:
         """Note what is held, and tell those who wait for it."""
         places, fences = self.consumer.places, self.consumer.fences
-        held = {number: Held(fence, places[number]) for number, fence in fences.items() if number in places}
+        held = {number: HeldPartition(fence, places[number]) for number, fence in fences.items() if number in places}
         with self._changed:
             # Both at once: who knows that events were sent must not miss their partition among those that are held.
-            self._state = state = State(self._sent, idle, self._window.full, self.consumer.skipped, held)
+            self._state = state = MemberState(self._sent, idle, self._window.full, self.consumer.skipped, held)
         for each in looks:
             each.tell((None, state))
 

@@ -10,7 +10,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import Closed, Fenced, Unavailable
 from headwater.event import Event
 from headwater.limits import ServerLimits
-from headwater.server.member import Bound, Formats, RemoteMember, member_gone
+from headwater.server.member import Formats, MemberOwner, RemoteMember, member_gone
 
 
 class Members:
@@ -37,7 +37,7 @@ class Members:
         *,
         instead: str | None = None,
         timeout: float | None = None,
-        bound: Bound | None = None,
+        bound: MemberOwner | None = None,
         **options: Any,
     ) -> RemoteMember:
         """Join a consumer; `instead` of a member of this client that need not be waited for.

@@ -19,15 +19,15 @@ import uvloop
 
 from headwater.errors import Invalid, Unavailable
 from headwater.limits import DEFAULTS, MIB, SERVER_DEFAULTS
-from headwater.server.access import Access, Open, check_exposure, loopback
+from headwater.server.access import Access, OpenAccess, check_exposure, loopback
 from headwater.server.accesslog import AccessLog
 from headwater.server.apps import Application
 from headwater.server.connections import Connections
 from headwater.server.http import protocol as http
-from headwater.server.http.app import App
+from headwater.server.http.app import HttpApplication
 from headwater.server.metrics import CountingDisk, Metrics
-from headwater.server.settings import Settings
-from headwater.server.store import Store
+from headwater.server.settings import ServerSettings
+from headwater.server.store import ServedLog
 from headwater.server.tls import Certificate
 from headwater.views.local import Local
 
@@ -40,14 +40,14 @@ SWITCH_S = 0.0005  # how long the loop may keep a thread from the interpreter: a
 _log = logging.getLogger("headwater.server")
 
 
-class Address(msgspec.Struct, frozen=True):
+class ListenAddress(msgspec.Struct, frozen=True):
     """Where to listen. Port 0 takes any that is free."""
 
     host: str
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> ListenAddress:
         """Read `127.0.0.1:7450`, `[::1]:7450`, `:7450` or `7450`; raises Invalid."""
         host, _, port = text.rpartition(":")
         if not port.isdigit() or int(port) > 65_535:
@@ -57,10 +57,10 @@ class Address(msgspec.Struct, frozen=True):
 
 def serve(
     path: Path,
-    address: Address,
-    settings: Settings,
+    address: ListenAddress,
+    settings: ServerSettings,
     *,
-    tcp: Address | None = None,
+    tcp: ListenAddress | None = None,
     access: Access | None = None,
     certificate: Certificate | None = None,
     access_log: AccessLog | None = None,
@@ -74,7 +74,7 @@ def serve(
     Raises Invalid if it would be open to the network without authentication, Unavailable if it cannot listen, and what
     keeps the application of the settings from running.
     """
-    access = access or Open()
+    access = access or OpenAccess()
     for each in (address, tcp):
         if each is not None:
             check_exposure(each.host, access, insecure=insecure, tls=certificate is not None)
@@ -89,9 +89,9 @@ def serve(
 
 async def _serve(
     path: Path,
-    address: Address,
-    tcp: Address | None,
-    settings: Settings,
+    address: ListenAddress,
+    tcp: ListenAddress | None,
+    settings: ServerSettings,
     access: Access,
     certificate: Certificate | None,
     access_log: AccessLog | None,
@@ -112,9 +112,9 @@ async def _serve(
 
     loop.add_signal_handler(signal.SIGHUP, renew)
     engine = await loop.run_in_executor(None, lambda: Local(path, limits=DEFAULTS, disk=metrics.disk))
-    store = Store(engine, access, settings, metrics)
+    store = ServedLog(engine, access, settings, metrics)
     store.ignores_credentials = not access.authenticates
-    connections = Connections(App(store, check_host=settings.check_host), loop)
+    connections = Connections(HttpApplication(store, check_host=settings.check_host), loop)
     servers: list[asyncio.Server] = []
     try:
         if settings.app is not None and not await _started(store, settings.app, stopped):
@@ -151,7 +151,7 @@ async def _serve(
         await loop.run_in_executor(None, engine.close)
 
 
-async def _started(store: Store, app: str, stopped: asyncio.Event) -> bool:
+async def _started(store: ServedLog, app: str, stopped: asyncio.Event) -> bool:
     """Start the application; False if the server is told to stop before it runs. Raises what keeps it from running."""
     store.application = Application(app, store.engine.path, store.limits, store.metrics.application)
     starting = asyncio.ensure_future(store.application.start())
@@ -175,25 +175,25 @@ async def _renew(certificate: Certificate) -> None:
 
 
 def _protocols(
-    connections: Connections, address: Address, tcp: Address | None
-) -> list[tuple[Address, str, Callable[[], asyncio.Protocol]]]:
+    connections: Connections, address: ListenAddress, tcp: ListenAddress | None
+) -> list[tuple[ListenAddress, str, Callable[[], asyncio.Protocol]]]:
     """What is spoken where: the address, the scheme of its URL, and what makes a connection."""
-    spoken: list[tuple[Address, str, Callable[[], asyncio.Protocol]]]
-    spoken = [(address, "http", partial(http.Connection, connections))]
+    spoken: list[tuple[ListenAddress, str, Callable[[], asyncio.Protocol]]]
+    spoken = [(address, "http", partial(http.ServerConnection, connections))]
     if tcp is not None:
         from headwater.server.tcp import emitter  # which needs the codec of BSON
-        from headwater.server.tcp.connection import Connection
+        from headwater.server.tcp.connection import TcpConnection
         from headwater.server.tcp.requests import HANDLERS
 
         connections.store.commits.write_answers(emitter.write)
-        spoken.append((tcp, "headwater", partial(Connection, connections, HANDLERS)))
+        spoken.append((tcp, "headwater", partial(TcpConnection, connections, HANDLERS)))
     return spoken
 
 
 async def _listen(
     loop: asyncio.AbstractEventLoop,
     protocol: Callable[[], asyncio.Protocol],
-    address: Address,
+    address: ListenAddress,
     tls: ssl.SSLContext | None,
 ) -> asyncio.Server:
     try:

@@ -15,7 +15,7 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int = 64 * MIB
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a server behaves. `origins` are those of browsers that may call it from other sites, "*" for all."""
 
     bus: Bus = Bus()

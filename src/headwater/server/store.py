@@ -12,14 +12,14 @@ from typing import Any, ParamSpec, TypeVar
 from headwater.server.access import Access
 from headwater.server.apps import Application
 from headwater.server.arrivals import Arrivals
-from headwater.server.changes import Changes
+from headwater.server.changes import ChangeFeeds
 from headwater.server.commits import Commits
 from headwater.server.feeds import Feeds
 from headwater.server.http.message import Budget
 from headwater.server.members import Members
 from headwater.server.metrics import Metrics
 from headwater.server.replicas import Replicas
-from headwater.server.settings import Settings
+from headwater.server.settings import ServerSettings
 from headwater.views.local import Local
 
 _log = logging.getLogger("headwater.server")
@@ -30,10 +30,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Store:
+class ServedLog:
     """One served log directory. Made on the loop, and belongs to its thread."""
 
-    def __init__(self, engine: Local, access: Access, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, engine: Local, access: Access, settings: ServerSettings, metrics: Metrics) -> None:
         self.engine = engine
         self.access = access
         self.settings = settings
@@ -50,7 +50,7 @@ class Store:
         self.commits = Commits(engine, self.loop, metrics)
         self.feeds = Feeds(engine, self.blocking, self.loop, settings, metrics.live)
         self.arrivals = Arrivals(engine.topic, self.blocking, settings.limits.awaited_topics_max)
-        self.changes = Changes(engine, self.blocking, self.loop, settings)
+        self.changes = ChangeFeeds(engine, self.blocking, self.loop, settings)
         self.replicas = Replicas(engine, settings.limits.replicas_max)
         self.members = Members(engine, settings.limits, settings.heartbeat_s)
         self._thawing = self.loop.create_task(self._thaw())

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from headwater.engine.cursor import Bell, TopicCursor
+from headwater.engine.cursor import CursorBell, TopicCursor
 from headwater.errors import HeadwaterError
 
 SLICE_S = 1.0  # the longest sleep without a look around: a writer that dies in the midst of a commit wakes nobody
@@ -23,7 +23,7 @@ class Follower(ABC):
 
     def __init__(self, cursor: TopicCursor) -> None:
         self.cursor = cursor  # of the watch's thread
-        self.watch: Watch | None = None
+        self.watch: TailWatch | None = None
         self._busy = False  # the loop has something that was posted; set by the thread, taken back by the loop
         self.wanted = False  # there is more to read when it is not busy any more; the same
         self.failed = False  # of the thread
@@ -56,10 +56,10 @@ class Follower(ABC):
             self.watch.ring()
 
 
-class Watch:
+class TailWatch:
     """One thread and its followers. All but `_run` and what it calls belongs to the loop's thread."""
 
-    def __init__(self, bell: Bell, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, bell: CursorBell, loop: asyncio.AbstractEventLoop) -> None:
         self._bell = bell
         self._loop = loop
         self._followers: tuple[Follower, ...] = ()  # replaced as one, for the thread
@@ -143,13 +143,13 @@ class Watch:
 class Watches:
     """Which thread follows which topic."""
 
-    def __init__(self, new_bell: Callable[[], Bell], loop: asyncio.AbstractEventLoop, threads_max: int) -> None:
+    def __init__(self, new_bell: Callable[[], CursorBell], loop: asyncio.AbstractEventLoop, threads_max: int) -> None:
         self._new_bell = new_bell
         self._threads_max = threads_max
         self._loop = loop
-        self._by_topic: dict[str, Watch] = {}
-        self._followers: dict[Follower, Watch] = {}
-        self._ending: list[Watch] = []  # which were told to
+        self._by_topic: dict[str, TailWatch] = {}
+        self._followers: dict[Follower, TailWatch] = {}
+        self._ending: list[TailWatch] = []  # which were told to
 
     def __len__(self) -> int:
         """How many threads there are."""
@@ -162,7 +162,7 @@ class Watches:
         if watch is None:
             watches = set(self._by_topic.values())
             full = len(watches) >= self._threads_max
-            watch = min(watches, key=len) if full else Watch(self._new_bell(), self._loop)
+            watch = min(watches, key=len) if full else TailWatch(self._new_bell(), self._loop)
             self._by_topic[uuid] = watch
         self._followers[follower] = watch
         watch.add(follower)
@@ -189,7 +189,7 @@ class Watches:
             watch.join()
         self._ending.clear()
 
-    def _end(self, watch: Watch) -> None:
+    def _end(self, watch: TailWatch) -> None:
         watch.stop()
         self._ending = [other for other in self._ending if other.alive]
         self._ending.append(watch)

@@ -10,7 +10,7 @@ CHUNK_EVENTS = 1024  # what is encoded and handed to the loop at once; large eno
 CHUNK_BYTES = 256 * 1024
 
 
-class Window:
+class AckWindow:
     """What was sent and is not acked: offsets and bytes by partition. Under its member's lock."""
 
     def __init__(self, events_max: int, bytes_max: int) -> None:

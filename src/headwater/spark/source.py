@@ -15,8 +15,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from headwater.spark.places import open_place
 from headwater.spark.reading import options, parts, planning
 from headwater.spark.reading.filters import Filters
-from headwater.spark.reading.options import ReadOptions
-from headwater.spark.reading.shaping import SCHEMA, Shape
+from headwater.spark.reading.options import SourceOptions
+from headwater.spark.reading.shaping import SCHEMA, RowShape
 from headwater.spark.reading.stream import StreamReader
 
 if TYPE_CHECKING:
@@ -38,17 +38,17 @@ class HeadwaterSource(DataSource):
     def schema(self) -> str:
         return SCHEMA
 
-    def reader(self, schema: StructType) -> Reader:
-        kind = FilteringReader if _pushes_filters() else Reader
+    def reader(self, schema: StructType) -> BatchReader:
+        kind = FilteringReader if _pushes_filters() else BatchReader
         return kind(options.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
         return StreamReader(options.parse(self.options, options.STREAM), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> sink.Writer:
+    def writer(self, schema: StructType, overwrite: bool) -> sink.BatchWriter:
         from headwater.spark.writing import sink  # a process that reads does without it
 
-        return sink.Writer(sink.settings(self.options, schema, overwrite=overwrite, streaming=False))
+        return sink.BatchWriter(sink.settings(self.options, schema, overwrite=overwrite, streaming=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802  # Spark's name
         from headwater.spark.writing import sink
@@ -56,12 +56,12 @@ class HeadwaterSource(DataSource):
         return sink.StreamWriter(sink.settings(self.options, schema, overwrite=overwrite, streaming=True))
 
 
-class Reader(DataSourceReader):
+class BatchReader(DataSourceReader):
     """Reads what was there when it was planned."""
 
-    def __init__(self, read: ReadOptions, schema: StructType) -> None:
+    def __init__(self, read: SourceOptions, schema: StructType) -> None:
         self._read = read
-        self._shape = Shape(schema, read.mode)
+        self._shape = RowShape(schema, read.mode)
         self._filters = Filters(schema, read.wanted)
 
     def partitions(self) -> list[InputPartition]:
@@ -72,7 +72,7 @@ class Reader(DataSourceReader):
         return parts.read(self._read, self._filters.wanted, self._shape, partition)
 
 
-class FilteringReader(Reader):
+class FilteringReader(BatchReader):
     """Reads what filters leave of that."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  # Spark's name

@@ -9,22 +9,22 @@ from collections.abc import Callable
 
 from headwater.errors import Conflict, HeadwaterError
 from headwater.format.given import NO_VERSION
-from headwater.format.producers import Answer
-from headwater.format.tail import Slot
-from headwater.storage.place import Place
-from headwater.storage.producers import Producers
+from headwater.format.producers import ProducerAnswer
+from headwater.format.tail import TailSlot
+from headwater.storage.place import LogDirectory
+from headwater.storage.producers import ProducerMemory
 from headwater.storage.rows import Rows
 
 VERSIONS_MAX = 65_536  # keys whose last offset is kept in memory, for entities that are appended to again and again
 
-VersionOf = Callable[[bytes, Slot], int | None]
+VersionOf = Callable[[bytes, TailSlot], int | None]
 
 
 class Admission:
     """What one writer knows of keys and producers."""
 
-    def __init__(self, place: Place, version_of: VersionOf) -> None:
-        self.producers = Producers(place)
+    def __init__(self, place: LogDirectory, version_of: VersionOf) -> None:
+        self.producers = ProducerMemory(place)
         self._place = place
         self._version_of = version_of
         self._versions: dict[bytes, int | None] = {}
@@ -35,7 +35,7 @@ class Admission:
         """Whether it wants to be told of all that is committed."""
         return bool(self._versions)
 
-    def sift(self, group: list[Rows], slot: Slot) -> tuple[list[Rows], list[Rows]]:
+    def sift(self, group: list[Rows], slot: TailSlot) -> tuple[list[Rows], list[Rows]]:
         """Those that may be committed now, and, behind them, those that depend on them.
 
         The others were answered already, or are refused: their `error` says why.
@@ -51,7 +51,7 @@ class Admission:
                 rows.error = error
         return admitted, []
 
-    def answered(self, rows: Rows, slot: Slot) -> bool:
+    def answered(self, rows: Rows, slot: TailSlot) -> bool:
         """Whether the rows are a retry, which then has its answer. Raises Conflict or Fenced if they may not go in."""
         if self.recalled(rows, slot):
             return True
@@ -62,14 +62,14 @@ class Admission:
                 raise self._conflict(rows, actual)
         return False
 
-    def recalled(self, rows: Rows, slot: Slot) -> bool:
+    def recalled(self, rows: Rows, slot: TailSlot) -> bool:
         """Whether the rows are a retry, whatever version they expect. Raises Conflict or Fenced for an old request."""
         answer = self.producers.answer(rows.producer, slot) if rows.producer is not None else None
         if answer is not None:
             _answer(rows, answer)
         return answer is not None
 
-    def committed(self, group: list[Rows], slot: Slot) -> None:
+    def committed(self, group: list[Rows], slot: TailSlot) -> None:
         """Follow what this writer has just committed, after which the log is as `slot` tells."""
         stamped = False
         followed = self._known_at == (slot.generation, group[0].offset)  # nobody came in between
@@ -88,7 +88,7 @@ class Admission:
         else:
             self._versions.clear()
 
-    def _version(self, key: bytes, slot: Slot) -> int | None:
+    def _version(self, key: bytes, slot: TailSlot) -> int | None:
         now = slot.generation, slot.visible_offset
         if now != self._known_at or len(self._versions) >= VERSIONS_MAX:
             self._versions.clear()  # others have appended
@@ -110,7 +110,7 @@ class Admission:
         )
 
 
-def _answer(rows: Rows, answer: Answer) -> None:
+def _answer(rows: Rows, answer: ProducerAnswer) -> None:
     if answer.count != rows.count:
         assert rows.producer is not None
         raise Conflict(

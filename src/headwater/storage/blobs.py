@@ -19,16 +19,16 @@ from headwater.format.batch import corrupt, encode_blob_reference
 from headwater.format.names import offset_of
 from headwater.limits import BLOB_CHUNK_BYTES
 from headwater.storage.failures import deleted, offset_gone, unavailable
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 
 FromArchive = Callable[[int, int, tuple[int, int, int]], Iterator[bytes] | None]
 """The chunks of a huge event, by its segment, offset and reference; None if the archive does not have it."""
 
 
-class Spool:
+class BlobSpool:
     """A huge event on its way in, written in chunks. `reference` is what its batch will hold; close it in any case."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LogDirectory) -> None:
         self.size = 0
         self.reference = b""
         self._pending = bytearray()  # of the next chunk
@@ -93,7 +93,7 @@ class StoredBlob:
     """The data of a huge event, in its file."""
 
     def __init__(
-        self, place: Place, path: Path, reference: tuple[int, int, int], archived: FromArchive | None = None
+        self, place: LogDirectory, path: Path, reference: tuple[int, int, int], archived: FromArchive | None = None
     ) -> None:
         """`archived` gives its chunks where the file is not here any more."""
         self.size = reference[0]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from headwater.errors import HeadwaterError
 from headwater.format.batch import BATCH_BYTES_MIN, COUNT_MAX, MAGIC, Batch, peek, size_before
 from headwater.format.segment import HEADER_BYTES
-from headwater.storage.segment import SegmentFile, Window
+from headwater.storage.segment import SegmentFile, SegmentWindow
 
 
 class Boundary(NamedTuple):
@@ -31,7 +31,7 @@ class Boundary(NamedTuple):
 class Boundaries:
     """The boundaries behind the damage of one segment, whose batches end at `stop`."""
 
-    def __init__(self, segment: SegmentFile, window: Window, stop: int, end_offset: int | None) -> None:
+    def __init__(self, segment: SegmentFile, window: SegmentWindow, stop: int, end_offset: int | None) -> None:
         """`end_offset` is where the offsets end; None if nothing tells, as without a tail."""
         self._segment = segment
         self._window = window

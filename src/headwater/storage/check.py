@@ -19,16 +19,16 @@ from headwater.format.index import Index
 from headwater.format.losses import Ranges, merged
 from headwater.format.names import file_of, offset_of
 from headwater.format.segment import HEADER_BYTES
-from headwater.format.tail import Slot
+from headwater.format.tail import TailSlot
 from headwater.storage import holes
 from headwater.storage.archive import note
 from headwater.storage.blobs import StoredBlob
 from headwater.storage.boundaries import Boundaries
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.producers import read_snapshot
 from headwater.storage.retention import orphans
 from headwater.storage.seal import build_index
-from headwater.storage.segment import SegmentFile, Window, read_header
+from headwater.storage.segment import SegmentFile, SegmentWindow, read_header
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class Walk(msgspec.Struct):
     lost: Ranges = []
 
 
-def check(place: Place, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
+def check(place: LogDirectory, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
     """Everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were read."""
     slot, findings = check_tail(place)
     yield from findings
@@ -112,7 +112,7 @@ def check(place: Place, counts: Counts, progress: Callable[[int], None]) -> Iter
 
 
 def _check_segment(
-    place: Place, segment: SegmentFile, walked: Walk, stop: int, previous_ticks: int | None, *, sealed: bool
+    place: LogDirectory, segment: SegmentFile, walked: Walk, stop: int, previous_ticks: int | None, *, sealed: bool
 ) -> Iterator[Finding]:
     """What is wrong with one segment, its index and its blobs. `previous_ticks` are of the segment before it."""
     path = place.segment(segment.base)
@@ -128,14 +128,14 @@ def _check_segment(
     yield from _orphans(place, segment.base, segment, stop)
 
 
-def lost_findings(place: Place, path: Path | str, walked: Walk) -> Iterator[Finding]:
+def lost_findings(place: LogDirectory, path: Path | str, walked: Walk) -> Iterator[Finding]:
     """What a repair has given up in a segment: worth knowing, and no damage any more."""
     for lo, hi in merged(walked.lost):
         problem = f"offsets {lo} to {hi - 1} are lost: they were damaged, and repair cut them"
         yield _finding(place, path, 0, 0, problem, damage=False)
 
 
-def check_tail(place: Place) -> tuple[Slot | None, list[Finding]]:
+def check_tail(place: LogDirectory) -> tuple[TailSlot | None, list[Finding]]:
     """The state that the tail tells, if it can be believed on this boot, and what is wrong with it."""
     stored = b""
     for _ in range(100):  # a slot that is being written looks damaged for a moment
@@ -151,14 +151,14 @@ def check_tail(place: Place) -> tuple[Slot | None, list[Finding]]:
     return None, [_finding(place, place.tail, 0, len(stored), "the tail is damaged; repair makes it again")]
 
 
-def readable_end(segment: SegmentFile, slot: Slot | None, *, last: bool) -> int:
+def readable_end(segment: SegmentFile, slot: TailSlot | None, *, last: bool) -> int:
     """Where the batches of a segment end, as far as that is known. Behind those of the last, space may be reserved."""
     if slot is not None and segment.base == slot.segment and not segment.header.packed:
         return min(slot.visible_position, segment.size())
     return segment.data_end(HEADER_BYTES) if last else segment.size()
 
 
-def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts, place: Place) -> Walk:
+def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts, place: LogDirectory) -> Walk:
     """Verify all batches up to position `stop`, going on behind damage. `end_offset`: where they should end."""
     found = Walk([], [], segment.base, segment.header.previous_ticks)
     window = segment.window(0, max(stop, HEADER_BYTES))
@@ -199,7 +199,7 @@ def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts
     return found
 
 
-def _verified(window: Window, position: int, found: Walk, place: Place) -> Batch:
+def _verified(window: SegmentWindow, position: int, found: Walk, place: LogDirectory) -> Batch:
     """The batch at a position, with every column, blob and invariant checked."""
     batch = next(window.batches(position, found.end_offset))
     batch.validate()
@@ -212,11 +212,11 @@ def _verified(window: Window, position: int, found: Walk, place: Place) -> Batch
     return batch
 
 
-def _visible(slot: Slot | None, segment: SegmentFile) -> int | None:
+def _visible(slot: TailSlot | None, segment: SegmentFile) -> int | None:
     return slot.visible_offset if slot is not None and slot.segment == segment.base else None
 
 
-def check_index(place: Place, segment: SegmentFile, *, sealed: bool, sound: bool) -> Iterator[Finding]:
+def check_index(place: LogDirectory, segment: SegmentFile, *, sealed: bool, sound: bool) -> Iterator[Finding]:
     """What is wrong with the index of a segment, which should have one if it is `sealed`."""
     path = place.index(segment.base)
     try:
@@ -241,7 +241,7 @@ def check_index(place: Place, segment: SegmentFile, *, sealed: bool, sound: bool
             yield _finding(place, path, 0, 0, "the index does not tell what the segment holds; repair makes it again")
 
 
-def _orphans(place: Place, base: int, segment: SegmentFile, stop: int) -> Iterator[Finding]:
+def _orphans(place: LogDirectory, base: int, segment: SegmentFile, stop: int) -> Iterator[Finding]:
     names = place.disk.names(place.blobs(base))
     if names:
         with contextlib.suppress(HeadwaterError):  # damage was found already
@@ -255,7 +255,7 @@ def _orphans(place: Place, base: int, segment: SegmentFile, stop: int) -> Iterat
                     )
 
 
-def _check_producers(place: Place, oldest: int, active: int) -> Iterator[Finding]:
+def _check_producers(place: LogDirectory, oldest: int, active: int) -> Iterator[Finding]:
     """The snapshot of producers that the active segment's header tells of, and those that are of no use."""
     path = place.producers(active)
     found: list[Finding] = []
@@ -279,20 +279,20 @@ def _check_producers(place: Place, oldest: int, active: int) -> Iterator[Finding
         yield from found
 
 
-def _check_note(place: Place) -> Iterator[Finding]:
+def _check_note(place: LogDirectory) -> Iterator[Finding]:
     try:
         note.read(place)
     except HeadwaterError:
         yield _finding(place, place.archived, 0, 0, "what is known of the archive is damaged; archiving makes it again")
 
 
-def _kept(place: Place) -> Iterator[Finding]:
+def _kept(place: LogDirectory) -> Iterator[Finding]:
     for name in sorted(place.disk.names(place.path)):
         if ".cut-" in name:
             yield _finding(place, place.path / name, 0, 0, "bytes that were cut from the log, and kept", False)
 
 
-def _left(place: Place, bases: list[int]) -> Iterator[Finding]:
+def _left(place: LogDirectory, bases: list[int]) -> Iterator[Finding]:
     for names in orphans(place, bases[0]).values() if bases else ():
         for name in names:
             if ".cut-" not in name:
@@ -306,5 +306,7 @@ def _reason(error: HeadwaterError) -> str:
     return str(error.facts.get("reason") or error.message)
 
 
-def _finding(place: Place, path: Path | str, position: int, size: int, problem: str, damage: bool = True) -> Finding:
+def _finding(
+    place: LogDirectory, path: Path | str, position: int, size: int, problem: str, damage: bool = True
+) -> Finding:
     return Finding(place.topic, place.partition, str(path), position, size, problem, damage)

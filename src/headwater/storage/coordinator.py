@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 
 
 class CursorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class CursorRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.failures if self.failing == offset else 0
 
 
-class Kept(NamedTuple):
+class CursorVersion(NamedTuple):
     """A record as it was found. `version` changes with every write, and is for the next swap."""
 
     record: CursorRecord
@@ -65,7 +65,7 @@ class SharedCursors(Protocol):
     def partitions(self) -> set[int]:
         """Those that have a record; empty if there is no such consumer."""
 
-    def read(self, partition: int) -> Kept | None:
+    def read(self, partition: int) -> CursorVersion | None:
         """The record; None if there is none."""
 
     def create(self, partition: int, record: CursorRecord) -> None:
@@ -93,10 +93,10 @@ class SharedCursors(Protocol):
 class Coordinator(Protocol):
     """All consumers of one log."""
 
-    def names(self, topic: Topic) -> list[str]:
+    def names(self, topic: TopicRecord) -> list[str]:
         """The names of all consumers of a topic, sorted."""
 
-    def consumer(self, topic: Topic, name: str) -> SharedCursors:
+    def consumer(self, topic: TopicRecord, name: str) -> SharedCursors:
         """What is kept of one, if it is there. Asks nothing of the network."""
 
     def close(self) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from headwater.errors import Conflict, Corrupt
 from headwater.format.batch import LOST, Batch, corrupt, decode, encode_lost
 from headwater.format.segment import HEADER_BYTES
-from headwater.format.tail import Slot
+from headwater.format.tail import TailSlot
 from headwater.storage.packing import part
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 
 
 def behind(stored: memoryview, offset: int, *, zstd: bool) -> list[Batch]:
@@ -58,7 +58,7 @@ def check(batches: Sequence[Batch]) -> None:
         before = batch
 
 
-def check_follows(place: Place, slot: Slot, batches: Sequence[Batch]) -> None:
+def check_follows(place: LogDirectory, slot: TailSlot, batches: Sequence[Batch]) -> None:
     """Raise Conflict unless the first batch has the next offset, and Corrupt unless it is later than what is here."""
     if not batches:
         return

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from headwater.errors import Corrupt, Fenced, HeadwaterError, NotFound, Unavailable
 from headwater.format import cursors as format
-from headwater.format.cursors import CursorsHeader, CursorSlot, Member, Words
+from headwater.format.cursors import CursorsHeader, CursorSlot, MemberRecord, Words
 from headwater.limits import CONSUMER_MEMBERS_MAX
 from headwater.storage.disk import Clock, Disk, wait_for_lock
 from headwater.storage.failures import FULL
@@ -190,13 +190,13 @@ class Cursors:
         """Say so. Who finds it set when the lock is free calls `redo`."""
         self._write_words(busy=int(busy))
 
-    def members(self, now_ns: int) -> list[Member | None]:
+    def members(self, now_ns: int) -> list[MemberRecord | None]:
         """The table of members; None where a record is free or expired."""
         stored = self._read(format.MEMBERS_BYTES, format.MEMBERS_AT)
         found = format.decode_members(stored)
         return [member if member is not None and now_ns < member.expiry_ns else None for member in found]
 
-    def put_member(self, member: Member, now_ns: int) -> list[bytes]:
+    def put_member(self, member: MemberRecord, now_ns: int) -> list[bytes]:
         """Enter or refresh a member; returns the ids of all live ones, in their order. Unavailable if it is full."""
         table = self.members(now_ns)
         there = [number for number, other in enumerate(table) if other is not None and other.id == member.id]

@@ -19,8 +19,8 @@ from msgspec import structs
 
 from headwater.errors import Denied, Invalid, NotFound, Unavailable, Unsupported
 from headwater.event import UNIX_EPOCH_TICKS
-from headwater.format.settings import Topic
-from headwater.storage.coordinator import CursorRecord, Kept, Sign
+from headwater.format.settings import TopicRecord
+from headwater.storage.coordinator import CursorRecord, CursorVersion, Sign
 from headwater.storage.disk import Clock
 from headwater.storage.endpoints import is_plain
 
@@ -51,11 +51,11 @@ class DynamoCoordinator:
                     raise _no_table(self._table) from None
                 self._create()
 
-    def names(self, topic: Topic) -> list[str]:
+    def names(self, topic: TopicRecord) -> list[str]:
         """The names of all consumers of a topic, sorted."""
         return sorted(item["part"]["S"].removeprefix("name/") for item in self.query(topic.uuid, "name/"))
 
-    def consumer(self, topic: Topic, name: str) -> DynamoCursors:
+    def consumer(self, topic: TopicRecord, name: str) -> DynamoCursors:
         """What is kept of one."""
         return DynamoCursors(self, topic.uuid, name, self._clock)
 
@@ -161,10 +161,10 @@ class DynamoCursors:
         """Those that have a record."""
         return {int(item["part"]["S"].removeprefix("cursor/")) for item in self._table.query(self._consumer, "cursor/")}
 
-    def read(self, partition: int) -> Kept | None:
+    def read(self, partition: int) -> CursorVersion | None:
         """The record; None if there is none."""
         item = self._table.get(self._consumer, f"cursor/{partition}")
-        return None if item is None else Kept(_record(item), item["nonce"]["S"])
+        return None if item is None else CursorVersion(_record(item), item["nonce"]["S"])
 
     def create(self, partition: int, record: CursorRecord) -> None:
         """Put a record where none is; one that is there stays."""

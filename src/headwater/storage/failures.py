@@ -6,20 +6,20 @@ import errno
 from typing import Protocol
 
 from headwater.errors import Conflict, NotFound, Unavailable
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write says when there is no space for it: on the disk, for this user, or for this process."""
 
 
-class Named(Protocol):
+class NamedLog(Protocol):
     """Which log it is; `str()` tells it to people."""
 
     @property
     def topic(self) -> str: ...
 
 
-def unavailable(place: Place, what: str, error: OSError) -> Unavailable:
+def unavailable(place: LogDirectory, what: str, error: OSError) -> Unavailable:
     """The disk would not."""
     if error.errno in FULL:
         hint, code = "the disk is full: free some space, and try again", "disk_full"
@@ -43,7 +43,7 @@ def unjournaled(error: OSError) -> Unavailable:
     )
 
 
-def frozen(place: Place) -> Unavailable:
+def frozen(place: LogDirectory) -> Unavailable:
     """Somebody's sync failed, and nobody has opened the log since."""
     return Unavailable(
         f"{place} is frozen since a sync failed; nothing acknowledged is lost",
@@ -52,7 +52,7 @@ def frozen(place: Place) -> Unavailable:
     )
 
 
-def locked(place: Place) -> Unavailable:
+def locked(place: LogDirectory) -> Unavailable:
     """Another process does not let go of the lock."""
     return Unavailable(
         f"{place} is locked by another process for more than {place.limits.lock_wait_s:g} s",
@@ -61,7 +61,7 @@ def locked(place: Place) -> Unavailable:
     )
 
 
-def being_sealed(place: Place, base: int) -> Unavailable:
+def being_sealed(place: LogDirectory, base: int) -> Unavailable:
     """Another process does not let go of a segment."""
     return Unavailable(
         f"{place}: segment {base} is being sealed by another process for more than {place.limits.lock_wait_s:g} s",
@@ -70,17 +70,17 @@ def being_sealed(place: Place, base: int) -> Unavailable:
     )
 
 
-def repeated(place: Place) -> Conflict:
+def repeated(place: LogDirectory) -> Conflict:
     """A transaction's request was committed before; whoever brings it again gets the first answer instead of this."""
     return Conflict(f"{place}: the transaction was committed before", code="transaction_repeated")
 
 
-def deleted(place: Named) -> NotFound:
+def deleted(place: NamedLog) -> NotFound:
     """The topic is gone."""
     return NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)
 
 
-def offset_gone(place: Named, offset: int, oldest: int) -> NotFound:
+def offset_gone(place: NamedLog, offset: int, oldest: int) -> NotFound:
     """Retention has deleted the event."""
     return NotFound(
         f"{place}: offset {offset} is gone, the oldest is {oldest}",

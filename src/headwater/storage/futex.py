@@ -32,7 +32,7 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_int64))
 
 
-class _Waiter(ctypes.Structure):
+class _FutexWaiter(ctypes.Structure):
     _fields_ = (
         ("value", ctypes.c_uint64),
         ("address", ctypes.c_uint64),
@@ -78,9 +78,9 @@ def _wait_one(mapped: Any, position: int, value: int, timeout_s: float) -> None:
 def _wait_any(words: Sequence[tuple[Any, int, int]], timeout_s: float) -> None:
     assert _syscall is not None
     held = [ctypes.c_uint32.from_buffer(mapped, position) for mapped, position, _ in words]
-    waiters = (_Waiter * len(words))(
+    waiters = (_FutexWaiter * len(words))(
         *(
-            _Waiter(value, ctypes.addressof(word), _FUTEX2_SIZE_U32, 0)
+            _FutexWaiter(value, ctypes.addressof(word), _FUTEX2_SIZE_U32, 0)
             for word, (_, _, value) in zip(held, words, strict=True)
         )
     )

@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from headwater.errors import Unavailable
 from headwater.storage.open_files import open_files
 from headwater.storage.rows import Rows
-from headwater.storage.writer import Writer
+from headwater.storage.writer import LogWriter
 
 GROUP_EVENTS_MAX = 50_000
 PATIENCE_S = 0.05  # who waits longer makes sure that the leader has not been interrupted
@@ -32,7 +32,7 @@ class Group:
 
     files = 2  # the lock and the active segment
 
-    def __init__(self, writer: Writer, bytes_max: int) -> None:
+    def __init__(self, writer: LogWriter, bytes_max: int) -> None:
         self.writer = writer  # for the leader alone
         self.used = 0
         writer.on_open = partial(open_files.opened, self)
@@ -47,9 +47,9 @@ class Group:
         leader = self._leader
         return leader is not None and leader.runs()
 
-    def rest(self, may: Callable[[Writer], bool] = lambda _: True) -> bool:
+    def rest(self, may: Callable[[LogWriter], bool] = lambda _: True) -> bool:
         """Close the writer's files until they are needed; False if a thread is at it, or it may not. Never waits."""
-        turn = Turn(self)
+        turn = WriterTurn(self)
         try:
             if not turn.try_take(_getframe()) or not may(self.writer):
                 return False
@@ -58,7 +58,7 @@ class Group:
             turn.leave()
         return True
 
-    def let_go(self, writer: Writer) -> None:
+    def let_go(self, writer: LogWriter) -> None:
         """Close the writer's files. For the leader."""
         open_files.closed(self)
         writer.trim()
@@ -96,10 +96,10 @@ class Group:
         with self.exclusive():
             self._commit(group)
 
-    def exclusive(self) -> Turn:
+    def exclusive(self) -> WriterTurn:
         """The writer for this thread alone, in a `with`, when the appends that came before are committed."""
         self.used = open_files.turn
-        return Turn(self)
+        return WriterTurn(self)
 
     def try_enter(self, rows: Rows, frame: FrameType) -> bool:
         """Have these rows lead if no others lead or wait; never waits itself."""
@@ -204,7 +204,7 @@ class Group:
                 queue.popleft()
 
 
-class Turn:
+class WriterTurn:
     """The writer of a group for one thread alone. Used in a `with`, or taken and left, by a plain function.
 
     That function's call is what tells whether the turn is over: a generator's would not.
@@ -215,7 +215,7 @@ class Turn:
         self._rows = Rows("bytes", False)
         self._rows.count = 0  # which no leader takes along
 
-    def take(self, frame: FrameType) -> Writer:
+    def take(self, frame: FrameType) -> LogWriter:
         """Wait for the writer; `frame` is the call that uses it, and leaves."""
         interruption = self._group.enter(self._rows, frame)
         if interruption is not None:
@@ -231,7 +231,7 @@ class Turn:
         """Let others have it. May be called twice."""
         self._group.leave(self._rows)
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> LogWriter:
         return self.take(_getframe(1))
 
     def __exit__(
@@ -240,7 +240,7 @@ class Turn:
         self.leave()
 
 
-class Turns:
+class WriterTurns:
     """The writers of several logs, taken in one order by one call, whose `finally` is `any(turns.locks)`, then `leave`.
 
     `locks` unlocks the files as it is iterated, in C: a signal handler that raises cannot leave one of them locked.
@@ -248,12 +248,12 @@ class Turns:
 
     def __init__(self) -> None:
         self._frame = _getframe(1)  # the call that takes them
-        self._taken: list[Turn] = []
-        self.writers: list[Writer] = []
+        self._taken: list[WriterTurn] = []
+        self.writers: list[LogWriter] = []
         self._unlocking: list[Callable[[], object]] = []
         self.locks = map(call, self._unlocking)
 
-    def take(self, turn: Turn) -> Writer:
+    def take(self, turn: WriterTurn) -> LogWriter:
         """Wait for one more writer; whatever it locks is unlocked with the others."""
         self._taken.append(turn)
         writer = turn.take(self._frame)

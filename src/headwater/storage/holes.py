@@ -12,13 +12,13 @@ import contextlib
 from headwater.errors import Corrupt, HeadwaterError
 from headwater.format import tail as tail_format
 from headwater.format.names import offset_of
-from headwater.format.tail import Slot
+from headwater.format.tail import TailSlot
 from headwater.storage.archive import note
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.segment import SegmentFile
 
 
-def missing(place: Place, start: int, end: int) -> Corrupt:
+def missing(place: LogDirectory, start: int, end: int) -> Corrupt:
     """Return the error for the segment that begins at `start` and is not there; its events end before `end`."""
     path = str(place.segment(start))
     which = f"offsets {start} to {end - 1}" if end > start else f"the events from offset {start} on"
@@ -33,7 +33,7 @@ def missing(place: Place, start: int, end: int) -> Corrupt:
     )
 
 
-def beginning(place: Place, oldest: int) -> Corrupt | None:
+def beginning(place: LogDirectory, oldest: int) -> Corrupt | None:
     """Return what is missing before the `oldest` segment; None if nothing is. List the segments before this call.
 
     A log that an earlier version shortened has no mark: where its topic has a retention, it may begin anywhere.
@@ -46,7 +46,7 @@ def beginning(place: Place, oldest: int) -> Corrupt | None:
     return missing(place, marked or 0, oldest)
 
 
-def ending(place: Place, last: SegmentFile, end: int) -> Corrupt | None:
+def ending(place: LogDirectory, last: SegmentFile, end: int) -> Corrupt | None:
     """Return what is missing behind the `last` segment, whose events end at `end`; None if it can be the active one."""
     blobs = [offset for name in place.disk.names(place.path) if (offset := offset_of(name, "blobs")) is not None]
     beyond = [base for base in blobs if base > last.base and place.disk.names(place.blobs(base))]
@@ -56,7 +56,7 @@ def ending(place: Place, last: SegmentFile, end: int) -> Corrupt | None:
     return None
 
 
-def survey(place: Place) -> tuple[list[int], list[Corrupt]]:
+def survey(place: LogDirectory) -> tuple[list[int], list[Corrupt]]:
     """Return the first offsets of the segments, an active one that is missing among them, and what is missing.
 
     A gap in the midst is not told here: it shows where the segment before it ends.
@@ -78,7 +78,7 @@ def survey(place: Place) -> tuple[list[int], list[Corrupt]]:
     return bases, gaps
 
 
-def _ending(place: Place, base: int) -> Corrupt | None:
+def _ending(place: LogDirectory, base: int) -> Corrupt | None:
     with contextlib.suppress(HeadwaterError):  # its damage is found by whoever reads it
         last = SegmentFile(place, base)
         try:
@@ -88,7 +88,7 @@ def _ending(place: Place, base: int) -> Corrupt | None:
     return None
 
 
-def _archived_end(place: Place) -> int:
+def _archived_end(place: LogDirectory) -> int:
     """Return where the archive of a log ends, as far as the directory knows; 0 if there is none."""
     with contextlib.suppress(HeadwaterError):
         known = note.read(place)
@@ -96,7 +96,7 @@ def _archived_end(place: Place) -> int:
     return 0
 
 
-def _newest(place: Place) -> Slot | None:
+def _newest(place: LogDirectory) -> TailSlot | None:
     with contextlib.suppress(OSError, Corrupt):
         return tail_format.newest(place.disk.read_file(place.tail))
     return None

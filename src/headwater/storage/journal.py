@@ -18,14 +18,14 @@ from msgspec import structs
 from headwater.errors import Corrupt, HeadwaterError
 from headwater.format import journal as format
 from headwater.format.cursors import decode_slot
-from headwater.format.journal import Entry, Move, Share
+from headwater.format.journal import Entry, JournalMove, JournalShare
 from headwater.format.producers import stamped_bytes
 from headwater.format.segment import HEADER_BYTES
-from headwater.format.tail import Slot
+from headwater.format.tail import TailSlot
 from headwater.storage.cursors import Cursors
 from headwater.storage.disk import Disk
 from headwater.storage.failures import FULL, unjournaled
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.segment import read_header
 
 SUFFIX = ".journal"
@@ -216,13 +216,13 @@ def entries(directory: Path, disk: Disk) -> Iterator[tuple[Path, Entry, list[byt
                     yield directory / name, entry, datas
 
 
-def redo(place: Place, known: Slot | None) -> Slot | None:
+def redo(place: LogDirectory, known: TailSlot | None) -> TailSlot | None:
     """Write what transactions brought to the active segment of a log; returns what is known then.
 
     The caller holds the lock, and recovers the log. Bytes that are there already are written once more, as they are.
     """
     uuid = place.uuid.hex()
-    found: list[tuple[Share, bytes]] = []
+    found: list[tuple[JournalShare, bytes]] = []
     journals: set[Path] = set()
     for path, entry, datas in entries(place.journal, place.disk):
         mine = [(share, data) for share, data in zip(entry.shares, datas, strict=True) if share.uuid == uuid]
@@ -259,7 +259,7 @@ def redo(place: Place, known: Slot | None) -> Slot | None:
 def restore(directory: Path, cursors: Cursors) -> None:
     """Put the slots that transactions decided on into a consumer's file, which the caller holds."""
     path, id = relative_path(cursors), cursors.id.hex()
-    found: list[Move] = []
+    found: list[JournalMove] = []
     journals: set[Path] = set()
     for journal, entry, _ in entries(directory, cursors.disk):
         mine = [move for move in entry.moves if move.path == path and move.id == id]

@@ -18,7 +18,7 @@ from headwater.format.batch import KEY, Batch
 from headwater.format.column import Column, concat
 from headwater.format.index import Index, KeyPages, head_bytes
 from headwater.format.keyhash import U32, U64, key_hash, key_hashes
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 
 HEAD_BYTES = 64 * 1024  # of an index, read at once: nearly always all that is in front of the key entries
 GATHER_EVENTS = 65_536  # hashed at once: enough to pay for the calls, little enough to hold
@@ -28,7 +28,7 @@ PENDING_MAX = 4096  # keys that came a few at a time, kept in a dictionary befor
 POSITION_MAX = 8 << 32  # positions are kept in units of 8 bytes, as u32
 
 
-def read_index(place: Place, base: int) -> Index:
+def read_index(place: LogDirectory, base: int) -> Index:
     """The index of a segment, without its key entries; raises FileNotFoundError, and Corrupt if it is damaged."""
     disk = place.disk
     fd = disk.open_read(place.index(base))
@@ -47,7 +47,7 @@ class KeyIndex:
 
     __slots__ = ("_disk", "_pages", "_path", "_positions", "file_id", "lost")
 
-    def __init__(self, place: Place, base: int, index: Index, pages: KeyPages) -> None:
+    def __init__(self, place: LogDirectory, base: int, index: Index, pages: KeyPages) -> None:
         self.file_id = index.file_id
         self.lost = index.lost()
         self._disk = place.disk
@@ -80,7 +80,7 @@ class KeyIndex:
 class KeyIndexes:
     """The key indexes of one log's sealed segments, kept once they were used: a few KiB each."""
 
-    def __init__(self, place: Place, on_damage: Callable[[int], None]) -> None:
+    def __init__(self, place: LogDirectory, on_damage: Callable[[int], None]) -> None:
         """`on_damage` is told the segment whose index is damaged, of another file, or without keys."""
         self._place = place
         self._on_damage = on_damage

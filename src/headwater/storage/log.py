@@ -16,29 +16,29 @@ from headwater.event import Blob, Content
 from headwater.format.batch import LOST, Batch
 from headwater.format.losses import Ranges
 from headwater.format.names import file_of
-from headwater.format.producers import Known, Producer
+from headwater.format.producers import Producer, ProducerState
 from headwater.format.segment import SegmentHeader
-from headwater.format.tail import Slot
+from headwater.format.tail import TailSlot
 from headwater.storage import copying, recovery
-from headwater.storage.archive.archive import Archive
-from headwater.storage.archive.archived import Archived
-from headwater.storage.blobs import Spool, StoredBlob
+from headwater.storage.archive.archive import SegmentArchive
+from headwater.storage.archive.archived import ArchiveReader
+from headwater.storage.blobs import BlobSpool, StoredBlob
 from headwater.storage.extents import Extents
 from headwater.storage.failures import deleted
-from headwater.storage.group import Group, Turn
-from headwater.storage.log_cursor import Cursor, TypeTest
-from headwater.storage.place import Place
-from headwater.storage.producers import Producers
-from headwater.storage.reader import Reader
+from headwater.storage.group import Group, WriterTurn
+from headwater.storage.log_cursor import SegmentCursor, TypeTest
+from headwater.storage.place import LogDirectory
+from headwater.storage.producers import ProducerMemory
+from headwater.storage.reader import LogReader
 from headwater.storage.repair import Action
 from headwater.storage.rows import Rows
 from headwater.storage.sealer import seal_all
 from headwater.storage.tail import Tail
-from headwater.storage.upload import Upload
-from headwater.storage.writer import Writer
+from headwater.storage.upload import BlobUpload
+from headwater.storage.writer import LogWriter
 
 
-def create(place: Place, base: int = 0, previous_ticks: int = 0) -> None:
+def create(place: LogDirectory, base: int = 0, previous_ticks: int = 0) -> None:
     """Make the files of a new log. The caller syncs the directory that holds `place.path`.
 
     It begins at offset `base`, behind an event with `previous_ticks`: a replica begins where its source does.
@@ -60,11 +60,11 @@ class LocalLog:
 
     def __init__(
         self,
-        place: Place,
-        on_roll: Callable[[Place], None],
-        may_roll: Callable[[Place, Slot], None] = lambda _place, _slot: None,
-        on_damaged_index: Callable[[Place, int], None] = lambda _place, _base: None,
-        archive: Archive | None = None,
+        place: LogDirectory,
+        on_roll: Callable[[LogDirectory], None],
+        may_roll: Callable[[LogDirectory, TailSlot], None] = lambda _place, _slot: None,
+        on_damaged_index: Callable[[LogDirectory, int], None] = lambda _place, _base: None,
+        archive: SegmentArchive | None = None,
         guard: Callable[[], None] | None = None,
     ) -> None:
         """`on_roll` hears of a finished segment, `on_damaged_index` of a segment whose index cannot be used.
@@ -82,9 +82,9 @@ class LocalLog:
         self._guard = guard
         self._learned = -1  # the segment whose keys were read last
         self._identity = _identity(place)
-        self.archived = Archived(place, archive) if archive is not None else None
+        self.archived = ArchiveReader(place, archive) if archive is not None else None
         on_damage = partial(on_damaged_index, place)
-        self._reader = Reader(place, self._identity, self._recover, on_damage, self.archived)
+        self._reader = LogReader(place, self._identity, self._recover, on_damage, self.archived)
         self._begin()
 
     def append(self, rows: Rows) -> None:
@@ -123,12 +123,20 @@ class LocalLog:
         *,
         sync: bool,
         guard: tuple[int | None, Producer | None] | None = None,
-    ) -> Upload:
+    ) -> BlobUpload:
         """One event whose pieces arrive in their own time: bounded memory, and no lock held meanwhile."""
         if self._guard is not None:
             self._guard()
-        return Upload(
-            self.place.limits, partial(Spool, self.place), self.append, content, type, key, meta, sync=sync, guard=guard
+        return BlobUpload(
+            self.place.limits,
+            partial(BlobSpool, self.place),
+            self.append,
+            content,
+            type,
+            key,
+            meta,
+            sync=sync,
+            guard=guard,
         )
 
     def start(self) -> int:
@@ -144,7 +152,7 @@ class LocalLog:
     def pause_s(self) -> None:
         """Whoever appends wakes all who sleep on the tail."""
 
-    def state(self) -> Slot:
+    def state(self) -> TailSlot:
         """What is visible, durable and last."""
         return self._reader.slot()
 
@@ -169,7 +177,7 @@ class LocalLog:
 
     def stored(self, start: int, stop: int) -> Iterator[Batch]:
         """Every batch that holds the offsets from `start` to `stop`, also those that stand for lost events."""
-        return Cursor(self._reader, start).batches(stop, lost=True)
+        return SegmentCursor(self._reader, start).batches(stop, lost=True)
 
     def take(self, batches: Sequence[Batch], spooled: Mapping[int, Path]) -> None:
         """Append batches of another log of the same uuid as they are; returns when they are durable.
@@ -183,7 +191,7 @@ class LocalLog:
         with self._group.exclusive() as writer:
             writer.take(batches, spooled)
 
-    def producers(self) -> tuple[int, dict[str, Known]]:
+    def producers(self) -> tuple[int, dict[str, ProducerState]]:
         """What is remembered of producers now, and the offset as of which that is."""
         try:
             with self._group.exclusive() as writer:
@@ -192,9 +200,9 @@ class LocalLog:
             if error.code != "read_only":
                 raise
             slot = self.state()  # on read-only media nothing changes, and no lock is needed
-            return slot.visible_offset, Producers(self.place).known(slot)
+            return slot.visible_offset, ProducerMemory(self.place).known(slot)
 
-    def remember(self, known: dict[str, Known]) -> bool:
+    def remember(self, known: dict[str, ProducerState]) -> bool:
         """Remember what another log of the same uuid remembers of producers, durably; False if it must wait.
 
         Nothing that it tells may be behind the end of this log.
@@ -205,16 +213,16 @@ class LocalLog:
             self._on_roll(self.place)
         return done
 
-    def version(self, key: bytes, slot: Slot | None = None) -> int | None:
+    def version(self, key: bytes, slot: TailSlot | None = None) -> int | None:
         """The offset of the key's last event; None if there is none.
 
         A writer that holds the log's lock gives the `slot` it will follow: then no lock is taken here.
         """
         return self._reader.version(key, slot or self._reader.slot())
 
-    def cursor(self, offset: int) -> Cursor:
+    def cursor(self, offset: int) -> SegmentCursor:
         """A place that moves forward through the log."""
-        return Cursor(self._reader, offset)
+        return SegmentCursor(self._reader, offset)
 
     def ticks_before_start(self) -> int:
         """The ticks of the last event before the oldest readable one; 0 if there never was one."""
@@ -261,7 +269,7 @@ class LocalLog:
                 if writer.abandoned():
                     writer.recover()
 
-    def transacting(self) -> Turn:
+    def transacting(self) -> WriterTurn:
         """The writer, for a transaction or a deletion by the caller's thread, which takes several in one order."""
         return self._group.exclusive()
 
@@ -319,7 +327,7 @@ class LocalLog:
         self._begin()
 
     def _begin(self) -> None:
-        writer = Writer(
+        writer = LogWriter(
             self.place,
             self._identity,
             lambda: self._on_roll(self.place),
@@ -329,12 +337,12 @@ class LocalLog:
         )
         self._group = Group(writer, self.place.limits.commit_bytes_max)
 
-    def _recover(self) -> Slot:
+    def _recover(self) -> TailSlot:
         with self._group.exclusive() as writer:
             return writer.recover()
 
 
-def _identity(place: Place) -> int | None:
+def _identity(place: LogDirectory) -> int | None:
     """What tells this log from one that is made in its place later; None without a lock on read-only media."""
     disk = place.disk
     if disk.inode(place.lock) is None:

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 from headwater.format.batch import LOST, Batch, corrupt
 from headwater.format.losses import Ranges, total, warn, within
 from headwater.format.segment import HEADER_BYTES
-from headwater.format.tail import Slot
+from headwater.format.tail import TailSlot
 from headwater.storage.segment import SegmentFile, StaleSegment
 
 if TYPE_CHECKING:
-    from headwater.storage.reader import Reader
+    from headwater.storage.reader import LogReader
 
 SCAN_BYTES_MAX = 256 * 1024  # so near the end of the active segment, reading on is quicker than looking for a key
 
 TypeTest = Callable[[bytes], bool]
 
 
-class Cursor:
+class SegmentCursor:
     """A place in a log that moves forward over batches, without looking anything up again."""
 
-    def __init__(self, reader: Reader, offset: int) -> None:
+    def __init__(self, reader: LogReader, offset: int) -> None:
         self.offset = offset
         self.lost = 0  # offsets that it passed, whose events are lost
         self._reader = reader
@@ -74,7 +74,9 @@ class Cursor:
                 if self.offset >= stop:
                     return
 
-    def _jump(self, slot: Slot, stop: int, types: TypeTest | None, key: bytes | None) -> Generator[Batch, None, bool]:
+    def _jump(
+        self, slot: TailSlot, stop: int, types: TypeTest | None, key: bytes | None
+    ) -> Generator[Batch, None, bool]:
         """The batches of this segment that may hold what is wanted; the others are not read. False: not known."""
         reader = self._reader
         base = reader.base_of(self.offset, slot)
@@ -112,10 +114,10 @@ class Cursor:
         self.lost += total(missed)
         warn(self._reader.losses.place, missed)
 
-    def _entered(self, slot: Slot) -> SegmentFile:
+    def _entered(self, slot: TailSlot) -> SegmentFile:
         return self._find(slot) if self._segment is None else self._segment
 
-    def _find(self, slot: Slot) -> SegmentFile:
+    def _find(self, slot: TailSlot) -> SegmentFile:
         segment = self._reader.segment(self._reader.base_of(self.offset, slot), slot)
         self._segment, self._generation = segment, slot.generation
         if self.offset == segment.base:

@@ -1,6 +1,6 @@
 """What a local log has lost: the offsets of events that were damaged, and that `repair` cut out of it.
 
-Belongs to the `Reader` of one log in one process. Safe from several threads.
+Belongs to the `LogReader` of one log in one process. Safe from several threads.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from headwater.format.losses import Ranges, merged, within
 from headwater.format.segment import HEADER_BYTES
-from headwater.format.tail import Slot
-from headwater.storage.place import Place
+from headwater.format.tail import TailSlot
+from headwater.storage.place import LogDirectory
 from headwater.storage.segment import SegmentFile
 
 if TYPE_CHECKING:
-    from headwater.storage.reader import Reader
+    from headwater.storage.reader import LogReader
 
 
-def stored_losses(place: Place) -> Ranges:
+def stored_losses(place: LogDirectory) -> Ranges:
     """The lost offsets of a log that nobody has open, from its files. Raises Corrupt on damage."""
     found: Ranges = []
     for base in place.segments():
@@ -32,7 +32,7 @@ def stored_losses(place: Place) -> Ranges:
 class Losses:
     """The lost offsets of one log."""
 
-    def __init__(self, reader: Reader, place: Place) -> None:
+    def __init__(self, reader: LogReader, place: LogDirectory) -> None:
         self.place = place
         self._reader = reader
         self._marked = False  # once it is, it stays so
@@ -54,7 +54,7 @@ class Losses:
             offset = self._reader.end_offset(base, slot)
         return within(merged(found), start, stop)
 
-    def of(self, base: int, slot: Slot) -> Ranges:
+    def of(self, base: int, slot: TailSlot) -> Ranges:
         """The lost offsets of one segment."""
         if not self._any():
             return []

@@ -25,7 +25,7 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _FAILED = ctypes.c_void_p(-1).value
 
 
-class _Pages:
+class _MappedPages:
     """Mapped memory that numpy can look at; unmapped with the last view of it."""
 
     def __init__(self, fd: int, size: int, *, write: bool) -> None:
@@ -47,4 +47,4 @@ class _Pages:
 
 def map_file(fd: int, size: int, *, write: bool) -> memoryview:
     """Map the first `size` bytes of an open file, which may be closed then; raises OSError. Shared by all processes."""
-    return np.asarray(_Pages(fd, size, write=write)).data
+    return np.asarray(_MappedPages(fd, size, write=write)).data

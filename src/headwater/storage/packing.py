@@ -20,7 +20,7 @@ SPLIT_FROM = 2  # times the packed size: above this, a batch is split, so that a
 Pause = Callable[[], None]
 
 
-class Packing(Protocol):
+class BatchPacker(Protocol):
     """What of a log says how its batches are packed."""
 
     @property
@@ -29,12 +29,12 @@ class Packing(Protocol):
     def zstd(self) -> bool: ...
 
 
-def too_large(size: int, log: Packing) -> bool:
+def too_large(size: int, log: BatchPacker) -> bool:
     """Whether a batch is so large that finding one event in it costs much more than it need."""
     return size > SPLIT_FROM * log.limits.pack_bytes
 
 
-def runs(batches: Iterator[Batch], log: Packing, pause: Pause = lambda: None) -> Iterator[list[Batch]]:
+def runs(batches: Iterator[Batch], log: BatchPacker, pause: Pause = lambda: None) -> Iterator[list[Batch]]:
     """Neighbours that may become one batch. Huge events and lost ranges stay alone."""
     run: list[Batch] = []
     events = size = 0
@@ -53,7 +53,7 @@ def runs(batches: Iterator[Batch], log: Packing, pause: Pause = lambda: None) ->
         yield run
 
 
-def packed(run: list[Batch], log: Packing) -> Iterator[bytes]:
+def packed(run: list[Batch], log: BatchPacker) -> Iterator[bytes]:
     """The bytes of the batches that a run of neighbours becomes: one, or, if a single one is too large, several."""
     batch = run[0]
     if len(run) > 1:

@@ -12,7 +12,7 @@ from headwater.limits import Limits
 from headwater.storage.disk import Clock, Disk
 
 
-class Place(msgspec.Struct, frozen=True):
+class LogDirectory(msgspec.Struct, frozen=True):
     """One log. The names of its files are here."""
 
     path: Path

@@ -9,28 +9,28 @@ from __future__ import annotations
 from headwater.errors import Conflict, Corrupt, Fenced
 from headwater.format import producers as format
 from headwater.format.batch import corrupt
-from headwater.format.producers import Answer, Known, Producer, read_stamp
+from headwater.format.producers import Producer, ProducerAnswer, ProducerState, read_stamp
 from headwater.format.segment import HEADER_BYTES
-from headwater.format.tail import Slot
+from headwater.format.tail import TailSlot
 from headwater.limits import Limits
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.segment import SegmentFile
 
 TICKS_PER_MS = 10_000
 GAPS = 7  # so many times must pass without any request before a producer is forgotten
 
 
-class Producers:
+class ProducerMemory:
     """The producers of one log, as far as this process has read it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LogDirectory) -> None:
         self._place = place
-        self._known: dict[str, Known] = {}  # in the order of their last requests, oldest first
+        self._known: dict[str, ProducerState] = {}  # in the order of their last requests, oldest first
         self._segment = -1
         self._generation = -1
         self._position = HEADER_BYTES  # up to where the active segment is read
 
-    def answer(self, producer: Producer, slot: Slot) -> Answer | None:
+    def answer(self, producer: Producer, slot: TailSlot) -> ProducerAnswer | None:
         """What this request was told before; None if it is new.
 
         Raises Fenced for an old epoch, and Conflict for an old request whose answer is forgotten.
@@ -41,34 +41,34 @@ class Producers:
     def note(self, producer: Producer, offset: int, ticks: int, count: int) -> None:
         """Remember a request that was just committed."""
         generation, self._generation = self._generation, -1  # if this is interrupted, all is read again
-        note(self._known, producer, Answer(producer.seq, offset, ticks, count), self._place.limits)
+        note(self._known, producer, ProducerAnswer(producer.seq, offset, ticks, count), self._place.limits)
         self._generation = generation
 
-    def read_to(self, slot: Slot) -> None:
+    def read_to(self, slot: TailSlot) -> None:
         """All up to a slot was noted: what others had brought, by `answer`, and what this process added to it."""
         if slot.segment == self._segment and slot.generation == self._generation:
             self._position = max(self._position, slot.producers_position)
 
-    def snapshot(self, slot: Slot, base: int) -> bytes | None:
+    def snapshot(self, slot: TailSlot, base: int) -> bytes | None:
         """What to keep beside a new segment that begins at `base`; None if there are no producers to remember."""
         self._absorb(slot)
         for id in self._silent(self._known):
             del self._known[id]
         return format.encode(self._place.uuid, base, self._known) if self._known else None
 
-    def known(self, slot: Slot) -> dict[str, Known]:
+    def known(self, slot: TailSlot) -> dict[str, ProducerState]:
         """All that is remembered; whoever gets it may keep it."""
         self._absorb(slot)
-        return {id: Known(known.epoch, list(known.answers)) for id, known in self._known.items()}
+        return {id: ProducerState(known.epoch, list(known.answers)) for id, known in self._known.items()}
 
-    def merged(self, others: dict[str, Known], slot: Slot) -> dict[str, Known] | None:
+    def merged(self, others: dict[str, ProducerState], slot: TailSlot) -> dict[str, ProducerState] | None:
         """What is remembered here and in another log that has the same events; None if that is no more than here."""
         merged = self.known(slot)
         silent = self._silent(others).difference(merged)
         for id, other in others.items():
             if id in silent:
                 continue  # the next snapshot would leave it out
-            mine = merged.setdefault(id, Known(0, []))
+            mine = merged.setdefault(id, ProducerState(0, []))
             answers = {answer.offset: answer for answer in (*other.answers, *mine.answers)}
             mine.epoch = max(mine.epoch, other.epoch)
             mine.answers = [answers[offset] for offset in sorted(answers)][-self._place.limits.producer_answers_max :]
@@ -77,11 +77,11 @@ class Producers:
         order = sorted(merged, key=lambda name: merged[name].answers[-1].offset)
         return {id: merged[id] for id in order[-self._place.limits.producers_max :]}
 
-    def learn(self, known: dict[str, Known]) -> None:
+    def learn(self, known: dict[str, ProducerState]) -> None:
         """Take this for what is remembered, up to where the log was read."""
         self._known = known
 
-    def _silent(self, known: dict[str, Known]) -> set[str]:
+    def _silent(self, known: dict[str, ProducerState]) -> set[str]:
         """The producers that have been silent for too long, and are forgotten.
 
         A clock may step. So time in which none of them appended counts for a `GAPS`-th of that at most: a step is one
@@ -98,11 +98,11 @@ class Producers:
                 silent.add(id)
         return silent
 
-    def rolled(self, slot: Slot) -> None:
+    def rolled(self, slot: TailSlot) -> None:
         """A new segment was begun with this process's snapshot."""
         self._segment, self._generation, self._position = slot.segment, slot.generation, HEADER_BYTES
 
-    def _absorb(self, slot: Slot) -> None:
+    def _absorb(self, slot: TailSlot) -> None:
         """Read what others have appended since this process last looked."""
         behind = slot.segment != self._segment or slot.generation != self._generation
         if not behind and self._position >= slot.producers_position:
@@ -126,7 +126,7 @@ class Producers:
         self._generation = slot.generation
 
 
-def read_snapshot(place: Place, base: int) -> dict[str, Known]:
+def read_snapshot(place: LogDirectory, base: int) -> dict[str, ProducerState]:
     """The producers as of the first offset of a segment; raises Corrupt if that is not to be had."""
     path = place.producers(base)
     try:
@@ -138,8 +138,8 @@ def read_snapshot(place: Place, base: int) -> dict[str, Known]:
         raise corrupt(reason, str(path), error.position, error.size) from None
 
 
-def recall(known: dict[str, Known], producer: Producer) -> Answer | None:
-    """What a request was told before, by what is known of all producers; raises as `Producers.answer`."""
+def recall(known: dict[str, ProducerState], producer: Producer) -> ProducerAnswer | None:
+    """What a request was told before, by what is known of all producers; raises as `ProducerMemory.answer`."""
     mine = known.get(producer.id)
     if mine is None:
         return None
@@ -164,9 +164,9 @@ def recall(known: dict[str, Known], producer: Producer) -> Answer | None:
     return None
 
 
-def note(known: dict[str, Known], producer: Producer, answer: Answer, limits: Limits) -> None:
+def note(known: dict[str, ProducerState], producer: Producer, answer: ProducerAnswer, limits: Limits) -> None:
     """Remember the answer to a request; who was silent longest is forgotten when there are too many."""
-    mine = known.pop(producer.id, None) or Known(producer.epoch, [])
+    mine = known.pop(producer.id, None) or ProducerState(producer.epoch, [])
     mine.epoch = producer.epoch
     if not mine.answers or mine.answers[-1].offset < answer.offset:  # else whoever was interrupted has noted it
         mine.answers.append(answer)

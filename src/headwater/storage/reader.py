@@ -1,6 +1,7 @@
 """Reading a local log: no locks, any number of threads and processes, up to what is visible.
 
-A `Reader` belongs to one log in one process. A `Cursor` (log_cursor.py) moves through it and belongs to one thread.
+A `LogReader` belongs to one log in one process. A `SegmentCursor` (log_cursor.py) moves through it and belongs to one
+thread.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from headwater.format.batch import LOST, Batch
 from headwater.format.keyhash import key_hash
 from headwater.format.losses import warn, within
 from headwater.format.segment import HEADER_BYTES
-from headwater.format.tail import DELETING, OPEN, Slot
+from headwater.format.tail import DELETING, OPEN, TailSlot
 from headwater.storage import recovery
-from headwater.storage.archive.archived import Archived
+from headwater.storage.archive.archived import ArchiveReader
 from headwater.storage.extents import Extents, joined
 from headwater.storage.failures import deleted, offset_gone
 from headwater.storage.holes import beginning, missing
 from headwater.storage.keys import KeyIndexes
-from headwater.storage.log_cursor import Cursor, TypeTest
+from headwater.storage.log_cursor import SegmentCursor, TypeTest
 from headwater.storage.losses import Losses
 from headwater.storage.open_files import open_files
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.places import NOWHERE, Places, last_of, wanted_batches
 from headwater.storage.segment import SegmentFile, StaleSegment
 from headwater.storage.tail import Tail
@@ -37,16 +38,16 @@ OPEN_SEGMENTS_MAX = 32  # of a log, kept between reads: a key's history may touc
 OPEN_SEGMENTS_FEW = 8  # when the process has many files open: it may read many logs, and each takes memory
 
 
-class Reader:
+class LogReader:
     """The reading side of one log in one process."""
 
     def __init__(
         self,
-        place: Place,
+        place: LogDirectory,
         identity: int | None,
-        recover: Callable[[], Slot],
+        recover: Callable[[], TailSlot],
         on_damage: Callable[[int], None],
-        archived: Archived | None = None,
+        archived: ArchiveReader | None = None,
     ) -> None:
         """`identity` is the inode of the log's lock: another one there means another log.
 
@@ -57,7 +58,7 @@ class Reader:
         self._recover = recover
         self._boot_id = place.clock.boot_id()
         self._tail: Tail | None = None
-        self._still: Slot | None = None  # the state of a log on read-only media, which cannot change
+        self._still: TailSlot | None = None  # the state of a log on read-only media, which cannot change
         self._bases: list[int] = []
         self._local = 0  # the first of them that is on the local disk, as far as is known
         self._archived = archived
@@ -69,7 +70,7 @@ class Reader:
         self.losses = Losses(self, place)
         self.used = 0  # the turn of `open_files` in which it was last
 
-    def slot(self) -> Slot:
+    def slot(self) -> TailSlot:
         """What is visible now."""
         self.used = open_files.turn
         tail = self._tail
@@ -78,7 +79,7 @@ class Reader:
             slot = self._settle()
         return slot
 
-    def glance(self) -> Slot | None:
+    def glance(self) -> TailSlot | None:
         """What is visible, as far as that can be told without a wait: None if the log must be recovered first."""
         tail = self._tail = self._tail or Tail.open(self._place)
         slot = tail.newest() if tail is not None else None
@@ -133,9 +134,9 @@ class Reader:
         """
         if backwards:
             return self._backwards(start, stop, types, key, self.slot(), tell=True)
-        return Cursor(self, start).batches(stop, types, key)
+        return SegmentCursor(self, start).batches(stop, types, key)
 
-    def version(self, key: bytes, slot: Slot) -> int | None:
+    def version(self, key: bytes, slot: TailSlot) -> int | None:
         """The offset of the key's last event among those that `slot` makes visible; None if there is none.
 
         Takes no lock of the log, so that a writer may ask while it holds that.
@@ -203,7 +204,7 @@ class Reader:
                 start = end
         return joined(found)
 
-    def _extents(self, base: int, start: int, stop: int, whole: int, slot: Slot) -> Extents:
+    def _extents(self, base: int, start: int, stop: int, whole: int, slot: TailSlot) -> Extents:
         """Those of one segment."""
         archived = self.only_archived(base)
         if archived is not None:
@@ -227,7 +228,7 @@ class Reader:
         self.start()
         return self._local
 
-    def only_archived(self, base: int) -> Archived | None:
+    def only_archived(self, base: int) -> ArchiveReader | None:
         """The archive, if a segment is there and not here, as far as is known without a look; else None."""
         archived = self._archived
         return archived if archived is not None and base < self._local and archived.has(base) else None
@@ -240,7 +241,7 @@ class Reader:
         """The ticks of the first event of a segment that is in the archive alone; None if it is here."""
         return self._archived.first_ticks(base) if self._archived is not None and base < self._local else None
 
-    def _previous_ticks(self, base: int, slot: Slot) -> int:
+    def _previous_ticks(self, base: int, slot: TailSlot) -> int:
         """The ticks of the last event before a segment, which is not fetched from the archive for that."""
         if self._archived is not None and base < self._local:
             told = self._archived.previous_ticks(base)
@@ -248,7 +249,7 @@ class Reader:
                 return told
         return self.segment(base, slot).header.previous_ticks
 
-    def _offset_near_end(self, segment: SegmentFile, slot: Slot, ticks: int) -> int:
+    def _offset_near_end(self, segment: SegmentFile, slot: TailSlot, ticks: int) -> int:
         """The first offset of the active segment with these ticks or later ones, looked for from its end."""
         found = slot.visible_offset
         for batch in segment.backwards(self.end_position(segment, slot), found):
@@ -257,7 +258,7 @@ class Reader:
             found = batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
         return found
 
-    def locate(self, segment: SegmentFile, slot: Slot, offset: int) -> tuple[int, int]:
+    def locate(self, segment: SegmentFile, slot: TailSlot, offset: int) -> tuple[int, int]:
         """Position and base offset of the batch that holds an offset: from the nearer end of an active segment."""
         end = self.end_position(segment, slot)
         active = segment.base == slot.segment and not segment.header.packed
@@ -269,7 +270,7 @@ class Reader:
         number = batches.batch_of(offset)
         return int(batches.positions[number]), int(batches.offsets[number])
 
-    def segment(self, base: int, slot: Slot) -> SegmentFile:
+    def segment(self, base: int, slot: TailSlot) -> SegmentFile:
         """An open segment; raises NotFound, with the oldest offset, if it was deleted and is not in the archive.
 
         Raises Corrupt if it is missing though nobody deleted it.
@@ -286,7 +287,7 @@ class Reader:
                 raise gone from None
             raise missing(self._place, base, self.end_offset(base, slot)) from error
 
-    def _open(self, base: int, slot: Slot) -> SegmentFile:
+    def _open(self, base: int, slot: TailSlot) -> SegmentFile:
         there = base == slot.segment or self._is_here(base)
         with self._opening:
             found = self._segments.get(base)
@@ -305,7 +306,7 @@ class Reader:
                 del self._segments[next(other for other in self._segments if other != slot.segment)]
             return found[0]
 
-    def places(self, base: int, slot: Slot, types: TypeTest | None, key: bytes | None) -> Places | None:
+    def places(self, base: int, slot: TailSlot, types: TypeTest | None, key: bytes | None) -> Places | None:
         """Where the batches of a segment are that may hold a wanted type and the key; None if that is not known."""
         found = self._places_of_key(base, slot, key_hash(key)) if key is not None else None
         if types is None or (found is not None and not found.positions):
@@ -321,13 +322,13 @@ class Reader:
         typed: list[int] = index.positions[wanted].tolist()
         return Places(segment, typed if found is None else sorted(set(typed).intersection(found.positions)))
 
-    def end_offset(self, base: int, slot: Slot) -> int:
+    def end_offset(self, base: int, slot: TailSlot) -> int:
         """Where the events of a segment end."""
         bases = self._known_bases(slot)
         at = bisect_right(bases, base)
         return bases[at] if at < len(bases) else slot.visible_offset
 
-    def check_joined(self, base: int, slot: Slot, stop: int) -> None:
+    def check_joined(self, base: int, slot: TailSlot, stop: int) -> None:
         """Raise Corrupt if events before `stop` are missing between a segment and the next; looked at once."""
         end = self.end_offset(base, slot)
         if base == slot.segment or base < self._local or self._joined.get(base) == end:
@@ -342,7 +343,7 @@ class Reader:
         elif ended < stop:
             raise missing(self._place, ended, end)
 
-    def _places_of_key(self, base: int, slot: Slot, hash: int) -> Places | None:
+    def _places_of_key(self, base: int, slot: TailSlot, hash: int) -> Places | None:
         found = self._indexed(base, slot, hash) if base != slot.segment else None
         if found is None:
             segment = self.segment(base, slot)
@@ -350,7 +351,7 @@ class Reader:
             found = None if positions is None else Places(segment, positions)
         return found
 
-    def _indexed(self, base: int, slot: Slot, hash: int) -> Places | None:
+    def _indexed(self, base: int, slot: TailSlot, hash: int) -> Places | None:
         """Where a key may be in a sealed segment; None if it has no sound index."""
         archived, found = self._archived, None
         if archived is None or base >= self._local:
@@ -361,7 +362,7 @@ class Reader:
         return found
 
     def _look_up(
-        self, indexes: KeyIndexes, base: int, slot: Slot, hash: int, identity: Callable[[], tuple[int, int]]
+        self, indexes: KeyIndexes, base: int, slot: TailSlot, hash: int, identity: Callable[[], tuple[int, int]]
     ) -> Places | None:
         for doubt in (indexes.forget, indexes.damaged):  # the first time, the file may have been made anew
             index = indexes.get(base, slot.generation, identity)
@@ -380,13 +381,13 @@ class Reader:
             indexes.forget(base)
         return None
 
-    def end_position(self, segment: SegmentFile, slot: Slot) -> int:
+    def end_position(self, segment: SegmentFile, slot: TailSlot) -> int:
         """Where the readable bytes of a segment end."""
         if segment.base == slot.segment and not segment.header.packed:
             return slot.visible_position
         return segment.size()
 
-    def base_of(self, offset: int, slot: Slot) -> int:
+    def base_of(self, offset: int, slot: TailSlot) -> int:
         """The first offset of the segment that holds an offset."""
         bases = self._known_bases(slot)
         at = bisect_right(bases, offset) - 1
@@ -413,7 +414,7 @@ class Reader:
         if self._archived is not None:
             self._archived.after_fork()
 
-    def _settle(self) -> Slot:
+    def _settle(self) -> TailSlot:
         """Open the tail; have the log recovered if it cannot be believed as it is."""
         place = self._place
         tail = self._tail = Tail.open(place)
@@ -430,15 +431,15 @@ class Reader:
         self._tail = Tail.open(place)
         return slot
 
-    def _settle_read_only(self, known: Slot | None) -> Slot:
+    def _settle_read_only(self, known: TailSlot | None) -> TailSlot:
         """On read-only media nothing changes and nothing can be cut: read what is valid."""
         found = recovery.scan(self._place, known)
         end = found.offset, found.position
         self._tail = None
-        self._still = Slot(1, self._boot_id, found.segment, *end, *end, found.last_ticks, 1, OPEN)
+        self._still = TailSlot(1, self._boot_id, found.segment, *end, *end, found.last_ticks, 1, OPEN)
         return self._still
 
-    def _known_bases(self, slot: Slot) -> list[int]:
+    def _known_bases(self, slot: TailSlot) -> list[int]:
         """The segments up to the active one, those in the archive alone among them.
 
         A later one, which a roll is just making, is not in use. Those at the beginning may have been deleted since.
@@ -486,7 +487,7 @@ class Reader:
                 del self._segments[base]
 
     def _backwards(
-        self, start: int, stop: int, types: TypeTest | None, key: bytes | None, slot: Slot, *, tell: bool = False
+        self, start: int, stop: int, types: TypeTest | None, key: bytes | None, slot: TailSlot, *, tell: bool = False
     ) -> Iterator[Batch]:
         """The batches that hold the offsets before `stop`, back to `start`. `tell`: warn of lost ones on the way."""
         stop = min(stop, slot.visible_offset)
@@ -513,7 +514,7 @@ class Reader:
             warn(self._place, within(lost, max(start, base), stop)[::-1])
             stop = base
 
-    def _segment_backwards(self, base: int, slot: Slot, stop: int, found: Places | None) -> Iterator[Batch]:
+    def _segment_backwards(self, base: int, slot: TailSlot, stop: int, found: Places | None) -> Iterator[Batch]:
         """The batches of one segment from the one that holds `stop - 1` back: those found, or all."""
         segment = self.segment(base, slot) if found is None else found.segment
         if segment is None:

@@ -15,11 +15,11 @@ from headwater.event import time_of
 from headwater.format.batch import corrupt
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
-from headwater.format.tail import FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, Slot
+from headwater.format.tail import FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, TailSlot
 from headwater.info import Report
 from headwater.storage import holes, journal
 from headwater.storage.boundaries import Boundaries
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.segment import SegmentFile
 from headwater.storage.tail import Tail
 
@@ -31,7 +31,7 @@ REPORTS_MAX = 100  # recoveries that are remembered in the report of a log
 _decode_report = msgspec.json.Decoder(Report).decode
 
 
-class Found(msgspec.Struct, frozen=True):
+class LogEnd(msgspec.Struct, frozen=True):
     """Where the valid events of a log end."""
 
     segment: int
@@ -42,7 +42,7 @@ class Found(msgspec.Struct, frozen=True):
     size: int  # of the segment's file; more than `position` if there is a torn tail
 
 
-def scan(place: Place, known: Slot | None) -> Found:
+def scan(place: LogDirectory, known: TailSlot | None) -> LogEnd:
     """Find the end of the valid batches, from the last position that is sure. Raises Corrupt; changes nothing."""
     bases = place.segments()
     if not bases:
@@ -85,7 +85,7 @@ def scan(place: Place, known: Slot | None) -> Found:
             raise gap
     finally:
         segment.close()
-    return Found(base, offset, position, last_ticks, producers, size)
+    return LogEnd(base, offset, position, last_ticks, producers, size)
 
 
 def _goes_on(segment: SegmentFile, position: int, offset: int) -> bool:
@@ -101,7 +101,7 @@ def _goes_on(segment: SegmentFile, position: int, offset: int) -> bool:
     return False
 
 
-def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
+def recover(place: LogDirectory, tail: Tail, *, believe: bool = True) -> TailSlot:
     """Cut what is torn, sync what is whole, publish it and return the new state. The caller holds the lock.
 
     Without `believe`, the positions that the tail tells count for nothing: the last segment was written anew.
@@ -128,7 +128,7 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
         disk.close(fd)
     disk.sync_directory(place.path)  # whoever made the segment may have died before its name was durable
     _sweep(place, found)
-    slot = Slot(
+    slot = TailSlot(
         counter,
         place.clock.boot_id(),
         found.segment,
@@ -152,7 +152,7 @@ def recover(place: Place, tail: Tail, *, believe: bool = True) -> Slot:
     return slot
 
 
-def reports(place: Place) -> list[Report]:
+def reports(place: LogDirectory) -> list[Report]:
     """What recoveries of this log gave up, oldest first."""
     with contextlib.suppress(FileNotFoundError):
         lines = place.disk.read_file(place.path / "recovered.jsonl").splitlines()
@@ -160,14 +160,14 @@ def reports(place: Place) -> list[Report]:
     return []
 
 
-def write_segment(place: Place, header: SegmentHeader) -> int:
+def write_segment(place: LogDirectory, header: SegmentHeader) -> int:
     """Make a new, empty segment, durable before it is used; returns its open file."""
     path = place.segment(header.base_offset)
     place.disk.replace(path, header.encode())
     return place.disk.open_write(path)
 
 
-def _sync(place: Place, tail: Tail, fd: int, found: Found) -> None:
+def _sync(place: LogDirectory, tail: Tail, fd: int, found: LogEnd) -> None:
     """Sync what was found. If that fails, the cache may say what the disk does not: the next recovery must copy it."""
     try:
         place.disk.fdatasync(fd)
@@ -176,7 +176,7 @@ def _sync(place: Place, tail: Tail, fd: int, found: Found) -> None:
         start = found.segment, HEADER_BYTES  # of the segment: all that is surely durable
         end = found.offset, found.position
         tail.publish(
-            Slot(
+            TailSlot(
                 known.counter + 1 if known is not None else 1,
                 place.clock.boot_id(),
                 found.segment,
@@ -192,7 +192,7 @@ def _sync(place: Place, tail: Tail, fd: int, found: Found) -> None:
         raise
 
 
-def _sync_first(place: Place) -> None:
+def _sync_first(place: LogDirectory) -> None:
     """Make durable what the first events will rest on: the tail, and the name of the topic."""
     fd = place.disk.open_write(place.tail)
     try:
@@ -211,7 +211,7 @@ def _ticks_before(segment: SegmentFile, position: int) -> int:
     return segment.window(at, position).batch(at).last_ticks
 
 
-def _rewrite(place: Place, frozen: Slot) -> Found:
+def _rewrite(place: LogDirectory, frozen: TailSlot) -> LogEnd:
     """Copy what was visible into a new file: after a failed sync the old one cannot be believed."""
     disk = place.disk
     segment = SegmentFile(place, frozen.segment)
@@ -230,15 +230,15 @@ def _rewrite(place: Place, frozen: Slot) -> Found:
         disk.replace(place.segment(segment.base), bytes(window.buffer[:position]))
     finally:
         segment.close()
-    return Found(segment.base, offset, position, last_ticks, producers, position)
+    return LogEnd(segment.base, offset, position, last_ticks, producers, position)
 
 
-def _keep(place: Place, fd: int, found: Found) -> str:
+def _keep(place: LogDirectory, fd: int, found: LogEnd) -> str:
     torn = place.disk.pread(fd, found.size - found.position, found.position)
     return place.keep(found.segment, found.position, torn).name
 
 
-def _report(place: Place, found: Found, kept: str, visible: int) -> None:
+def _report(place: LogDirectory, found: LogEnd, kept: str, visible: int) -> None:
     report = Report(
         time_of(place.clock.ticks()).isoformat(),
         found.segment,
@@ -260,7 +260,7 @@ def _report(place: Place, found: Found, kept: str, visible: int) -> None:
         log.warning("%s had a torn tail of %d bytes, kept in %s", place, report.cut_bytes, kept)
 
 
-def _sweep(place: Place, found: Found) -> None:
+def _sweep(place: LogDirectory, found: LogEnd) -> None:
     """Remove what a crash left unfinished: temporary files, blobs that no event names, spools without an owner."""
     disk = place.disk
     for name in disk.names(place.path):
@@ -277,7 +277,7 @@ def _sweep(place: Place, found: Found) -> None:
         _remove_unowned(place, f"spool/{name}")
 
 
-def _remove_unowned(place: Place, name: str) -> None:
+def _remove_unowned(place: LogDirectory, name: str) -> None:
     """Remove a file unless a living process holds its lock."""
     disk = place.disk
     try:

@@ -19,8 +19,8 @@ from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.storage import holes
 from headwater.storage.check import Counts, Finding, Hole, Walk, check, check_tail, readable_end, walk
-from headwater.storage.place import Place
-from headwater.storage.segment import SegmentFile, Window
+from headwater.storage.place import LogDirectory
+from headwater.storage.segment import SegmentFile, SegmentWindow
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Mend(msgspec.Struct, frozen=True):
     header_damaged: bool
 
 
-def plan(place: Place) -> list[Action]:
+def plan(place: LogDirectory) -> list[Action]:
     """What repair would do, in order; nothing if the log is sound."""
     actions = [
         _action(place, place.segment(mend.base), what, kept)
@@ -64,7 +64,7 @@ def plan(place: Place) -> list[Action]:
     return actions
 
 
-def mends(place: Place) -> list[Mend]:
+def mends(place: LogDirectory) -> list[Mend]:
     """The segments that hold damage."""
     slot, _ = check_tail(place)
     bases, _ = holes.survey(place)
@@ -92,7 +92,7 @@ def mends(place: Place) -> list[Mend]:
     return found
 
 
-def apply(place: Place) -> list[Action]:
+def apply(place: LogDirectory) -> list[Action]:
     """Mend all damaged segments. The caller holds the lock, and publishes a new state afterwards."""
     done = []
     for mend in mends(place):
@@ -116,7 +116,7 @@ def apply(place: Place) -> list[Action]:
     return done
 
 
-def fill_holes(place: Place, *, apply: bool) -> list[Action]:
+def fill_holes(place: LogDirectory, *, apply: bool) -> list[Action]:
     """Accept that segments are missing: what is before the oldest is gone, and a lost active one is begun anew."""
     bases, gaps = holes.survey(place)
     if not bases:
@@ -139,7 +139,7 @@ def fill_holes(place: Place, *, apply: bool) -> list[Action]:
     return actions
 
 
-def _begin_anew(place: Place, before: int, start: int, end: int) -> None:
+def _begin_anew(place: LogDirectory, before: int, start: int, end: int) -> None:
     """Make the active segment, with a batch that stands for its lost events, behind the segment `before`."""
     segment = SegmentFile(place, before)
     try:
@@ -161,7 +161,7 @@ def _is_snapshot(finding: Finding) -> bool:
     return finding.damage and finding.path.endswith(".producers")
 
 
-def _forget_producers(place: Place, path: Path, *, apply: bool) -> Action:
+def _forget_producers(place: LogDirectory, path: Path, *, apply: bool) -> Action:
     """Put an empty snapshot in the place of a lost one, whose bytes are kept if there are any."""
     base = offset_of(path.name, "producers")
     assert base is not None
@@ -180,7 +180,7 @@ def _forget_producers(place: Place, path: Path, *, apply: bool) -> Action:
     return _action(place, path, what, str(kept or ""), apply)
 
 
-def _rewrite(place: Place, mend: Mend) -> list[str]:
+def _rewrite(place: LogDirectory, mend: Mend) -> list[str]:
     """Write a segment anew without its damage; returns where the cut bytes are kept."""
     segment = SegmentFile(place, mend.base, header=mend.header)
     kept: list[str] = []
@@ -210,7 +210,7 @@ def _rewrite(place: Place, mend: Mend) -> list[str]:
     return kept
 
 
-def _last_ticks(window: Window, start: int, end: int) -> int:
+def _last_ticks(window: SegmentWindow, start: int, end: int) -> int:
     """The ticks of the last event in a range of sound batches."""
     last_ticks = 0
     while start < end:
@@ -219,7 +219,7 @@ def _last_ticks(window: Window, start: int, end: int) -> int:
     return last_ticks
 
 
-def _keep(place: Place, base: int, window: Window, start: int, end: int) -> str:
+def _keep(place: LogDirectory, base: int, window: SegmentWindow, start: int, end: int) -> str:
     if start == end:
         return ""
     return str(place.keep(base, start, bytes(window.buffer[start:end])))
@@ -231,7 +231,7 @@ def _lost(offset: int, end: int, ticks: int) -> Iterator[bytes]:
         yield encode_lost(lo, ticks + lo - offset, min(end - lo, COUNT_MAX))
 
 
-def _set_blobs_aside(place: Place, base: int, hole: Hole) -> None:
+def _set_blobs_aside(place: LogDirectory, base: int, hole: Hole) -> None:
     """Rename the blobs of lost events, so that nothing removes them as orphans."""
     for name in place.disk.names(place.blobs(base)):
         offset = offset_of(name, "blob")
@@ -239,7 +239,7 @@ def _set_blobs_aside(place: Place, base: int, hole: Hole) -> None:
             place.disk.rename(place.blobs(base) / name, place.blobs(base) / f"{name}.cut")
 
 
-def _describe(place: Place, mend: Mend) -> list[tuple[str, str]]:
+def _describe(place: LogDirectory, mend: Mend) -> list[tuple[str, str]]:
     """What is done to a segment, and where the cut bytes go."""
     steps = []
     if mend.header_damaged:
@@ -256,10 +256,10 @@ def _describe(place: Place, mend: Mend) -> list[tuple[str, str]]:
     return steps
 
 
-def _new_header(place: Place, base: int, previous_ticks: int) -> SegmentHeader:
+def _new_header(place: LogDirectory, base: int, previous_ticks: int) -> SegmentHeader:
     there = place.disk.inode(place.producers(base)) is not None
     return SegmentHeader(0, place.uuid, base, previous_ticks, previous_ticks, producers=there)
 
 
-def _action(place: Place, path: Path, what: str, kept: str = "", done: bool = False) -> Action:
+def _action(place: LogDirectory, path: Path, what: str, kept: str = "", done: bool = False) -> Action:
     return Action(place.topic, place.partition, str(path), what, kept, done)

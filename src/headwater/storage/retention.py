@@ -22,11 +22,11 @@ from headwater.format import segment as segment_format
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.settings import TopicSettings
-from headwater.format.tail import Slot
-from headwater.info import Deleted
+from headwater.format.tail import TailSlot
+from headwater.info import DeletedSegment
 from headwater.storage.disk import wait_for_lock
 from headwater.storage.failures import being_sealed, deleted, locked, unavailable
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.seal import BUSY_POLL_S
 from headwater.storage.segment import read_header
 from headwater.storage.tail import Tail
@@ -36,7 +36,7 @@ TICKS_PER_MS = 10_000
 Outcome = Literal["deleted", "gone", "busy"]  # by this call, by somebody else, or not because it is being sealed
 
 
-class Segment(msgspec.Struct, frozen=True):
+class SegmentFiles(msgspec.Struct, frozen=True):
     """A segment and all its files."""
 
     base: int
@@ -44,7 +44,7 @@ class Segment(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Finished(Protocol):
+class ClosedSegments(Protocol):
     """A segment that nobody appends to, wherever it is."""
 
     @property
@@ -53,7 +53,7 @@ class Finished(Protocol):
     def bytes(self) -> int: ...
 
 
-S = TypeVar("S", bound=Finished)
+S = TypeVar("S", bound=ClosedSegments)
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class Rules(msgspec.Struct, frozen=True):
         return max(self.before_ticks, now - age_ms * TICKS_PER_MS if age_ms else 0)
 
 
-def survey(place: Place, slot: Slot) -> list[Segment]:
+def survey(place: LogDirectory, slot: TailSlot) -> list[SegmentFiles]:
     """The segments of a log, oldest first; the active one is the last. Space that it has reserved does not count.
 
     None if the slot is so old that what was active then is deleted.
@@ -99,10 +99,10 @@ def survey(place: Place, slot: Slot) -> list[Segment]:
             sizes[base] = sizes.get(base, 0) + counted
     bases = [base for base in place.segments() if base <= slot.segment]
     ends = [*bases[1:], slot.visible_offset]
-    return [Segment(base, ends[number], sizes.get(base, 0)) for number, base in enumerate(bases)]
+    return [SegmentFiles(base, ends[number], sizes.get(base, 0)) for number, base in enumerate(bases)]
 
 
-def due(place: Place, slot: Slot, segments: list[Segment], rules: Rules) -> list[Segment]:
+def due(place: LogDirectory, slot: TailSlot, segments: list[SegmentFiles], rules: Rules) -> list[SegmentFiles]:
     """The finished segments that have to go, oldest first.
 
     All that is below the active segment is durable, because a roll syncs it: nothing else is ever deleted.
@@ -141,14 +141,14 @@ def surplus(
     return found
 
 
-def outlived(place: Place, slot: Slot, rules: Rules) -> bool:
+def outlived(place: LogDirectory, slot: TailSlot, rules: Rules) -> bool:
     """Whether every event of the active segment is too old to be kept, and may go once the segment is finished."""
     age_ms = rules.settings.retention_age_ms
     old = age_ms and slot.last_ticks < place.clock.ticks() - age_ms * TICKS_PER_MS
     return bool(old and slot.visible_position > HEADER_BYTES and rules.free(slot.visible_offset))
 
 
-def full(place: Place, slot: Slot, rules: Rules) -> Unavailable | None:
+def full(place: LogDirectory, slot: TailSlot, rules: Rules) -> Unavailable | None:
     """Why no new segment may be begun; None if it may: what is due for deletion makes its space afterwards."""
     hard = rules.settings.retention_bytes_hard
     segments = survey(place, slot)
@@ -175,13 +175,13 @@ def full(place: Place, slot: Slot, rules: Rules) -> Unavailable | None:
     )
 
 
-def delete(place: Place, segments: list[Segment], *, wait: bool) -> list[Deleted]:
+def delete(place: LogDirectory, segments: list[SegmentFiles], *, wait: bool) -> list[DeletedSegment]:
     """Delete segments, the oldest first; each is gone durably before the next. Returns those that went by this call.
 
     One that is being sealed is waited for, up to a limit (Unavailable); without `wait`, it is left for the next time,
     and so are those behind it.
     """
-    done: list[Deleted] = []
+    done: list[DeletedSegment] = []
     try:
         if segments:
             _mark(place, segments)
@@ -194,7 +194,7 @@ def delete(place: Place, segments: list[Segment], *, wait: bool) -> list[Deleted
                 break
             _remove_rest(place, segment.base)
             if outcome == "deleted":
-                done.append(Deleted(place.topic, place.partition, segment.base, segment.end, segment.bytes))
+                done.append(DeletedSegment(place.topic, place.partition, segment.base, segment.end, segment.bytes))
     except OSError as error:
         if place.disk.inode(place.path) is None:
             raise deleted(place) from error
@@ -202,7 +202,7 @@ def delete(place: Place, segments: list[Segment], *, wait: bool) -> list[Deleted
     return done
 
 
-def _mark(place: Place, segments: list[Segment]) -> None:
+def _mark(place: LogDirectory, segments: list[SegmentFiles]) -> None:
     """Say where the log may begin once these are deleted; nothing if all of them are gone. The caller syncs that."""
     for segment in segments:
         try:
@@ -218,7 +218,7 @@ def _mark(place: Place, segments: list[Segment]) -> None:
             place.disk.close(fd)
 
 
-def orphans(place: Place, oldest: int) -> dict[int, list[str]]:
+def orphans(place: LogDirectory, oldest: int) -> dict[int, list[str]]:
     """What a crash left of deleted segments: the names of files below the oldest segment, by the segment."""
     found: dict[int, list[str]] = {}
     for name in sorted(place.disk.names(place.path)):
@@ -229,7 +229,7 @@ def orphans(place: Place, oldest: int) -> dict[int, list[str]]:
     return {base: names for base, names in found.items() if place.disk.inode(place.segment(base)) is None}
 
 
-def sweep(place: Place) -> None:
+def sweep(place: LogDirectory) -> None:
     """Remove what a crash left of deleted segments."""
     bases = place.segments()
     try:
@@ -244,7 +244,7 @@ def sweep(place: Place) -> None:
         raise unavailable(place, "what is left of a deleted segment cannot be removed", error) from error
 
 
-def _take_away(place: Place, base: int, wait_s: float) -> Outcome:
+def _take_away(place: LogDirectory, base: int, wait_s: float) -> Outcome:
     """Remove the file of a segment, waiting for whoever seals it; raises Unavailable when that takes too long."""
     deadline = place.clock.monotonic() + wait_s
     while (outcome := _try_to_take_away(place, base)) == "busy" and wait_s:
@@ -254,7 +254,7 @@ def _take_away(place: Place, base: int, wait_s: float) -> Outcome:
     return outcome
 
 
-def _try_to_take_away(place: Place, base: int) -> Outcome:
+def _try_to_take_away(place: LogDirectory, base: int) -> Outcome:
     """Remove the file of a segment, durably."""
     disk, path = place.disk, place.segment(base)
     try:
@@ -274,7 +274,7 @@ def _try_to_take_away(place: Place, base: int) -> Outcome:
     return "deleted"
 
 
-def _locked(place: Place) -> FileIO:
+def _locked(place: LogDirectory) -> FileIO:
     """Take the log's lock until the `with` of what is returned ends; raises NotFound if the topic was deleted."""
     disk = place.disk
     try:
@@ -294,14 +294,14 @@ def _locked(place: Place) -> FileIO:
     return file
 
 
-def _check_own(place: Place, fd: int) -> None:
+def _check_own(place: LogDirectory, fd: int) -> None:
     """Raise NotFound if the file is of a topic that was made in this place since."""
     with contextlib.suppress(Corrupt):  # a damaged segment may go like any other, and a new one is not damaged
         if segment_format.decode(place.disk.pread(fd, HEADER_BYTES, 0)).log_uuid != place.uuid:
             raise deleted(place)
 
 
-def _remove_rest(place: Place, base: int) -> None:
+def _remove_rest(place: LogDirectory, base: int) -> None:
     """Remove the files beside a segment whose own file is gone. Not synced: what comes back is swept."""
     disk, blobs = place.disk, place.blobs(base)
     for name in disk.names(place.path):
@@ -315,7 +315,7 @@ def _remove_rest(place: Place, base: int) -> None:
                 disk.remove_tree(blobs)
 
 
-def _remove(place: Place, base: int, path: Path) -> None:
+def _remove(place: LogDirectory, base: int, path: Path) -> None:
     """Remove one file of a deleted segment: under the log's lock, or it might be of a topic made here since."""
     disk = place.disk
     if disk.is_directory(path):  # somebody put it there, or repair moved it away
@@ -333,7 +333,7 @@ def _remove(place: Place, base: int, path: Path) -> None:
             disk.close(fd)  # outside the lock: this is what gives the space back
 
 
-def _last_ticks(place: Place, segment: Segment) -> int:
+def _last_ticks(place: LogDirectory, segment: SegmentFiles) -> int:
     """The ticks of the last event of a finished segment. If they cannot be told, it counts as new."""
     try:
         return read_header(place, segment.end).previous_ticks

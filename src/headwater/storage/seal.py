@@ -22,13 +22,13 @@ from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.storage.keys import KeyEntries
 from headwater.storage.packing import Pause, packed, runs, too_large
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.segment import SegmentFile
 
 BUSY_POLL_S = 0.005  # how often to look whether somebody has let go of a segment that they seal
 
 
-def seal(place: Place, base: int, pause: Pause = lambda: None, *, anew: bool = False) -> bool:
+def seal(place: LogDirectory, base: int, pause: Pause = lambda: None, *, anew: bool = False) -> bool:
     """Pack and index one finished segment; False if another process is at it.
 
     `anew` makes its index also where there is one. `pause` is called between pieces of work; it may sleep to leave the
@@ -50,14 +50,14 @@ def seal(place: Place, base: int, pause: Pause = lambda: None, *, anew: bool = F
     return True
 
 
-def _index(place: Place, segment: SegmentFile, pause: Pause) -> None:
+def _index(place: LogDirectory, segment: SegmentFile, pause: Pause) -> None:
     index = build_index(segment, pause)
     _remove_orphans(place, segment)
     place.make_room(place.index(segment.base))
     place.disk.replace(place.index(segment.base), index.encode(), sync=False)
 
 
-def unsealed(place: Place, active: int) -> list[int]:
+def unsealed(place: LogDirectory, active: int) -> list[int]:
     """The finished segments that have no index."""
     names = set(place.disk.names(place.path))
     return [base for base in place.segments() if base < active and place.index(base).name not in names]
@@ -110,7 +110,7 @@ def _types_of(batch: Batch) -> set[bytes]:
     }
 
 
-def _worth_packing(place: Place, segment: SegmentFile) -> bool:
+def _worth_packing(place: LogDirectory, segment: SegmentFile) -> bool:
     """Not if its batches have about the right size already: then rewriting would only cost."""
     batches = len(segment.map(segment.size()).positions)
     return batches > 2 * max(1, segment.size() // place.limits.pack_bytes) or too_large(
@@ -118,7 +118,7 @@ def _worth_packing(place: Place, segment: SegmentFile) -> bool:
     )
 
 
-def _pack(place: Place, segment: SegmentFile, pause: Pause) -> FileIO:
+def _pack(place: LogDirectory, segment: SegmentFile, pause: Pause) -> FileIO:
     """Put a packed file in the place of the segment; returns it, locked, so that it stays until it is indexed."""
     disk = place.disk
     path = place.segment(segment.base)
@@ -146,7 +146,7 @@ def _pack(place: Place, segment: SegmentFile, pause: Pause) -> FileIO:
     return file
 
 
-def _remove_orphans(place: Place, segment: SegmentFile) -> None:
+def _remove_orphans(place: LogDirectory, segment: SegmentFile) -> None:
     """Remove blobs that no event names: left by a crash between placing one and committing its event."""
     blobs = place.blobs(segment.base)
     names = place.disk.names(blobs)

@@ -12,7 +12,7 @@ from headwater.errors import HeadwaterError, NotFound
 from headwater.storage import seal
 from headwater.storage.failures import being_sealed, unavailable
 from headwater.storage.packing import Pause
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 
 log = logging.getLogger("headwater")
 
@@ -27,23 +27,23 @@ class Sealer:
     `retain` applies the retention of a log. It is called for all that rolled before another segment is sealed.
     """
 
-    def __init__(self, retain: Callable[[Place], None] = lambda _: None) -> None:
+    def __init__(self, retain: Callable[[LogDirectory], None] = lambda _: None) -> None:
         self._retain = retain
-        self._work: queue.SimpleQueue[tuple[Place, int | None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[LogDirectory, int | None] | None] = queue.SimpleQueue()
         self._mutex = threading.Lock()  # protects `_thread`
         self._thread: threading.Thread | None = None
         self._stopping = False
 
-    def rolled(self, place: Place) -> None:
+    def rolled(self, place: LogDirectory) -> None:
         """A segment of this log was finished."""
         self._begin(place, None)
 
-    def damaged(self, place: Place, base: int) -> None:
+    def damaged(self, place: LogDirectory, base: int) -> None:
         """The index of a finished segment is of no use: it is made again, where that can be written."""
         if place.disk.writable(place.lock):
             self._begin(place, base)
 
-    def _begin(self, place: Place, base: int | None) -> None:
+    def _begin(self, place: LogDirectory, base: int | None) -> None:
         self._work.put((place, base))
         with self._mutex:
             if self._stopping or (self._thread is not None and self._thread.is_alive()):
@@ -61,20 +61,20 @@ class Sealer:
             thread.join()
 
     def _run(self) -> None:
-        waiting: deque[tuple[Place, Iterator[int]]] = deque()
+        waiting: deque[tuple[LogDirectory, Iterator[int]]] = deque()
         while self._take(waiting):
             if waiting and not self._stopping:
                 place, sealing = waiting[0]
                 try:
                     if next(sealing, None) is None:
                         waiting.popleft()
-                except _Stop:
+                except _SealerStopError:
                     waiting.clear()
                 except HeadwaterError as error:
                     waiting.popleft()
                     log.warning("%s could not be sealed, and stays as it is: %s", place, error)
 
-    def _take(self, waiting: deque[tuple[Place, Iterator[int]]]) -> bool:
+    def _take(self, waiting: deque[tuple[LogDirectory, Iterator[int]]]) -> bool:
         """Apply the retention of all logs that rolled, and have them wait to be sealed; False at the end."""
         while self._stopping or not waiting or not self._work.empty():
             work = self._work.get()
@@ -99,7 +99,7 @@ class Sealer:
         return self._stopping
 
 
-def seal_all(place: Place, *, wait: bool = False) -> int:
+def seal_all(place: LogDirectory, *, wait: bool = False) -> int:
     """Seal every finished segment of a log that is not sealed; returns how many.
 
     One that somebody else is at is left to them; with `wait`, until they are done.
@@ -111,7 +111,7 @@ def seal_all(place: Place, *, wait: bool = False) -> int:
     return sealed
 
 
-def _seal_or_wait(place: Place, base: int) -> bool:
+def _seal_or_wait(place: LogDirectory, base: int) -> bool:
     """Seal a segment, or wait for who is at it (False); raises Unavailable when that takes too long."""
     deadline = place.clock.monotonic() + place.limits.lock_wait_s
     while base in seal.unsealed(place, base + 1):
@@ -123,19 +123,19 @@ def _seal_or_wait(place: Place, base: int) -> bool:
     return False
 
 
-def seal_each(place: Place, pause: Pause) -> Iterator[int]:
+def seal_each(place: LogDirectory, pause: Pause) -> Iterator[int]:
     """The same, one at a time: 1 for each segment that was sealed, 0 if another process is at it or it is gone."""
     bases = place.segments()
     for base in seal.unsealed(place, bases[-1]) if bases else ():
         yield int(_seal(place, base, pause))
 
 
-def reindex(place: Place, base: int, pause: Pause = lambda: None) -> bool:
+def reindex(place: LogDirectory, base: int, pause: Pause = lambda: None) -> bool:
     """Make the index of a finished segment again from what it holds; False if another process is at it."""
     return _seal(place, base, pause, anew=True)
 
 
-def _seal(place: Place, base: int, pause: Pause, *, anew: bool = False) -> bool:
+def _seal(place: LogDirectory, base: int, pause: Pause, *, anew: bool = False) -> bool:
     try:
         return seal.seal(place, base, pause, anew=anew)
     except FileNotFoundError:  # removed meanwhile
@@ -144,19 +144,19 @@ def _seal(place: Place, base: int, pause: Pause, *, anew: bool = False) -> bool:
         raise unavailable(place, "a segment cannot be sealed, and stays as it is", error) from error
 
 
-class _Stop(Exception):  # it is a signal, not an error
+class _SealerStopError(Exception):  # it is a signal, not an error
     """Ends the work between two pieces of it."""
 
 
 class _Pacer:
-    def __init__(self, place: Place, sealer: Sealer) -> None:
+    def __init__(self, place: LogDirectory, sealer: Sealer) -> None:
         self._clock = place.clock
         self._sealer = sealer
         self._began = place.clock.monotonic()
 
     def pause(self) -> None:
         if self._sealer.stopping:
-            raise _Stop
+            raise _SealerStopError
         worked = self._clock.monotonic() - self._began
         if worked > WORK_S:
             self._clock.sleep(min(worked * REST, REST_S_MAX))

@@ -23,7 +23,7 @@ from headwater.format.losses import Ranges, merged
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.storage.keys import POSITION_MAX, KeyRuns, Positions, read_index
 from headwater.storage.open_files import open_files
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 
 BACKWARDS_BYTES = 64 * 1024  # how much to read at once on the way back
 BATCH_BYTES = 4 * 1024  # how much to read for one batch of unknown size: most hold a few events
@@ -38,7 +38,7 @@ class StaleSegment(Unavailable):
     code = "segment_replaced"
 
 
-class Window:
+class SegmentWindow:
     """Readable bytes of a segment, from position `start` to `end`, in memory or mapped."""
 
     __slots__ = ("buffer", "end", "path", "start")
@@ -93,7 +93,9 @@ class SegmentFile:
 
     files = 1
 
-    def __init__(self, place: Place, base: int, header: SegmentHeader | None = None, *, rests: bool = False) -> None:
+    def __init__(
+        self, place: LogDirectory, base: int, header: SegmentHeader | None = None, *, rests: bool = False
+    ) -> None:
         """Raises NotFound if it is not there, and Corrupt if its header is not what it should be.
 
         Repair gives the `header` that it will write in place of a damaged one. One that `rests` may close its file
@@ -219,21 +221,21 @@ class SegmentFile:
         there = np.flatnonzero(rest)
         return position + -(-(int(there[-1]) + 1) // 8) * 8 if len(there) else position
 
-    def window(self, position: int, end: int) -> Window:
+    def window(self, position: int, end: int) -> SegmentWindow:
         """The bytes from `position` to `end`, at most what is visible. Raises Corrupt if they are not there."""
         if end - position < MAP_BYTES_MIN:
             stored = self._pread(end - position, position)
             found = position + len(stored)
             if found < end:
                 raise corrupt("the segment was cut short", self.path, found, end - found)
-            return Window(memoryview(stored), position, self.path)
+            return SegmentWindow(memoryview(stored), position, self.path)
         mapped = self._mapped
         if mapped is None or len(mapped) < end:
             if (size := self.size()) < end:
                 raise corrupt("the segment was cut short", self.path, size, end - size)
             with self._using:
                 mapped = self._mapped = self._disk.map(self._descriptor(), end)
-        return Window(mapped[:end], 0, self.path)
+        return SegmentWindow(mapped[:end], 0, self.path)
 
     def index(self) -> Index | None:
         """The index of a sealed segment; None if it is missing, damaged or of another file: it is never truth."""
@@ -361,7 +363,7 @@ class SegmentFile:
         self._close()
 
 
-def read_header(place: Place, base: int) -> SegmentHeader:
+def read_header(place: LogDirectory, base: int) -> SegmentHeader:
     """The verified header of a segment."""
     segment = SegmentFile(place, base)
     try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from headwater.errors import Corrupt
 from headwater.format import tail as format
-from headwater.format.tail import Slot
-from headwater.storage.place import Place
+from headwater.format.tail import TailSlot
+from headwater.storage.place import LogDirectory
 
 _WAKE, _WAITING, _CONTENDED, _BUSY = (
     at // 4 for at in (format.WAKE_AT, format.WAITING_AT, format.CONTENDED_AT, format.BUSY_AT)
@@ -21,16 +21,16 @@ _SLOTS = slice(format.SLOTS_AT[0], format.SIZE)
 class Tail:
     """One process's map of a tail file. It is unmapped with the last reference: a follower may still sleep on it."""
 
-    def __init__(self, place: Place, mapped: memoryview, *, writable: bool) -> None:
+    def __init__(self, place: LogDirectory, mapped: memoryview, *, writable: bool) -> None:
         self.writable = writable
         self._disk = place.disk
         self._map = mapped
         self._slots = mapped[_SLOTS]
         self._words = mapped.cast("I")
-        self._looked: tuple[bytes, Slot | None] = b"", None  # what was seen, and the slot in it; replaced as one
+        self._looked: tuple[bytes, TailSlot | None] = b"", None  # what was seen, and the slot in it; replaced as one
 
     @classmethod
-    def open(cls, place: Place) -> Tail | None:
+    def open(cls, place: LogDirectory) -> Tail | None:
         """Map the tail; None if there is none, or it is not one. Read-only where it must not be written."""
         disk = place.disk
         writable = True
@@ -52,7 +52,7 @@ class Tail:
         return cls(place, mapped, writable=writable) if mapped[:8] == format.MAGIC else None
 
     @classmethod
-    def create(cls, place: Place) -> Tail:
+    def create(cls, place: LogDirectory) -> Tail:
         """Put a new, empty tail in place. The caller holds the lock."""
         place.make_room(place.tail)
         place.disk.replace(place.tail, format.MAGIC + bytes(format.SIZE - 8), sync=False)
@@ -60,7 +60,7 @@ class Tail:
         assert tail is not None
         return tail
 
-    def newest(self) -> Slot | None:
+    def newest(self) -> TailSlot | None:
         """The newest valid slot, by a look at memory."""
         seen, slot = self._looked
         now = self._slots.tobytes()
@@ -82,7 +82,7 @@ class Tail:
         """Whether no slot is damaged. One that is being written looks damaged for a moment."""
         return any(format.sound(self._map.tobytes()) for _ in range(100))
 
-    def publish(self, slot: Slot) -> None:
+    def publish(self, slot: TailSlot) -> None:
         """Make a slot the newest. The caller holds the lock, and calls `wake` when it has let go of it."""
         self._disk.store(self._map, format.SLOTS_AT[slot.counter & 1], slot.encode())
         if self._words[_BUSY]:

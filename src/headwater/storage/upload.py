@@ -15,7 +15,7 @@ from headwater.storage.blobs import too_large
 from headwater.storage.rows import Rows
 
 
-class Spool(Protocol):
+class BlobTarget(Protocol):
     """Where a huge event goes as it arrives. `path` names it in its log; `reference` is what its batch will hold."""
 
     path: Path
@@ -31,7 +31,7 @@ class Spool(Protocol):
         """Let go of it, and of what is in it if it was not committed."""
 
 
-class Upload:
+class BlobUpload:
     """Takes pieces with `write`, then `commit`s the event. `discard` it in any case.
 
     For one thread at a time, but that `discard` may come from any: it waits for what is under way. A file that was
@@ -41,7 +41,7 @@ class Upload:
     def __init__(
         self,
         limits: Limits,
-        spool: Callable[[], Spool],
+        spool: Callable[[], BlobTarget],
         append: Callable[[Rows], None],
         content: Content,
         type: bytes,
@@ -61,7 +61,7 @@ class Upload:
         self._sync = sync
         self._guard = guard or (None, None)
         self._begun: list[bytes] = []  # until it is known to be huge
-        self._spool: Spool | None = None
+        self._spool: BlobTarget | None = None
         self._using = threading.Lock()  # protects the spool's file from being closed while it is written
         self._discarded = False
 

@@ -1,6 +1,6 @@
 """Committing to a local log: lock, absorb, write, sync, publish, let go.
 
-A `Writer` is used by one thread at a time (see `group`), and by as many processes as like: the `flock` on the
+A `LogWriter` is used by one thread at a time (see `group`), and by as many processes as like: the `flock` on the
 log's `lock` file orders them. Nothing is visible before its batch is whole, and nothing is acknowledged as
 `fsync` before `fdatasync` returned. A failed sync freezes the log for all processes until it is opened again, a failed
 write until the next append.
@@ -17,16 +17,16 @@ from msgspec import structs
 
 from headwater.errors import Unavailable
 from headwater.format.batch import BLOB, Batch, encode_one
-from headwater.format.journal import Share
-from headwater.format.producers import Known, stamped_bytes
+from headwater.format.journal import JournalShare
+from headwater.format.producers import ProducerState, stamped_bytes
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
-from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, ROLLING, Slot
+from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, ROLLING, TailSlot
 from headwater.storage import copying, journal, recovery, repair
 from headwater.storage.admission import Admission, VersionOf
 from headwater.storage.disk import wait_for_lock
 from headwater.storage.failures import FULL, deleted, frozen, locked, repeated, unavailable
 from headwater.storage.holes import missing
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.repair import Action
 from headwater.storage.rows import Rows, encode, mergeable
 from headwater.storage.segment import read_header
@@ -40,12 +40,12 @@ _unlock_nothing: Callable[[], object] = bool
 RESERVE_BYTES_MIN, RESERVE_BYTES_MAX = 16 * 1024, 4 * 1024 * 1024
 
 
-class Prepared:
+class PreparedWrite:
     """One log's part of a transaction: encoded, with its offsets, and the log locked until it is applied or dropped."""
 
     __slots__ = ("data", "end_offset", "group", "last_ticks", "rolled", "slot", "tail")
 
-    def __init__(self, tail: Tail, slot: Slot, group: list[Rows], *, rolled: bool) -> None:
+    def __init__(self, tail: Tail, slot: TailSlot, group: list[Rows], *, rolled: bool) -> None:
         self.tail = tail
         self.slot = slot
         self.group = group
@@ -54,16 +54,16 @@ class Prepared:
         self.end_offset = self.last_ticks = 0
 
 
-class Writer:
+class LogWriter:
     """The appending side of one log in one process."""
 
     def __init__(
         self,
-        place: Place,
+        place: LogDirectory,
         identity: int | None,
         on_roll: Callable[[], None],
         version_of: VersionOf,
-        may_roll: Callable[[Slot], None] = lambda _: None,
+        may_roll: Callable[[TailSlot], None] = lambda _: None,
         guard: Callable[[], None] | None = None,
     ) -> None:
         """`identity` is of the log's lock: another one there means another log. `version_of` tells a key's version.
@@ -89,7 +89,7 @@ class Writer:
         self._header = SegmentHeader(0, place.uuid, 0, 0, 0)  # of the active segment, once it is open
         self._segment_ends_ticks = 0  # when the active segment is too old to be appended to
         self._tail: Tail | None = None
-        self._slot: Slot | None = None
+        self._slot: TailSlot | None = None
         self._admission = Admission(place, version_of)
         # Only who opens the log after it was frozen may bring it back: the counter tells what came later.
         tail = Tail.open(place)
@@ -152,7 +152,7 @@ class Writer:
             self._clock.sleep(YIELD_S)
         return rest
 
-    def prepare(self, group: list[Rows], *, journaled: bool) -> Prepared:
+    def prepare(self, group: list[Rows], *, journaled: bool) -> PreparedWrite:
         """Take the lock for a transaction, and make ready what it brings to this log. Raises if it may not go in."""
         if self._guard is not None:
             self._guard()
@@ -163,7 +163,7 @@ class Writer:
                 if rows.guarded and self._admission.answered(rows, slot):
                     raise repeated(self._place)
             ticks = max(self._clock.ticks(), slot.last_ticks + 1)
-            prepared = Prepared(tail, slot, group, rolled=False)
+            prepared = PreparedWrite(tail, slot, group, rolled=False)
             prepared.data, prepared.end_offset, prepared.last_ticks = self._encode(group, slot.visible_offset, ticks)
             if self._must_roll(slot, len(prepared.data), ticks):
                 self._may_roll(slot)
@@ -181,10 +181,10 @@ class Writer:
             raise
         return prepared
 
-    def share(self, prepared: Prepared) -> Share:
+    def share(self, prepared: PreparedWrite) -> JournalShare:
         """What the journal tells of this log's part."""
         slot, place = prepared.slot, self._place
-        return Share(
+        return JournalShare(
             place.topic,
             place.partition,
             place.uuid.hex(),
@@ -197,7 +197,7 @@ class Writer:
             len(prepared.data),
         )
 
-    def apply(self, prepared: Prepared, *, journaled: bool) -> None:
+    def apply(self, prepared: PreparedWrite, *, journaled: bool) -> None:
         """Write a transaction's part and make it visible. Without a journal it is synced here."""
         tail, slot, offset = prepared.tail, prepared.slot, prepared.end_offset
         try:
@@ -254,7 +254,7 @@ class Writer:
         if rolled:
             self._on_roll()
 
-    def _take_run(self, tail: Tail, slot: Slot, run: list[Batch], spooled: Mapping[int, Path]) -> Slot:
+    def _take_run(self, tail: Tail, slot: TailSlot, run: list[Batch], spooled: Mapping[int, Path]) -> TailSlot:
         tail.begin()
         for batch in run:
             if batch.flags & BLOB:
@@ -266,7 +266,7 @@ class Writer:
         producers = slot.visible_position + stamped if stamped else slot.producers_position
         return self._publish(tail, slot, offset, end, offset, end, run[-1].last_ticks, producers=producers)
 
-    def producers(self) -> tuple[int, dict[str, Known]]:
+    def producers(self) -> tuple[int, dict[str, ProducerState]]:
         """What is remembered of producers, and the offset as of which that is."""
         try:
             tail = self._lock()
@@ -275,7 +275,7 @@ class Writer:
         finally:
             self._unlock()
 
-    def remember(self, known: dict[str, Known]) -> tuple[bool, bool]:
+    def remember(self, known: dict[str, ProducerState]) -> tuple[bool, bool]:
         """Remember more of producers; whether that is done, and whether it took a new segment, with its snapshot.
 
         An empty segment has no place for it: its snapshot is of its first offset, which is written already.
@@ -295,7 +295,7 @@ class Writer:
         tail.wake()
         return True, True
 
-    def drop(self, prepared: Prepared, *, freeze: bool = False) -> None:
+    def drop(self, prepared: PreparedWrite, *, freeze: bool = False) -> None:
         """Let go of a transaction that is not to be. `freeze` if a later recovery may yet find that it is."""
         try:
             if freeze:
@@ -315,12 +315,12 @@ class Writer:
             self._open_lock()
         return self._unlock
 
-    def _must_roll(self, slot: Slot, size: int, ticks: int) -> bool:
+    def _must_roll(self, slot: TailSlot, size: int, ticks: int) -> bool:
         return slot.visible_position > HEADER_BYTES and (
             slot.visible_position + size > self._segment_bytes or ticks > self._segment_ends_ticks
         )
 
-    def _sift(self, tail: Tail, slot: Slot, group: list[Rows]) -> tuple[list[Rows], list[Rows]]:
+    def _sift(self, tail: Tail, slot: TailSlot, group: list[Rows]) -> tuple[list[Rows], list[Rows]]:
         """Those of a group that may be committed now, and those that wait for them."""
         admitted, rest = self._admission.sift(group, slot)
         if len(admitted) + len(rest) == len(group):
@@ -369,7 +369,7 @@ class Writer:
         finally:
             self._unlock()
 
-    def _sync_visible(self, tail: Tail, slot: Slot) -> Slot:
+    def _sync_visible(self, tail: Tail, slot: TailSlot) -> TailSlot:
         self._sync(tail, slot)
         visible = slot.visible_offset, slot.visible_position
         return self._publish(tail, slot, *visible, *visible, slot.last_ticks)
@@ -388,7 +388,7 @@ class Writer:
             self._unlock()
         return tail.busy()
 
-    def recover(self) -> Slot:
+    def recover(self) -> TailSlot:
         """Take the lock and bring the log into order, whatever state it is in; returns that state."""
         try:
             tail = self._lock()
@@ -546,7 +546,7 @@ class Writer:
         if not wait_for_lock(self._disk.try_lock, self._lock_fd, self._clock, self._place.limits.lock_wait_s, contend):
             raise locked(self._place)
 
-    def _absorb(self, tail: Tail) -> Slot:
+    def _absorb(self, tail: Tail) -> TailSlot:
         """Learn what others did since this writer last held the lock; recover if somebody died holding it."""
         mine = self._slot
         if mine is not None and mine.state == OPEN and not tail.disturbed():
@@ -559,7 +559,7 @@ class Writer:
         self._slot = slot
         return slot
 
-    def _absorb_slot(self, tail: Tail, mine: Slot | None) -> Slot:
+    def _absorb_slot(self, tail: Tail, mine: TailSlot | None) -> TailSlot:
         slot = tail.newest()
         if slot is not None and slot.state == FROZEN_BY_SYNC and slot.counter > self._opened_at:
             raise frozen(self._place)
@@ -573,7 +573,7 @@ class Writer:
                 return self._recover(tail)  # cut short, or bytes of nobody where zeros should be
         return slot
 
-    def _recover(self, tail: Tail, *, believe: bool = True) -> Slot:
+    def _recover(self, tail: Tail, *, believe: bool = True) -> TailSlot:
         self._slot = None  # so that the next append tries again, whatever this one leaves
         try:
             slot = recovery.recover(self._place, tail, believe=believe)
@@ -598,7 +598,7 @@ class Writer:
         self._header = header
         self._segment_ends_ticks = header.begun_ticks + self._place.limits.segment_age_ms * TICKS_PER_MS
 
-    def _roll(self, tail: Tail, slot: Slot, *, producers: bool = False) -> Slot:
+    def _roll(self, tail: Tail, slot: TailSlot, *, producers: bool = False) -> TailSlot:
         """Begin a new segment. The old one is synced first, so that only the last can have a torn tail.
 
         The state says so before the new file is there: if this process dies, whoever comes next must not go on in
@@ -633,7 +633,7 @@ class Writer:
                 self._disk.unlink(self._place.producers(old.base_offset))
         return slot
 
-    def _cut_reserved(self, tail: Tail, slot: Slot) -> None:
+    def _cut_reserved(self, tail: Tail, slot: TailSlot) -> None:
         """End the segment's file with its last batch, durably, before another segment follows it."""
         try:
             if self._disk.size(self._fd) > slot.visible_position:
@@ -642,7 +642,7 @@ class Writer:
             raise self._freeze(tail, slot, FROZEN_BY_WRITE, "a segment cannot be finished", error) from error
         self._sync(tail, slot)  # in any case: who cut it before, at a close or in a roll, may not have synced that
 
-    def _write(self, tail: Tail, slot: Slot, data: bytes, end: int, sync: bool) -> None:
+    def _write(self, tail: Tail, slot: TailSlot, data: bytes, end: int, sync: bool) -> None:
         if end > self._reserved_to:
             self._reserve(slot, end)
         try:
@@ -658,19 +658,19 @@ class Writer:
         if sync:
             self._sync(tail, slot)
 
-    def _reserve(self, slot: Slot, end: int) -> None:
+    def _reserve(self, slot: TailSlot, end: int) -> None:
         """Reserve a quarter more than there is, within bounds, so that most syncs find the file's size unchanged."""
         more = min(max(end // 4, RESERVE_BYTES_MIN), RESERVE_BYTES_MAX)
         self._reserved_to = max(end, min(end + more, self._segment_bytes))
         self._disk.reserve(self._fd, slot.visible_position, self._reserved_to)
 
-    def _sync(self, tail: Tail, slot: Slot) -> None:
+    def _sync(self, tail: Tail, slot: TailSlot) -> None:
         try:
             self._disk.fdatasync(self._fd)
         except OSError as error:
             raise self._freeze(tail, slot, FROZEN_BY_SYNC, "a sync failed", error) from error
 
-    def _freeze(self, tail: Tail, slot: Slot, state: int, what: str, error: OSError) -> Unavailable:
+    def _freeze(self, tail: Tail, slot: TailSlot, state: int, what: str, error: OSError) -> Unavailable:
         """Freeze the log for all processes: after a failed write up to the next append, after a failed sync for good.
 
         What was not acknowledged is cut, best effort, so that it cannot come back. Returns what to raise.
@@ -690,7 +690,7 @@ class Writer:
         self._refused = False
         log.warning("%s is not frozen any more, and takes appends", self._place)
 
-    def _settle_blob(self, spooled: Path, offset: int, slot: Slot) -> None:
+    def _settle_blob(self, spooled: Path, offset: int, slot: TailSlot) -> None:
         """Move a spooled blob to its offset in the active segment, before the batch that names it is written."""
         blobs = self._place.blobs(slot.segment)
         try:
@@ -705,7 +705,7 @@ class Writer:
     def _publish(
         self,
         tail: Tail,
-        slot: Slot,
+        slot: TailSlot,
         visible: int,
         position: int,
         durable: int,
@@ -714,11 +714,11 @@ class Writer:
         *,
         safe: int | None = None,
         producers: int | None = None,
-    ) -> Slot:
+    ) -> TailSlot:
         if safe is None:
             safe = durable if durable == visible else slot.safe_offset
         self._slot = None  # until it is published: whoever is interrupted in between looks at what is
-        slot = Slot(
+        slot = TailSlot(
             slot.counter + 1,
             self._boot_id,
             slot.segment,

@@ -15,13 +15,13 @@ from functools import partial
 
 from headwater.backoff import delay_s
 from headwater.engine.consumer import Consumer
-from headwater.engine.transaction import Transaction
+from headwater.engine.transaction import DirectoryTransaction
 from headwater.errors import Closed, Fenced, HeadwaterError, NotFound, TooLarge, Unavailable
 from headwater.event import Event
 from headwater.views.app import Function
 from headwater.views.context import Context
 from headwater.views.local import Local
-from headwater.views.tally import Tally
+from headwater.views.tally import FunctionTally
 
 IDLE_S = 1.0  # how often a function that has nothing to do looks up, to write its counts
 TOPIC_LOOK_S = 0.2  # how often to look whether a missing topic has been made
@@ -38,7 +38,7 @@ class Actor:
         self.name = function.name
         self._hw = hw
         self._function = function
-        self._tally = Tally(hw, function)
+        self._tally = FunctionTally(hw, function)
         self._stopping = threading.Event()
         self._consumer: Consumer | None = None
         self._trouble: HeadwaterError | None = None
@@ -53,7 +53,7 @@ class Actor:
                 self._work()
             except Fenced:
                 pass  # another member has the partition, or will have: what was in hand is not ours any more
-            except SpoiltError as error:
+            except BatchAbortedError as error:
                 self._apart = error.events
             except HeadwaterError as error:
                 if error.code in GONE:
@@ -130,7 +130,7 @@ class Actor:
         self._stopping.wait(delay_s(self._tries, PAUSE_S, PAUSE_MAX_S))
 
 
-class SpoiltError(Exception):
+class BatchAbortedError(Exception):
     """One of several events made their common transaction impossible: they are to be finished apart."""
 
     def __init__(self, events: int) -> None:
@@ -141,7 +141,7 @@ class SpoiltError(Exception):
 class Shift:
     """One time of being a member. Events that share a transaction are `_pending`; all of them are of one partition."""
 
-    def __init__(self, hw: Local, function: Function, consumer: Consumer, tally: Tally, apart: int) -> None:
+    def __init__(self, hw: Local, function: Function, consumer: Consumer, tally: FunctionTally, apart: int) -> None:
         """The first `apart` events are finished by a transaction each."""
         self._hw = hw
         self._function = function
@@ -149,7 +149,7 @@ class Shift:
         self._tally = tally
         self._apart = apart
         self._pending: list[Event] = []
-        self._transaction: Transaction | None = None
+        self._transaction: DirectoryTransaction | None = None
         self._broken: Exception | None = None  # what kept earlier events from being committed meanwhile
         self._skipped = 0
         consumer.on_aside = tally.set_aside
@@ -174,7 +174,7 @@ class Shift:
         self._skipped = self._consumer.skipped
         self._tally.write_if_due()
 
-    def _finish(self, event: Event, appended: Transaction | None, *, alone: bool) -> None:
+    def _finish(self, event: Event, appended: DirectoryTransaction | None, *, alone: bool) -> None:
         if appended is None and not self._pending:
             self._consumer.ack(event)
             self._tally.handled(1, 0)
@@ -190,7 +190,7 @@ class Shift:
         if alone or self._apart >= 0 or len(self._pending) >= self._function.batch or not self._consumer.ready:
             self._commit()
 
-    def _take(self, appended: Transaction) -> None:
+    def _take(self, appended: DirectoryTransaction) -> None:
         if self._transaction is None:
             self._transaction = appended
         else:
@@ -222,7 +222,7 @@ class Shift:
             raise
         except HeadwaterError as error:
             if len(events) > 1 or before is not None:
-                raise SpoiltError(len(events)) from error
+                raise BatchAbortedError(len(events)) from error
             self._fail(events[0], error)
         else:
             self._tally.handled(len(events), transaction.appended)

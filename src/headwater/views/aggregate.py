@@ -24,7 +24,7 @@ from headwater.limits import DEFAULTS
 SNAPSHOT_EVENT = "_event"  # the field of a snapshot with the id of the event that it ends with
 
 
-class Recorded(Event, frozen=True, gc=False):
+class RecordedEvent(Event, frozen=True, gc=False):
     """An event that was recorded and not saved. It has no place and no time yet."""
 
     @property
@@ -46,7 +46,7 @@ class Aggregate:
     def __init__(self, id: str) -> None:
         self._id = id
         self._version: int | None = None
-        self._changes: list[Recorded] = []
+        self._changes: list[RecordedEvent] = []
 
     @property
     def id(self) -> str:
@@ -75,7 +75,7 @@ class Aggregate:
         encoded, content = given.encode_data(data, content)
         given.encode_type(type)
         raw_meta = given.encode_meta(meta, DEFAULTS)
-        event = Recorded("", -1, -1, -1, type, self._id.encode(), encoded, content, 0, raw_meta)
+        event = RecordedEvent("", -1, -1, -1, type, self._id.encode(), encoded, content, 0, raw_meta)
         self._apply(event)
         self._changes.append(event)
 
@@ -110,7 +110,7 @@ class Snapshots(Protocol):
     def get(self, id: str) -> Document | None: ...
 
 
-class Log(Protocol):
+class AggregateLog(Protocol):
     """The verbs that are needed here: those of a directory and of a server."""
 
     def describe(self, topic: str) -> TopicInfo: ...
@@ -139,7 +139,7 @@ class Log(Protocol):
 class Repository(Generic[A]):
     """The aggregates of one kind: each is the events of one key of a topic. Safe from any thread."""
 
-    def __init__(self, hw: Log, topic: str, cls: type[A], snapshots: str | None = None) -> None:
+    def __init__(self, hw: AggregateLog, topic: str, cls: type[A], snapshots: str | None = None) -> None:
         """`snapshots` is the binder that `App.aggregate` fills; it need not be there.
 
         Raises Unsupported for a bucket, which has neither a key's history nor its version at hand.

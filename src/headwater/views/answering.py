@@ -22,7 +22,7 @@ from headwater.limits import ANSWER_BYTES_MAX
 from headwater.views import questions
 from headwater.views.app import App
 from headwater.views.local import Local
-from headwater.views.questions import Answered, Broken, Failed, Question, Ready
+from headwater.views.questions import BrokenApplication, QueryCall, QueryFailure, QueryReply, Ready
 
 WORKERS = 8  # queries that are answered at once: they share an interpreter with the projections
 GRACE_S = 10.0  # how long user code may go on when the server is gone
@@ -30,15 +30,15 @@ GRACE_S = 10.0  # how long user code may go on when the server is gone
 _log = logging.getLogger("headwater.views")
 
 
-class Answering:
+class QueryServer:
     """Answers one server. `gone` is called, in another thread, when the server is."""
 
     def __init__(self, connection: socket.socket, gone: Callable[[], object]) -> None:
         self._connection = connection
         self._gone = gone
         self._sending = threading.Lock()  # one message at a time
-        self._waiting: queue.SimpleQueue[Question] = queue.SimpleQueue()
-        self._ask: Callable[[Question], Any] | None = None
+        self._waiting: queue.SimpleQueue[QueryCall] = queue.SimpleQueue()
+        self._ask: Callable[[QueryCall], Any] | None = None
         threading.Thread(target=self._listen, name="headwater-server", daemon=True).start()
 
     def ready(self, app: App, hw: Local) -> None:
@@ -50,7 +50,7 @@ class Answering:
 
     def broken(self, error: HeadwaterError) -> None:
         """Say why the application cannot run."""
-        self._send(Broken(questions.told(error)))
+        self._send(BrokenApplication(questions.told(error)))
 
     def _listen(self) -> None:
         """Take questions until the server is gone. User code that does not end by then is ended with the process."""
@@ -81,12 +81,12 @@ class Answering:
         while True:
             question = self._waiting.get()
             try:
-                message: Answered | Failed = Answered(question.id, msgspec.Raw(encoded(self._ask(question))))
+                message: QueryReply | QueryFailure = QueryReply(question.id, msgspec.Raw(encoded(self._ask(question))))
             except HeadwaterError as error:
-                message = Failed(question.id, questions.told(error))
+                message = QueryFailure(question.id, questions.told(error))
             except Exception as error:  # noqa: BLE001  # user code may raise whatever it likes, and must not end us
                 _log.warning("the query %r failed", question.name, exc_info=error)
-                message = Failed(question.id, questions.told(_failure(question.name, error)))
+                message = QueryFailure(question.id, questions.told(_failure(question.name, error)))
             self._send(message)
 
     def _send(self, message: questions.Message) -> None:

@@ -13,7 +13,7 @@ from headwater.event import Content, Event
 from headwater.format import names
 from headwater.limits import VIEW_NAME_BYTES_MAX
 from headwater.match.selection import Selection
-from headwater.views.pipeline import Mode, Pipeline, Schema, Target, declared
+from headwater.views.pipeline import Mode, Pipeline, PipelineTarget, Schema, declared
 
 if TYPE_CHECKING:
     from headwater.views.aggregate import Aggregate
@@ -70,7 +70,7 @@ class Function(msgspec.Struct, frozen=True):
         return f"function.{self.name}"
 
 
-class Query(msgspec.Struct, frozen=True):
+class NamedQuery(msgspec.Struct, frozen=True):
     """A query with a name: `ask(views, **arguments)`."""
 
     name: str
@@ -96,7 +96,7 @@ class App:
     def __init__(self) -> None:
         self.projections: dict[str, Projection] = {}
         self.functions: dict[str, Function] = {}
-        self.queries: dict[str, Query] = {}
+        self.queries: dict[str, NamedQuery] = {}
         self.binders: dict[str, Shelf] = {}
         self.pipelines: dict[str, Pipeline] = {}
 
@@ -166,7 +166,7 @@ class App:
         """Declare a query with a name: put on `ask(views, **arguments)`, which returns documents, or JSON's types."""
 
         def declare(ask: F) -> F:
-            found = Query(_name(name, ask), ask)
+            found = NamedQuery(_name(name, ask), ask)
             _add(self.queries, found.name, found, "query")
             return ask
 
@@ -227,7 +227,7 @@ class App:
 
     def _check_alone(self, found: Projection | Pipeline) -> None:
         """Raise Conflict if what a pipeline fills would be filled by something else, too."""
-        to = found.target if isinstance(found, Pipeline) else Target("binder", found.binder)
+        to = found.target if isinstance(found, Pipeline) else PipelineTarget("binder", found.binder)
         if to.kind == "topic":
             return  # which many may append to
         others = [each.name for each in self.pipelines.values() if each.target == to and each.name != found.name]

@@ -15,13 +15,13 @@ from headwater.info import BinderInfo
 from headwater.views import database, finding, indexing, passing
 from headwater.views.codec import decode, document_id
 from headwater.views.files import Files
-from headwater.views.finding import Found, Results
-from headwater.views.following import Following, latest
+from headwater.views.finding import FoundDocuments, Results
+from headwater.views.following import DocumentChanges, latest
 from headwater.views.keys import checked_path
-from headwater.views.passing import AtLeast, Behind
-from headwater.views.pool import Pool, Reader
+from headwater.views.passing import AtLeast, ViewLag
+from headwater.views.pool import BinderReader, Pool
 from headwater.views.query import query
-from headwater.views.watching import Watch
+from headwater.views.watching import BinderWatch
 
 __all__ = ["TIMEOUT_S", "AtLeast", "Binder"]
 
@@ -68,7 +68,7 @@ class Binder:
         fields: Sequence[str] | None = None,
         at_least: AtLeast | None = None,
         timeout: float = TIMEOUT_S,
-    ) -> Found:
+    ) -> FoundDocuments:
         """The documents that match, as they are at this moment; each is read when it is asked for.
 
         By id, unless `sort` says otherwise: a path, with `-` before it for descending order, or a list of those.
@@ -78,7 +78,7 @@ class Binder:
         asked = query(match, sort, skip, limit, fields)
         reader = self._begun(at_least, timeout)
         with self._giving_back_on_error(reader):
-            return Found(self._pool, reader, asked)
+            return FoundDocuments(self._pool, reader, asked)
 
     def results(
         self,
@@ -119,7 +119,7 @@ class Binder:
         with self._reading() as reader:
             return finding.explain(reader.connection, asked)
 
-    def follow(self, *, after: str | None = None, timeout: float | None = None) -> Following:
+    def follow(self, *, after: str | None = None, timeout: float | None = None) -> DocumentChanges:
         """Changes of documents, as they come, until `timeout` seconds bring none.
 
         Without `after` it begins with all documents that are there, with "latest" with what comes, else behind a place.
@@ -127,7 +127,7 @@ class Binder:
         then, but what was given last may be repeated. Raises NotFound; Invalid for what is no place.
         """
         _check_timeout(timeout)
-        return Following(self._hw, self._pool, after, timeout)
+        return DocumentChanges(self._hw, self._pool, after, timeout)
 
     def place(self) -> str:
         """The place behind everything that is there now: `follow(after=place)` gives what has come since."""
@@ -166,14 +166,14 @@ class Binder:
         self._pool.close()
 
     @contextlib.contextmanager
-    def _reading(self, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S) -> Iterator[Reader]:
+    def _reading(self, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S) -> Iterator[BinderReader]:
         """A connection in a transaction."""
         reader = self._begun(at_least, timeout)
         with self._giving_back_on_error(reader):
             yield reader
         self._pool.give(reader)
 
-    def _begun(self, at_least: AtLeast | None, timeout: float) -> Reader:
+    def _begun(self, at_least: AtLeast | None, timeout: float) -> BinderReader:
         if at_least is not None:
             return self._passed(at_least, timeout)
         reader = self._pool.take()
@@ -181,7 +181,7 @@ class Binder:
         return reader
 
     @contextlib.contextmanager
-    def _giving_back_on_error(self, reader: Reader) -> Iterator[None]:
+    def _giving_back_on_error(self, reader: BinderReader) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
@@ -191,16 +191,16 @@ class Binder:
             self._pool.give(reader)
             raise
 
-    def _passed(self, at_least: AtLeast, timeout: float) -> Reader:
+    def _passed(self, at_least: AtLeast, timeout: float) -> BinderReader:
         """A connection in a transaction that sees everything up to what was asked for."""
         wanted = passing.wanted(at_least)
         _check_timeout(timeout)
         deadline = self._hw.clock.monotonic() + timeout
-        watch = Watch(self._pool, self._hw.clock)
+        watch = BinderWatch(self._pool, self._hw.clock)
         try:
             while True:
                 reader = watch.look()
-                behind = Behind(f"there is no binder {self.name!r} yet")
+                behind = ViewLag(f"there is no binder {self.name!r} yet")
                 if reader is not None:
                     reader.begin()
                     found = passing.behind(self._hw, reader.connection, self.name, wanted)

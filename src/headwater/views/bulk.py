@@ -24,7 +24,7 @@ from headwater.views.failure import encode_error
 from headwater.views.folding import Halt
 
 
-class Span(msgspec.Struct, frozen=True):
+class ProjectionRange(msgspec.Struct, frozen=True):
     """What a projection has ahead of it: of each partition, the events from its start to before its end."""
 
     projection: Projection
@@ -37,7 +37,7 @@ class Span(msgspec.Struct, frozen=True):
         return sum(self.ends) - sum(self.starts)
 
 
-class Tally(msgspec.Struct):
+class ShardTally(msgspec.Struct):
     """What a shard counted for one projection."""
 
     folded: int = 0
@@ -52,7 +52,7 @@ class Shard(msgspec.Struct):
     """A file with documents, and what was counted, by the name of a projection."""
 
     file: str
-    tallies: dict[str, Tally]
+    tallies: dict[str, ShardTally]
 
 
 def failures_wanted(projection: Projection) -> int:
@@ -60,7 +60,9 @@ def failures_wanted(projection: Projection) -> int:
     return 1 if projection.on_error == "stop" else QUARANTINED_MAX + 1
 
 
-def load(connection: sqlite3.Connection, shards: Sequence[Shard], spans: Sequence[Span], fields: Sequence[str]) -> int:
+def load(
+    connection: sqlite3.Connection, shards: Sequence[Shard], spans: Sequence[ProjectionRange], fields: Sequence[str]
+) -> int:
     """Take everything of the shards into a new file, which has no documents; returns how many events were folded.
 
     Raises Halt if a projection is to stop, and Conflict with the code `shards_overlap` if two shards have a document of
@@ -82,7 +84,7 @@ def load(connection: sqlite3.Connection, shards: Sequence[Shard], spans: Sequenc
     return sum(tally.folded for tally in tallies.values())
 
 
-def _together(shards: Sequence[Shard], projection: Projection) -> Tally:
+def _together(shards: Sequence[Shard], projection: Projection) -> ShardTally:
     """What all shards counted for a projection; raises Halt if it is to stop."""
     found = [shard.tallies[projection.name] for shard in shards if projection.name in shard.tallies]
     failed = sorted(
@@ -94,7 +96,7 @@ def _together(shards: Sequence[Shard], projection: Projection) -> Tally:
     missed: dict[int, int] = {}
     for each in found:  # shards of one partition have missed the same events, or some of them
         missed |= {number: max(count, missed.get(number, 0)) for number, count in each.missed.items()}
-    return Tally(sum(each.folded for each in found), sum(each.skipped for each in found), missed, failed)
+    return ShardTally(sum(each.folded for each in found), sum(each.skipped for each in found), missed, failed)
 
 
 def _copy(connection: sqlite3.Connection, names: Sequence[str], fields: Sequence[str]) -> None:
@@ -113,7 +115,7 @@ def _copy(connection: sqlite3.Connection, names: Sequence[str], fields: Sequence
         raise Conflict("two shards have a document of the same id", code="shards_overlap") from error
 
 
-def _note(connection: sqlite3.Connection, span: Span, tally: Tally) -> None:
+def _note(connection: sqlite3.Connection, span: ProjectionRange, tally: ShardTally) -> None:
     """How far the projection has come, and what was counted."""
     name, execute = span.projection.name, connection.execute
     for partition, end in enumerate(span.ends):

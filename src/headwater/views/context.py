@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Unpack
 
-from headwater.engine.transaction import Transaction
+from headwater.engine.transaction import DirectoryTransaction
 from headwater.errors import Closed, Invalid
 from headwater.event import Content, Event
 from headwater.format.given import Data, Meta
@@ -47,7 +47,7 @@ class Context(Views):
         self.alone = False  # whether its transaction must hold nothing else: a version was expected
         self._commit_earlier = commit_earlier
         self._thread = threading.get_ident()
-        self._transaction: Transaction | None = None
+        self._transaction: DirectoryTransaction | None = None
         self._over = False
 
     def append(self, topic: str, data: Data, **options: Unpack[EventOptions]) -> None:
@@ -90,12 +90,12 @@ class Context(Views):
         self._before_reading()
         return super().version(topic, key, partition=partition)
 
-    def end(self) -> Transaction | None:
+    def end(self) -> DirectoryTransaction | None:
         """The function has returned, or raised. What it appended; None if nothing."""
         self._over = True
         return self._transaction
 
-    def _begun(self) -> Transaction:
+    def _begun(self) -> DirectoryTransaction:
         if self._over:
             raise Closed(
                 "the function has returned: what it appends now belongs to no event", hint="append before it returns"

@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS pipelines (name TEXT PRIMARY KEY, run TEXT NOT NULL, 
 _NOTE = "INSERT INTO pipelines (name, run, batch) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET run = ?2, batch = ?3"
 
 
-class Batch(msgspec.Struct, frozen=True):
+class PipelineBatch(msgspec.Struct, frozen=True):
     """What is written together: the pipeline, what it does this time, and the number of this part of it, from 0."""
 
     pipeline: str
@@ -49,7 +49,7 @@ def check_free(hw: Engine, binder: str, pipeline: str) -> None:
             _check_ours(found[1], binder, pipeline)
 
 
-def replace(hw: Engine, binder: str, batch: Batch, documents: Encoded, indexes: Sequence[str] = ()) -> int:
+def replace(hw: Engine, binder: str, batch: PipelineBatch, documents: Encoded, indexes: Sequence[str] = ()) -> int:
     """Have these documents, and no others, in a binder; they are all there at once, durably. Returns how many.
 
     Raises Invalid if two have the same id, and Conflict if something else fills the binder: then all is as before.
@@ -70,7 +70,7 @@ def replace(hw: Engine, binder: str, batch: Batch, documents: Encoded, indexes: 
     return count
 
 
-def put(hw: Engine, binder: str, batch: Batch, documents: Encoded, indexes: Sequence[str] = ()) -> int | None:
+def put(hw: Engine, binder: str, batch: PipelineBatch, documents: Encoded, indexes: Sequence[str] = ()) -> int | None:
     """Put the documents of a batch into a binder, durably, unless this was done before; how many, None if it was.
 
     The first batch of a run that the binder does not know replaces whatever an earlier run has left. Raises as
@@ -83,7 +83,7 @@ def put(hw: Engine, binder: str, batch: Batch, documents: Encoded, indexes: Sequ
 
 
 def _put(
-    file: Path, connection: sqlite3.Connection, batch: Batch, documents: Encoded, indexes: Sequence[str]
+    file: Path, connection: sqlite3.Connection, batch: PipelineBatch, documents: Encoded, indexes: Sequence[str]
 ) -> int | None:
     with database.translated(file), database.writing(connection):
         reached = _reached(connection, batch)
@@ -109,7 +109,7 @@ def _current(files: Files, binder: str) -> Iterator[tuple[Path, sqlite3.Connecti
         yield file, connection
 
 
-def _load(connection: sqlite3.Connection, batch: Batch, documents: Encoded, indexes: Sequence[str]) -> int:
+def _load(connection: sqlite3.Connection, batch: PipelineBatch, documents: Encoded, indexes: Sequence[str]) -> int:
     """Fill a new file, in one transaction."""
     count = 0
     with database.writing(connection):
@@ -134,7 +134,7 @@ def _is_before(connection: sqlite3.Connection, id: str, row: int) -> bool:
     return connection.execute("SELECT 1 FROM documents WHERE id = ? AND row <= ?", (id, row)).fetchone() is not None
 
 
-def _upsert(connection: sqlite3.Connection, batch: Batch, documents: Encoded) -> int:
+def _upsert(connection: sqlite3.Connection, batch: PipelineBatch, documents: Encoded) -> int:
     draft, seen = Draft(connection), set[str]()
     for chunk in _chunks(documents):
         draft.begin()
@@ -164,7 +164,7 @@ def _keys(data: bytes, indexes: Sequence[str]) -> tuple[object, ...]:
     return tuple(index_key(document, path) for path in indexes)
 
 
-def _reached(connection: sqlite3.Connection, batch: Batch) -> int | None:
+def _reached(connection: sqlite3.Connection, batch: PipelineBatch) -> int | None:
     """The last batch of this run that the file has; None if it has none."""
     return dict(_filled_by(connection)).get((batch.pipeline, batch.run))
 

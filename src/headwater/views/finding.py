@@ -15,9 +15,9 @@ from headwater.limits import FIND_SORTED_MAX
 from headwater.views import database
 from headwater.views.codec import decode
 from headwater.views.keys import index_key, order_of
-from headwater.views.plan import Count, Plan, choose
-from headwater.views.pool import Pool, Reader
-from headwater.views.query import Query, project
+from headwater.views.plan import Count, QueryPlan, choose
+from headwater.views.pool import BinderReader, Pool
+from headwater.views.query import DocumentMatch, project
 
 SORTED_MIN = 1000  # documents that are gathered before those that are surely not wanted are dropped
 
@@ -27,7 +27,7 @@ _Entry = tuple[Any, ...]  # row and id of a document, and what it is sorted by
 _ONE = "SELECT id, version, data FROM documents WHERE row = ?"
 
 
-class Reading(Iterator[T]):
+class DocumentReader(Iterator[T]):
     """What is read through one connection to a binder, as it was at one moment. For one thread at a time.
 
     Raises Closed when the log was closed before its end.
@@ -36,10 +36,10 @@ class Reading(Iterator[T]):
     long as it is open SQLite keeps what has been written since, in a file that grows; nobody waits for it.
     """
 
-    _reader: Reader | None = None  # also where making it has failed
+    _reader: BinderReader | None = None  # also where making it has failed
     _found: Generator[T, None, None]
 
-    def __init__(self, pool: Pool, reader: Reader) -> None:
+    def __init__(self, pool: Pool, reader: BinderReader) -> None:
         """`reader` has begun a transaction; once this is made, it gives it back to the pool."""
         self._pool = pool
         self._reader = reader
@@ -78,15 +78,15 @@ class Reading(Iterator[T]):
             (self._pool.discard if broken else self._pool.give)(reader)
 
 
-class Found(Reading[Document]):
+class FoundDocuments(DocumentReader[Document]):
     """The documents that a find gives, as they were when it was asked."""
 
-    def __init__(self, pool: Pool, reader: Reader, query: Query) -> None:
+    def __init__(self, pool: Pool, reader: BinderReader, query: DocumentMatch) -> None:
         self._found = _documents(reader.connection, make_plan(reader.connection, query), query)
         super().__init__(pool, reader)
 
 
-class Stored(NamedTuple):
+class StoredDocument(NamedTuple):
     """A document as it is stored: `data` is BSON."""
 
     id: str
@@ -94,14 +94,14 @@ class Stored(NamedTuple):
     data: bytes
 
 
-class Results(Reading[Stored]):
+class Results(DocumentReader[StoredDocument]):
     """The documents that a find gives, as they are stored, and before the first how many there are.
 
     Unless all documents are wanted in an order that they are kept in, each is looked at when this is made; what is kept
     of those that match is their row, in `held` bytes.
     """
 
-    def __init__(self, pool: Pool, reader: Reader, query: Query, over: Callable[[], bool]) -> None:
+    def __init__(self, pool: Pool, reader: BinderReader, query: DocumentMatch, over: Callable[[], bool]) -> None:
         """`over` tells that nobody wants them any more, while it is looked for them: raises Closed."""
         connection = reader.connection
         plan = make_plan(connection, query)
@@ -118,10 +118,10 @@ class Results(Reading[Stored]):
         super().__init__(pool, reader)
 
 
-def make_plan(connection: sqlite3.Connection, query: Query) -> Plan:
+def make_plan(connection: sqlite3.Connection, query: DocumentMatch) -> QueryPlan:
     """How a query is answered best, inside of a transaction."""
 
-    def visited(plan: Plan, most: int) -> int:
+    def visited(plan: QueryPlan, most: int) -> int:
         found = 0
         for statement, keys in plan.statements("1"):
             counting = f"SELECT count(*) FROM ({statement} LIMIT ?)"  # noqa: S608  # a plan's
@@ -137,7 +137,7 @@ def make_plan(connection: sqlite3.Connection, query: Query) -> Plan:
     return choose(node, query.sort, query.wanted, database.indexes(connection), Count(visited, all))
 
 
-def explain(connection: sqlite3.Connection, query: Query) -> str:
+def explain(connection: sqlite3.Connection, query: DocumentMatch) -> str:
     """A plan in words, and what SQLite makes of it, in a line."""
     plan = make_plan(connection, query)
     statement, keys = next(plan.statements("id, version, data"))
@@ -145,7 +145,7 @@ def explain(connection: sqlite3.Connection, query: Query) -> str:
     return f"{plan.describe()}: {'; '.join(steps)}"
 
 
-def count(connection: sqlite3.Connection, query: Query) -> int:
+def count(connection: sqlite3.Connection, query: DocumentMatch) -> int:
     """How many documents match, inside of a transaction."""
     if query.matcher is None:
         return int(connection.execute("SELECT count(*) FROM documents").fetchone()[0])
@@ -153,14 +153,16 @@ def count(connection: sqlite3.Connection, query: Query) -> int:
     return sum(1 for _ in _matching(connection, plan._replace(ordered=False), query, "data"))
 
 
-def _documents(connection: sqlite3.Connection, plan: Plan, query: Query) -> Generator[Document, None, None]:
+def _documents(
+    connection: sqlite3.Connection, plan: QueryPlan, query: DocumentMatch
+) -> Generator[Document, None, None]:
     fields = query.fields
     found = _in_order(connection, plan, query) if plan.ordered else _sorted(connection, plan, query)
     for id, version, document in found:
         yield Document(id, version, document if fields is None else project(document, fields))
 
 
-def _in_order(connection: sqlite3.Connection, plan: Plan, query: Query) -> Iterator[_Entry]:
+def _in_order(connection: sqlite3.Connection, plan: QueryPlan, query: DocumentMatch) -> Iterator[_Entry]:
     """Documents as the plan gives them, until there are enough."""
     if query.matcher is None:
         found = _matching(connection, plan, query, "id, version, data", query.skip)
@@ -168,14 +170,14 @@ def _in_order(connection: sqlite3.Connection, plan: Plan, query: Query) -> Itera
     return islice(_matching(connection, plan, query, "id, version, data"), query.skip, query.wanted)
 
 
-def _sorted(connection: sqlite3.Connection, plan: Plan, query: Query) -> Iterator[_Entry]:
+def _sorted(connection: sqlite3.Connection, plan: QueryPlan, query: DocumentMatch) -> Iterator[_Entry]:
     """Documents that must be sorted, which are read again when it is done."""
     for row, id, *_ in _keys_in_order(_matching(connection, plan, query, "row, id, data"), query):
         version, data = connection.execute(_ONE, (row,)).fetchone()[1:]
         yield id, version, decode(data)
 
 
-def _keys_in_order(matching: Iterator[_Entry], query: Query) -> list[_Entry]:
+def _keys_in_order(matching: Iterator[_Entry], query: DocumentMatch) -> list[_Entry]:
     """Row and id of the documents that are wanted, in their order: only what they are sorted by is kept."""
     paths = [path for path, _ in query.sort]
     wanted = query.wanted
@@ -197,29 +199,33 @@ def _keys_in_order(matching: Iterator[_Entry], query: Query) -> list[_Entry]:
     return _first(kept, query)[query.skip :]
 
 
-def _rows(connection: sqlite3.Connection, plan: Plan, query: Query, over: Callable[[], bool]) -> array[int]:
+def _rows(
+    connection: sqlite3.Connection, plan: QueryPlan, query: DocumentMatch, over: Callable[[], bool]
+) -> array[int]:
     """The rows of the documents that are wanted, in their order."""
     found = _matching(connection, plan, query, "row, id, data", over=over)
     wanted = islice(found, query.skip, query.wanted) if plan.ordered else _keys_in_order(found, query)
     return array("q", (row for row, *_ in wanted))
 
 
-def _stored(connection: sqlite3.Connection, plan: Plan, query: Query) -> Generator[Stored, None, None]:
+def _stored(
+    connection: sqlite3.Connection, plan: QueryPlan, query: DocumentMatch
+) -> Generator[StoredDocument, None, None]:
     """All documents in the order of a plan."""
     limit = -1 if query.limit is None else query.limit
     for statement, keys in plan.statements("id, version, data"):
         with closing(connection.execute(f"{statement} LIMIT ? OFFSET ?", (*keys, limit, query.skip))) as rows:
             for row in rows:
-                yield Stored(*row)
+                yield StoredDocument(*row)
 
 
-def _stored_in(connection: sqlite3.Connection, rows: array[int]) -> Generator[Stored, None, None]:
+def _stored_in(connection: sqlite3.Connection, rows: array[int]) -> Generator[StoredDocument, None, None]:
     """The documents in these rows."""
     for row in rows:
-        yield Stored(*connection.execute(_ONE, (row,)).fetchone())
+        yield StoredDocument(*connection.execute(_ONE, (row,)).fetchone())
 
 
-def _first(kept: list[_Entry], query: Query) -> list[_Entry]:
+def _first(kept: list[_Entry], query: DocumentMatch) -> list[_Entry]:
     """Sorted, by one field after the other from the last to the first: sorting keeps what was in order before."""
     kept.sort(key=lambda entry: entry[1], reverse=bool(query.sort) and query.sort[-1][1])
     for number in reversed(range(len(query.sort))):
@@ -233,8 +239,8 @@ def _item(number: int) -> Callable[[_Entry], Any]:
 
 def _matching(
     connection: sqlite3.Connection,
-    plan: Plan,
-    query: Query,
+    plan: QueryPlan,
+    query: DocumentMatch,
     selected: str,
     skip: int = 0,
     over: Callable[[], bool] | None = None,

@@ -1,6 +1,6 @@
 """Folding events into the documents of a binder, inside of a transaction: what live projections and rebuilds share.
 
-A `Folder` belongs to one projection and one connection, and so to one thread.
+A `DocumentFold` belongs to one projection and one connection, and so to one thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Halt(Exception):  # it is no error of ours
         self.error = error
 
 
-class Folder:
+class DocumentFold:
     """The documents that one transaction changes for a projection: `begin`, `fold` as often as wanted, `write`."""
 
     def __init__(

@@ -22,8 +22,8 @@ from headwater.document import Change
 from headwater.engine.engine import Engine
 from headwater.errors import Closed, Invalid, NotFound
 from headwater.views.codec import decode
-from headwater.views.pool import Pool, Reader
-from headwater.views.watching import Watch
+from headwater.views.pool import BinderReader, Pool
+from headwater.views.watching import BinderWatch
 
 PAGE_DOCUMENTS = 500  # that are read at once
 PAGE_BYTES = 256 * 1024  # and what they may have, but for the last: what somebody holds who is slow to take them
@@ -40,7 +40,7 @@ _NEXT = "SELECT id, version, data FROM documents WHERE id > ? ORDER BY id LIMIT 
 _ONE = "SELECT version, data FROM documents WHERE id = ?"
 
 
-class Place(NamedTuple):
+class ChangePosition(NamedTuple):
     """How far a follower is: in the commits of a file and, while `listing`, in its documents, up to an id."""
 
     generation: str
@@ -55,7 +55,7 @@ class Place(NamedTuple):
         return f"{place}-" if self.id is None else f"{place}-.{urlsafe_b64encode(self.id.encode()).decode()}"
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> ChangePosition:
         """Raises Invalid for what is no place."""
         try:
             generation, digits, *rest = text.split("-", 2)
@@ -79,13 +79,13 @@ class Place(NamedTuple):
             ) from None
 
 
-def latest(reader: Reader) -> Place:
+def latest(reader: BinderReader) -> ChangePosition:
     """The place behind everything that is there now."""
     _, last = reader.connection.execute(_NUMBERS).fetchone()
-    return Place(reader.generation, last or 0)
+    return ChangePosition(reader.generation, last or 0)
 
 
-class Following(Iterator[Change]):
+class DocumentChanges(Iterator[Change]):
     """Changes of documents, as they come. For one thread; only `stop` may be called from others.
 
     Ends when `timeout` seconds pass without a change, when it is stopped or closed, or the log is closed.
@@ -100,8 +100,8 @@ class Following(Iterator[Change]):
         self._ready: deque[Change] = deque()
         self._ids: list[str] = []  # changed documents that were not read yet, in reverse
         self._reached = 0  # the commit up to which they are
-        place = None if after is None or after == "latest" else Place.parse(after)
-        self._watch = Watch(pool, hw.clock)
+        place = None if after is None or after == "latest" else ChangePosition.parse(after)
+        self._watch = BinderWatch(pool, hw.clock)
         reader = self._watch.look()
         if reader is None:
             pool.file()  # raises
@@ -170,7 +170,7 @@ class Following(Iterator[Change]):
                 self._stopped = True
         return self._stopped
 
-    def _read(self, reader: Reader) -> bool:
+    def _read(self, reader: BinderReader) -> bool:
         """Read a page of what is next; False if there is nothing."""
         reader.begin()
         try:
@@ -195,7 +195,7 @@ class Following(Iterator[Change]):
         if place.generation == generation and reached <= last and (first is None or first <= reached + 1):
             return
         self._ids.clear()
-        self._place = Place(generation, last, listing=True)
+        self._place = ChangePosition(generation, last, listing=True)
         self._ready.append(Change("reset", str(self._place)))
 
     def _list(self, connection: sqlite3.Connection) -> None:

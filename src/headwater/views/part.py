@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Part(Protocol):
+class ViewWorker(Protocol):
     """A projection or a function at work."""
 
     name: str

@@ -22,7 +22,7 @@ Wanted = dict[tuple[str | None, int], int]
 HINT = "give what append returned, as in at_least=ref"
 
 
-class Behind(msgspec.Struct, frozen=True):
+class ViewLag(msgspec.Struct, frozen=True):
     """What is still to be waited for, in words. `never`: it will not come, unless another projection is made."""
 
     told: str
@@ -41,7 +41,7 @@ def wanted(at_least: AtLeast) -> Wanted:
     return found
 
 
-def behind(hw: Engine, connection: sqlite3.Connection, name: str, wanted: Wanted) -> Behind | None:
+def behind(hw: Engine, connection: sqlite3.Connection, name: str, wanted: Wanted) -> ViewLag | None:
     """What a binder has not come to yet, inside of a transaction; None if it is as far as is wanted.
 
     Raises Unavailable with the code `projection_stopped`, and Invalid if an offset alone says too little.
@@ -49,27 +49,27 @@ def behind(hw: Engine, connection: sqlite3.Connection, name: str, wanted: Wanted
     rows = registry.rows(connection)
     for (given, partition), offset in wanted.items():
         if not rows:
-            return Behind(f"no projection fills binder {name!r} yet")
+            return ViewLag(f"no projection fills binder {name!r} yet")
         topic = _only_topic(hw, rows, name) if given is None else given
         ours = [row for row in rows if row.topic == topic]
         if not ours:
             topics = ", ".join(repr(each) for each in sorted({row.topic for row in rows}))
-            return Behind(f"binder {name!r} is filled from {topics}, not from {topic!r}", never=True)
+            return ViewLag(f"binder {name!r} is filled from {topics}, not from {topic!r}", never=True)
         uuid = _uuid(hw, topic)
         for row in ours:
             if row.topic_uuid != uuid:
-                return Behind(f"binder {name!r} is still made of an older topic {topic!r}, which was deleted")
+                return ViewLag(f"binder {name!r} is still made of an older topic {topic!r}, which was deleted")
             next = registry.cursors(connection, row.name).get(partition, 0)
             if next > offset:
                 continue
             if row.state == "stopped":
                 raise registry.stopped(row)
             place = f"topic {topic!r}, partition {partition}"
-            return Behind(f"projection {row.name!r} has come to offset {next} of {place}, and not yet past {offset}")
+            return ViewLag(f"projection {row.name!r} has come to offset {next} of {place}, and not yet past {offset}")
     return None
 
 
-def late(behind: Behind, timeout: float) -> Invalid | Unavailable:
+def late(behind: ViewLag, timeout: float) -> Invalid | Unavailable:
     """What is raised when it was waited for too long."""
     if behind.never:
         return Invalid(behind.told, hint="wait for an event of one of its topics")

@@ -23,7 +23,7 @@ Schema = str | Mapping[str, str] | None
 OF_THE_PIPELINE = ("topic", "path", "start", "end")  # options of the source that it sets itself
 
 
-class Target(msgspec.Struct, frozen=True):
+class PipelineTarget(msgspec.Struct, frozen=True):
     """Where the rows of a pipeline go: `topic:big-orders`, `binder:revenue` or `parquet:out/revenue`."""
 
     kind: Kind
@@ -38,7 +38,7 @@ class Pipeline(msgspec.Struct, frozen=True):
 
     name: str
     topics: tuple[str, ...]
-    target: Target
+    target: PipelineTarget
     compute: Callable[..., Any]
     mode: Mode = "batch"
     schema: Mapping[str, str] = {}
@@ -114,7 +114,7 @@ def _check_topics(topics: Sequence[Any]) -> None:
         raise Invalid("it reads a topic twice", hint="the function may use its frame more than once")
 
 
-def _target(to: str) -> Target:
+def _target(to: str) -> PipelineTarget:
     kind, colon, place = to.partition(":")
     if not colon or kind not in get_args(Kind):
         raise Invalid(f"it cannot write to {to!r}", hint="topic:NAME, binder:NAME or parquet:PATH")
@@ -124,7 +124,7 @@ def _target(to: str) -> Target:
         raise Invalid(
             f"Parquet is written to a directory, not to {place!r}", hint="parquet:PATH, also of a mounted one"
         )
-    return Target(kind, place)  # type: ignore[arg-type]  # it is one of them: this was looked at above
+    return PipelineTarget(kind, place)  # type: ignore[arg-type]  # it is one of them: this was looked at above
 
 
 def _check_mode(mode: str, start: str | int, every: Any) -> None:

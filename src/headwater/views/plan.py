@@ -33,7 +33,7 @@ NOTHING = Range(None, None)
 ARRAYS_TOO = Range(ARRAY, ARRAY)
 
 
-class Plan(NamedTuple):
+class QueryPlan(NamedTuple):
     """What is visited: the index over `path` or, if that is None, the documents by their ids.
 
     `ranges` are the parts of the index, in its order; None means all of it. If `ordered`, documents come in the order
@@ -80,23 +80,23 @@ class Plan(NamedTuple):
 class Count(NamedTuple):
     """What is known of the documents when a plan is made: how many one visits, up to a number; how many there are."""
 
-    visited: Callable[[Plan, int], int]
+    visited: Callable[[QueryPlan, int], int]
     all: Callable[[], int]
 
 
 def choose(
     node: Node | None, sort: Sequence[tuple[str, bool]], wanted: int | None, indexes: Iterable[str], count: Count
-) -> Plan:
+) -> QueryPlan:
     """The plan for a match, a sort of paths that are descending or not, and how many documents are wanted."""
     known = set(indexes)
     found = [] if node is None else _candidates(node, known)
     ordered = _in_order(sort, found, known)
     if not found:
-        return ordered or Plan(None, None, ordered=False)
+        return ordered or QueryPlan(None, None, ordered=False)
     best = found[0]
     if ordered is not None and ordered.path == best.path:
         return ordered
-    narrow = Plan(best.path, best.ranges, ordered=False)
+    narrow = QueryPlan(best.path, best.ranges, ordered=False)
     if ordered is None or len(best.ranges) > COUNTED_RANGES_MAX:
         return narrow
     # In order, one stops when enough are found; it takes longer the fewer match. Through the index, all that match are
@@ -122,15 +122,15 @@ class _Candidates(NamedTuple):
         return wide, len(self.ranges), -self.questions, self.path
 
 
-def _in_order(sort: Sequence[tuple[str, bool]], found: Sequence[_Candidates], known: set[str]) -> Plan | None:
+def _in_order(sort: Sequence[tuple[str, bool]], found: Sequence[_Candidates], known: set[str]) -> QueryPlan | None:
     """The plan by which documents come in the wanted order; None if there is none."""
     if not sort:
-        return Plan(None, None, ordered=True)
+        return QueryPlan(None, None, ordered=True)
     (path, descending), *more = sort
     if more or path not in known:
         return None
     ranges = next((each.ranges for each in found if each.path == path), None)
-    return Plan(path, ranges, ordered=True, descending=descending)
+    return QueryPlan(path, ranges, ordered=True, descending=descending)
 
 
 def _candidates(node: Node, known: set[str]) -> list[_Candidates]:

@@ -22,7 +22,7 @@ OPENED_TRIES = 100  # files that may be replaced while they are being opened, be
 _inherited: list[object] = []  # SQLite forbids a forked child to touch, and so to close, the connections of its parent
 
 
-class Reader:
+class BinderReader:
     """A connection to one file of a binder. `file` is its name, `generation` which of the binder's files it is."""
 
     __slots__ = ("connection", "file", "generation", "pid")
@@ -57,7 +57,7 @@ class Pool:
         self._files = files
         self._link = str(files.link(name))  # raises for a bad name
         self._readlink = hw.disk.readlink
-        self._free: deque[Reader] = deque()
+        self._free: deque[BinderReader] = deque()
         self._pid = os.getpid()
         self._closed = threading.Event()
 
@@ -68,7 +68,7 @@ class Pool:
         except OSError:
             return self._files.current(self.name).name
 
-    def take(self) -> Reader:
+    def take(self) -> BinderReader:
         """A connection to the file that is read now. Give it back. Raises NotFound if there is no such binder."""
         self._hw.check_open()
         pid = os.getpid()
@@ -86,7 +86,7 @@ class Pool:
             self.discard(reader)
         return self._open()
 
-    def give(self, reader: Reader) -> None:
+    def give(self, reader: BinderReader) -> None:
         """Take back a connection; what was begun with it is ended."""
         if reader.pid != os.getpid():
             _inherited.append(reader)
@@ -100,17 +100,17 @@ class Pool:
         if self._closed.is_set():  # before, or in between
             self.close()
 
-    def check(self, reader: Reader) -> None:
+    def check(self, reader: BinderReader) -> None:
         """Raise Closed if a connection in use must not be used any more."""
         self._hw.check_open()
         if reader.pid != os.getpid():
             raise Closed("this was begun by the parent of a forked process", hint="begin it anew")
 
-    def translation(self, reader: Reader, error: sqlite3.Error) -> HeadwaterError:
+    def translation(self, reader: BinderReader, error: sqlite3.Error) -> HeadwaterError:
         """What SQLite has raised, as an error of ours."""
         return database.translation(self._files.path / reader.file, error)
 
-    def discard(self, reader: Reader) -> None:
+    def discard(self, reader: BinderReader) -> None:
         """Close a connection instead of giving it back: it failed, or nobody wants it."""
         if reader.pid != os.getpid():
             _inherited.append(reader)
@@ -126,7 +126,7 @@ class Pool:
             except IndexError:
                 return
 
-    def _open(self) -> Reader:
+    def _open(self) -> BinderReader:
         """Open the file that is read now.
 
         It may be replaced, and then removed, at any moment, also between opening it and what SQLite keeps beside it,
@@ -143,7 +143,7 @@ class Pool:
                 continue
             try:
                 if self.file() == file:
-                    return Reader(connection, file, os.getpid())
+                    return BinderReader(connection, file, os.getpid())
             except BaseException:
                 connection.close()
                 raise

@@ -25,7 +25,7 @@ from headwater.limits import MIB
 from headwater.views import database, registry
 from headwater.views.app import Projection
 from headwater.views.files import Files
-from headwater.views.folding import Folder, Halt
+from headwater.views.folding import DocumentFold, Halt
 from headwater.views.rebuild import rebuild
 
 TAKE_EVENTS = 4096  # at a time, from the log
@@ -185,11 +185,11 @@ class Projector:
             return LOOK_S
         return 0.0
 
-    def _live(self, connection: sqlite3.Connection, file: Path, topic: registry.Topic) -> None:
+    def _live(self, connection: sqlite3.Connection, file: Path, topic: registry.TopicBounds) -> None:
         projection = self._projection
         self._connection = connection
         self._file = file
-        self._folder = Folder(connection, projection, self._stopping.is_set)
+        self._folder = DocumentFold(connection, projection, self._stopping.is_set)
         self._next: dict[int, int] = {}  # by partition, as far as this process knows: where it is read from
         self._reached: dict[int, int] = {}  # the same, in the transaction that is in work
         self._rest: list[Event] = []  # taken, and for the next transaction

@@ -15,7 +15,7 @@ from headwater.views.keys import checked_path
 COUNT_MAX = 2**62  # of documents to skip or to give: no binder has more
 
 
-class Query(NamedTuple):
+class DocumentMatch(NamedTuple):
     """A match (None: all documents), paths to sort by, each descending or not, and what is wanted of what is found.
 
     `fields` is the tree of the names that are wanted, in which an empty branch is wanted as a whole.
@@ -39,9 +39,9 @@ def query(
     skip: int = 0,
     limit: int | None = None,
     fields: Sequence[str] | None = None,
-) -> Query:
+) -> DocumentMatch:
     """What was asked; raises Invalid or TooLarge."""
-    return Query(
+    return DocumentMatch(
         None if match is None or match == {} else matching.compile(match),
         _sort(sort),
         _number(skip, "skip"),

@@ -1,7 +1,7 @@
 """What a server and its application say to each other: messages of JSON, each behind its length as a big-endian u32.
 
-The application begins, with `Ready` or `Broken`. Then the server sends `Question`s, and gets an `Answered` or a
-`Failed` for each, in any order. Nothing in them is code. Bytes only; safe from any thread.
+The application begins, with `Ready` or `BrokenApplication`. Then the server sends `QueryCall`s, and gets an
+`QueryReply` or a `QueryFailure` for each, in any order. Nothing in them is code. Bytes only; safe from any thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LENGTH = Struct(">I")
 MESSAGE_BYTES_MAX = ANSWER_BYTES_MAX + QUESTION_BYTES_MAX
 
 
-class Told(msgspec.Struct, frozen=True):
+class WireError(msgspec.Struct, frozen=True):
     """An error, as it goes over a wire: what it tells, without where it was raised."""
 
     kind: str
@@ -35,13 +35,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     queries: list[str]
 
 
-class Broken(msgspec.Struct, frozen=True, tag="broken"):
+class BrokenApplication(msgspec.Struct, frozen=True, tag="broken"):
     """The application cannot run."""
 
-    error: Told
+    error: WireError
 
 
-class Question(msgspec.Struct, frozen=True):
+class QueryCall(msgspec.Struct, frozen=True):
     """A query with a name, and its arguments."""
 
     id: int
@@ -49,31 +49,31 @@ class Question(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
 
 
-class Answered(msgspec.Struct, frozen=True, tag="answered"):
+class QueryReply(msgspec.Struct, frozen=True, tag="answered"):
     """What a query returned, as JSON."""
 
     id: int
     answer: msgspec.Raw
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class QueryFailure(msgspec.Struct, frozen=True, tag="failed"):
     """Why a query returned nothing."""
 
     id: int
-    error: Told
+    error: WireError
 
 
-Message = Ready | Broken | Answered | Failed
+Message = Ready | BrokenApplication | QueryReply | QueryFailure
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _decode_message = msgspec.json.Decoder(Message).decode
-_decode_question = msgspec.json.Decoder(Question).decode
+_decode_question = msgspec.json.Decoder(QueryCall).decode
 _KINDS: dict[str, type[HeadwaterError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HeadwaterError)
 }
 
 
-def framed(message: Message | Question) -> bytes:
+def framed(message: Message | QueryCall) -> bytes:
     """A message behind its length; raises TooLarge."""
     data = _encode(message)
     if len(data) > MESSAGE_BYTES_MAX:
@@ -98,7 +98,7 @@ def message_of(data: bytes) -> Message:
     return said
 
 
-def question_of(data: bytes) -> Question:
+def question_of(data: bytes) -> QueryCall:
     """What the server asks; raises Invalid."""
     try:
         return _decode_question(data)
@@ -106,13 +106,13 @@ def question_of(data: bytes) -> Question:
         raise Invalid(f"the server asks what is no question: {error}", code="bad_message") from error
 
 
-def told(error: HeadwaterError) -> Told:
+def told(error: HeadwaterError) -> WireError:
     """An error, to be sent."""
     kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "headwater.errors"), "")
-    return Told(kind, error.code, error.message, error.hint, error.facts)
+    return WireError(kind, error.code, error.message, error.hint, error.facts)
 
 
-def raised(told: Told) -> HeadwaterError:
+def raised(told: WireError) -> HeadwaterError:
     """An error that was sent, as it was raised."""
     kind = _KINDS.get(told.kind, HeadwaterError)
     facts = {name: fact for name, fact in told.facts.items() if name not in ("message", "hint", "code")}

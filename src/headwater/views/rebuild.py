@@ -21,19 +21,25 @@ from headwater.event import Event
 from headwater.storage.disk import Disk
 from headwater.views import bulk, database, indexing, registry
 from headwater.views.app import Projection
-from headwater.views.bulk import Shard, Span
+from headwater.views.bulk import ProjectionRange, Shard
 from headwater.views.files import Files
-from headwater.views.folding import Folder
+from headwater.views.folding import DocumentFold
 
 Progress = Callable[[int, int], object]
 """Called with the events that are folded, and all there are now."""
 
 
-class Elsewhere(Protocol):
+class RemoteFold(Protocol):
     """What folds the bulk of history faster than one process can."""
 
     def fold(
-        self, spans: Sequence[Span], fields: Sequence[str], beside: Path, progress: Progress, *, by_partition: bool
+        self,
+        spans: Sequence[ProjectionRange],
+        fields: Sequence[str],
+        beside: Path,
+        progress: Progress,
+        *,
+        by_partition: bool,
     ) -> list[Shard]:
         """Fold all events of these spans into shards, whose documents have room for indexes over these fields.
 
@@ -58,7 +64,7 @@ def rebuild(
     wait: bool = True,
     stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: RemoteFold | None = None,
 ) -> int:
     """Build the binder of these projections anew, and have it read from then on; returns how many events were folded.
 
@@ -172,10 +178,10 @@ class _Build:
                 registry.add(self._connection, projection, topic)
                 self._next[projection.name] = list(topic.starts)
 
-    def fold_elsewhere(self, elsewhere: Elsewhere, fields: Sequence[str], file: Path) -> None:
+    def fold_elsewhere(self, elsewhere: RemoteFold, fields: Sequence[str], file: Path) -> None:
         """Have everything that is there now folded by others, and take over what they made of it."""
         spans = [
-            Span(each, tuple(self._next[each.name]), registry.topic_of(self._hw, each.topic).ends)
+            ProjectionRange(each, tuple(self._next[each.name]), registry.topic_of(self._hw, each.topic).ends)
             for each in self._known()
         ]
         if not sum(span.events for span in spans):
@@ -213,7 +219,7 @@ class _Build:
     def catch_up(self) -> None:
         """Fold everything that is there now."""
         for projection in self._known():
-            folder = Folder(self._connection, projection, self._stop)
+            folder = DocumentFold(self._connection, projection, self._stop)
             for partition, end in enumerate(registry.topic_of(self._hw, projection.topic).ends):
                 while self._next[projection.name][partition] < end:
                     self._round(projection, folder, partition, end)
@@ -230,7 +236,7 @@ class _Build:
     def _known(self) -> list[Projection]:
         return [projection for projection in self._projections if projection.name in self._next]
 
-    def _round(self, projection: Projection, folder: Folder, partition: int, end: int) -> None:
+    def _round(self, projection: Projection, folder: DocumentFold, partition: int, end: int) -> None:
         """Fold about one transaction's worth of events of one partition."""
         places = self._next[projection.name]
         start = places[partition]

@@ -16,7 +16,7 @@ from headwater.views.app import Projection
 from headwater.views.failure import decode_error, encode_error
 
 
-class Topic(msgspec.Struct, frozen=True):
+class TopicBounds(msgspec.Struct, frozen=True):
     """A topic as it is now: where each partition begins and ends."""
 
     uuid: str
@@ -41,10 +41,10 @@ class Row(msgspec.Struct, frozen=True):
     error: ViewError | None
 
 
-def topic_of(hw: Engine, topic: str) -> Topic:
+def topic_of(hw: Engine, topic: str) -> TopicBounds:
     """Raises NotFound if there is no such topic."""
     found = hw.cursor(topic)
-    return Topic(found.uuid, found.offsets, found.ends())
+    return TopicBounds(found.uuid, found.offsets, found.ends())
 
 
 def rows(connection: sqlite3.Connection) -> list[Row]:
@@ -72,7 +72,12 @@ def cursors(connection: sqlite3.Connection, name: str) -> dict[int, int]:
 
 
 def enter(
-    connection: sqlite3.Connection, projection: Projection, topic: Topic, together: Sequence[Projection], *, retry: bool
+    connection: sqlite3.Connection,
+    projection: Projection,
+    topic: TopicBounds,
+    together: Sequence[Projection],
+    *,
+    retry: bool,
 ) -> Row:
     """The projection as the binder knows it; made known if it is new. `retry`: what stopped it is tried again.
 
@@ -101,7 +106,7 @@ def _check_alone(connection: sqlite3.Connection, projection: Projection, togethe
         )
 
 
-def add(connection: sqlite3.Connection, projection: Projection, topic: Topic) -> None:
+def add(connection: sqlite3.Connection, projection: Projection, topic: TopicBounds) -> None:
     """Make a projection known, inside of a transaction. It begins with the oldest events."""
     connection.execute(
         "INSERT INTO projections (name, topic, topic_uuid, version) VALUES (?, ?, ?, ?)",

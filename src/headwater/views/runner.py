@@ -13,7 +13,7 @@ from headwater.views.acting import Actor
 from headwater.views.app import App
 from headwater.views.files import Files
 from headwater.views.local import Local
-from headwater.views.part import Part
+from headwater.views.part import ViewWorker
 from headwater.views.projecting import Projector
 
 LOOK_S = 0.01  # between the first two looks whether everything is done
@@ -27,7 +27,7 @@ class Runner:
         """Raises Invalid for an application that cannot be run on this log."""
         self._hw = hw
         self._app = app
-        self._parts: list[Part] = []
+        self._parts: list[ViewWorker] = []
         self._threads: list[threading.Thread] = []
         self._check()
         for projection in app.projections.values():

@@ -18,12 +18,12 @@ from headwater.info import ViewError, ViewInfo, ViewPartition
 from headwater.views import database, registry, tally
 from headwater.views.failure import decode_error
 from headwater.views.files import Files
-from headwater.views.registry import Row, Topic
+from headwater.views.registry import Row, TopicBounds
 
 RATE_S = 5.0  # a rate that is older says nothing about now
 
 
-class _Known(NamedTuple):
+class _ProjectionRow(NamedTuple):
     """What a binder's file has of a projection."""
 
     row: Row
@@ -104,9 +104,9 @@ class _Topics:
 
     def __init__(self, hw: Engine) -> None:
         self._hw = hw
-        self._found: dict[str, tuple[Topic | None, dict[tuple[str, int], str]]] = {}
+        self._found: dict[str, tuple[TopicBounds | None, dict[tuple[str, int], str]]] = {}
 
-    def find(self, name: str) -> tuple[Topic | None, dict[tuple[str, int], str]]:
+    def find(self, name: str) -> tuple[TopicBounds | None, dict[tuple[str, int], str]]:
         """The topic, and the owners of its partitions by consumer and partition."""
         if name not in self._found:
             topic, owners = None, {}
@@ -129,10 +129,10 @@ def _reading(files: Files, binder: str) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def _known(connection: sqlite3.Connection) -> list[_Known]:
+def _known(connection: sqlite3.Connection) -> list[_ProjectionRow]:
     counts = dict(connection.execute("SELECT projection, count(*) FROM quarantined GROUP BY projection").fetchall())
     return [
-        _Known(row, registry.cursors(connection, row.name), counts.get(row.name, 0))
+        _ProjectionRow(row, registry.cursors(connection, row.name), counts.get(row.name, 0))
         for row in registry.rows(connection)
     ]
 
@@ -156,7 +156,7 @@ def _binders_of(files: Files, projection: str) -> list[str]:
     return found
 
 
-def _info(hw: Engine, binder: str, known: _Known, topics: _Topics, building: bool) -> ViewInfo:
+def _info(hw: Engine, binder: str, known: _ProjectionRow, topics: _Topics, building: bool) -> ViewInfo:
     row = known.row
     topic, owners = topics.find(row.topic)
     partitions = [
@@ -190,7 +190,7 @@ def _info(hw: Engine, binder: str, known: _Known, topics: _Topics, building: boo
     )
 
 
-def _places(known: _Known, topic: Topic | None) -> list[tuple[int, int, int]]:
+def _places(known: _ProjectionRow, topic: TopicBounds | None) -> list[tuple[int, int, int]]:
     """Partition, next offset and end. Nothing is left to do in a topic that is gone; all in one that was made again."""
     if topic is None:
         return [(number, next, next) for number, next in known.cursors.items()]

@@ -31,7 +31,7 @@ ON CONFLICT (name) DO UPDATE SET topic = excluded.topic, handled = handled + exc
 """
 
 
-class Tally:
+class FunctionTally:
     """What one function has done in this process since it was last written. For one thread; raises nothing."""
 
     def __init__(self, hw: Engine, function: Function) -> None:

@@ -9,23 +9,23 @@ from collections.abc import Callable
 
 from headwater.errors import NotFound
 from headwater.storage.disk import Clock
-from headwater.views.pool import Pool, Reader
+from headwater.views.pool import BinderReader, Pool
 
 PAUSE_MIN_S = 0.0005  # a projection takes about as long for a commit
 PAUSE_MAX_S = 0.02  # fifty looks a second take a thousandth of a core
 PAUSE_GROWTH = 1.5
 
 
-class Watch:
+class BinderWatch:
     """One connection to the file that is read now, and what was seen of it last. For one thread; close it."""
 
     def __init__(self, pool: Pool, clock: Clock) -> None:
         self._pool = pool
         self._clock = clock
-        self._reader: Reader | None = None
+        self._reader: BinderReader | None = None
         self._seen = 0
 
-    def look(self) -> Reader | None:
+    def look(self) -> BinderReader | None:
         """A connection to the file that is read now; None if there is none. It stays the watch's own."""
         try:
             file = self._pool.file()
@@ -57,7 +57,7 @@ class Watch:
             pause = min(pause * PAUSE_GROWTH, PAUSE_MAX_S)
         return False
 
-    def handed_over(self) -> Reader:
+    def handed_over(self) -> BinderReader:
         """The connection of the last look, which is the caller's to give back from now on."""
         reader, self._reader = self._reader, None
         assert reader is not None

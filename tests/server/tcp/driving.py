@@ -14,13 +14,13 @@ import bson
 from headwater.errors import Denied
 from headwater.limits import SERVER_DEFAULTS, ServerLimits
 from headwater.server.connections import Connections
-from headwater.server.http.app import App
+from headwater.server.http.app import HttpApplication
 from headwater.server.http.message import Client
 from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.scopes import EVERYONE, User
-from headwater.server.settings import Settings
-from headwater.server.store import Store
-from headwater.server.tcp.connection import Connection, Handler
+from headwater.server.settings import ServerSettings
+from headwater.server.store import ServedLog
+from headwater.server.tcp.connection import Handler, TcpConnection
 from headwater.views.local import Local
 
 WAIT_S = 20.0
@@ -150,8 +150,8 @@ class Driven:
         self.loop = runner.get_loop()
 
     async def _open(self, limits: ServerLimits) -> Connections:
-        self.store = Store(self.engine, self.access, Settings(limits=limits), Metrics(CountingDisk()))
-        return Connections(App(self.store), asyncio.get_running_loop())
+        self.store = ServedLog(self.engine, self.access, ServerSettings(limits=limits), Metrics(CountingDisk()))
+        return Connections(HttpApplication(self.store), asyncio.get_running_loop())
 
     async def close(self) -> None:
         self.connections.abort()
@@ -160,10 +160,10 @@ class Driven:
     @contextlib.contextmanager
     def connection(
         self, handlers: dict[str, Handler] | None = None, room: int | None = None
-    ) -> Iterator[tuple[Connection, Transport]]:
+    ) -> Iterator[tuple[TcpConnection, Transport]]:
         """A connection, which is lost at the end if it was not before."""
         transport = Transport(room)
-        connection = Connection(self.connections, handlers or {})
+        connection = TcpConnection(self.connections, handlers or {})
         transport.attach(connection)
         try:
             yield connection, transport

@@ -15,10 +15,10 @@ import pytest
 
 import headwater
 from headwater.limits import DEFAULTS
-from headwater.server.access import Open
+from headwater.server.access import OpenAccess
 from headwater.server.metrics import Metrics
-from headwater.server.settings import Settings
-from headwater.server.store import Store
+from headwater.server.settings import ServerSettings
+from headwater.server.store import ServedLog
 from headwater.server.tcp import durable, subscribing
 from headwater.views.local import Local
 from tests.server import people
@@ -286,7 +286,7 @@ async def test_a_client_that_is_cut_off_while_the_consumer_is_joined_leaves_noth
     loop, joining, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     with Local(tmp_path / "data", limits=DEFAULTS) as engine:
         engine.append("t", b"x")
-        store = Store(engine, Open(), Settings(), Metrics())
+        store = ServedLog(engine, OpenAccess(), ServerSettings(), Metrics())
         join = store.members.join
 
         def slowly(*args: Any, **options: Any) -> Any:

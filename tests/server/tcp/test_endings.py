@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from headwater.limits import MIB, ServerLimits
 from headwater.server.tcp.answers import response
-from headwater.server.tcp.connection import LINGER_S, NEVER, Connection, Handler
-from headwater.server.tcp.parts import Part
-from headwater.server.tcp.slots import Answer
+from headwater.server.tcp.connection import LINGER_S, NEVER, Handler, TcpConnection
+from headwater.server.tcp.parts import ConnectionPart
+from headwater.server.tcp.slots import AnswerSlot
 from tests.server.tcp.driving import Driven, Transport, driven, until
 from tests.server.tcp.test_order import CONNECT, FRAMES, HANDLERS, Asked, cut, emit
 from tests.server.tcp.wire import frame
@@ -45,15 +45,15 @@ def codes(transport: Transport) -> list[str]:
     return [body.get("errCode", "ok") for _, body in transport.answers()]
 
 
-async def forever(_: Connection, __: dict[str, Any]) -> Answer:
+async def forever(_: TcpConnection, __: dict[str, Any]) -> AnswerSlot:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-class Noisy(Part):
+class Noisy(ConnectionPart):
     """A part that writes whatever happens."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: TcpConnection) -> None:
         self.connection = connection
         self.closed = 0
         connection.parts["ACKEV", 1] = self
@@ -66,9 +66,9 @@ class Noisy(Part):
         self.connection.write(frame("SUBEND", {"subID": 1}))
 
 
-async def listen(connection: Connection, _: dict[str, Any]) -> Answer:
+async def listen(connection: TcpConnection, _: dict[str, Any]) -> AnswerSlot:
     Noisy(connection)
-    return Answer(response())
+    return AnswerSlot(response())
 
 
 ALL: dict[str, Handler] = {**HANDLERS, "FOREVER": forever, "LISTEN": listen}
@@ -212,9 +212,9 @@ def test_a_user_that_was_removed_is_told_and_nothing_of_theirs_is_stored(server:
                 assert codes(transport) == ["ok", "ok", *told]
         assert server.engine.describe("a").events == stored
 
-    async def ask(connection: Connection, _: dict[str, Any]) -> Answer:
+    async def ask(connection: TcpConnection, _: dict[str, Any]) -> AnswerSlot:
         await connection.require("read", "a")
-        return Answer(response())
+        return AnswerSlot(response())
 
     server.runner.run(drive())
 
@@ -247,7 +247,7 @@ def test_deadlines(server: Driven) -> None:
     async def drive() -> None:
         limits = server.store.limits
 
-        def left(connection: Connection) -> float:
+        def left(connection: TcpConnection) -> float:
             return round(connection.deadline - server.loop.time(), 1)
 
         with server.connection(ALL) as (connection, transport):

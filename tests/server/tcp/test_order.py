@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.server.tcp.answers import response
-from headwater.server.tcp.connection import Connection, Handler
-from headwater.server.tcp.slots import Answer
+from headwater.server.tcp.connection import Handler, TcpConnection
+from headwater.server.tcp.slots import AnswerSlot
 from tests.server.tcp.driving import Driven, driven, until
 from tests.server.tcp.wire import frame, framed
 
@@ -97,13 +97,13 @@ FRAMES = [
 ]
 
 
-async def work(_: Connection, fields: dict[str, Any]) -> Answer:
+async def work(_: TcpConnection, fields: dict[str, Any]) -> AnswerSlot:
     for __ in range(fields["turns"]):
         await asyncio.sleep(0)
-    return Answer(response())
+    return AnswerSlot(response())
 
 
-async def bug(_: Connection, __: dict[str, Any]) -> Answer:
+async def bug(_: TcpConnection, __: dict[str, Any]) -> AnswerSlot:
     raise ZeroDivisionError
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headwater.errors import HeadwaterError
 from headwater.limits import DEFAULTS
 from headwater.server.tcp import emit
-from headwater.server.tcp.emit import Shape
+from headwater.server.tcp.emit import EmitShape
 
 keys = st.one_of(st.text(max_size=8), st.binary(max_size=8), st.text(min_size=1020, max_size=1030))
 bodies = st.fixed_dictionaries(
@@ -36,7 +36,7 @@ def frames(draw: st.DrawFn) -> bytes:
     return bson.encode({"type": "EMIT", "frame": {name: body[name] for name in names}})
 
 
-def meaning(raw: bytes, shapes: list[Shape]) -> object:
+def meaning(raw: bytes, shapes: list[EmitShape]) -> object:
     try:
         found = emit.parse(raw, shapes, "events", DEFAULTS)
         emit.check([found.data])
@@ -48,7 +48,7 @@ def meaning(raw: bytes, shapes: list[Shape]) -> object:
 
 @given(st.lists(frames(), min_size=1, max_size=12))
 def test_known_shapes_mean_the_same(sent: list[bytes]) -> None:
-    shapes: list[Shape] = []
+    shapes: list[EmitShape] = []
     for raw in [*sent, *sent]:
         assert meaning(raw, shapes) == meaning(raw, [])
         assert len(shapes) <= emit.SHAPES_MAX
@@ -56,7 +56,7 @@ def test_known_shapes_mean_the_same(sent: list[bytes]) -> None:
 
 @given(frames(), st.data())
 def test_damage_is_found_with_a_known_shape_as_without(raw: bytes, data: st.DataObject) -> None:
-    shapes: list[Shape] = []
+    shapes: list[EmitShape] = []
     meaning(raw, shapes)
     at = data.draw(st.integers(0, len(raw) - 1))
     damaged = bytearray(raw)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.server.tcp.unacked import Acked, Unacked
+from headwater.server.tcp.unacked import AckedRange, UnackedEvents
 
 MOST = 8
 steps = st.lists(
@@ -20,7 +20,7 @@ steps = st.lists(
 
 @given(steps)
 def test_it_is_as_a_list_of_all_that_was_sent(steps: list[tuple[str, int, int]]) -> None:
-    unacked = Unacked(MOST)
+    unacked = UnackedEvents(MOST)
     sent: list[tuple[int, int]] = []
     following = [0, 100, 7]
     for kind, partition, number in steps:
@@ -33,6 +33,6 @@ def test_it_is_as_a_list_of_all_that_was_sent(steps: list[tuple[str, int, int]])
             acked = sent[:1] if kind == "one" else [each for each in sent if each[0] == partition and each[1] <= number]
             sent = [each for each in sent if each not in acked]
             told = unacked.one() if kind == "one" else unacked.upto(partition, number)
-            assert told == (Acked(*acked[-1], acked[-1][0] + 1, len(acked)) if acked else None)
+            assert told == (AckedRange(*acked[-1], acked[-1][0] + 1, len(acked)) if acked else None)
         assert unacked.count == len(sent)
         assert unacked.room == max(0, MOST - len(sent))

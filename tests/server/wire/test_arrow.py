@@ -19,7 +19,7 @@ from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.events import EventBatch
 from headwater.limits import DEFAULTS, Limits
 from headwater.server.wire import arrow, pieces
-from headwater.server.wire.parsed import Parsed
+from headwater.server.wire.parsed import ParsedEvents
 from headwater.server.wire.pieces import Cut
 from tests import strategies
 from tests.server.wire.logs import event_batches, opened
@@ -106,7 +106,7 @@ def stream(table: pa.Table, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def rows_of(parts: list[Parsed]) -> list[tuple[Any, ...]]:
+def rows_of(parts: list[ParsedEvents]) -> list[tuple[Any, ...]]:
     """Content, type, key, data and meta of each event."""
     found: list[tuple[Any, ...]] = []
     for part in parts:

@@ -17,7 +17,7 @@ from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
 from headwater.server.wire import elements, lines, pieces
-from headwater.server.wire.parsed import Parsed
+from headwater.server.wire.parsed import ParsedEvents
 from headwater.server.wire.pieces import Cut
 from tests import strategies
 from tests.server.wire.logs import event_batches, made, of, opened
@@ -30,7 +30,7 @@ def printed(batches: list[EventBatch]) -> list[bytes]:
     return [jsonl.encode(event) for batch in batches for event in batch.events()]
 
 
-def rows_of(parsed: Parsed) -> list[tuple[Any, ...]]:
+def rows_of(parsed: ParsedEvents) -> list[tuple[Any, ...]]:
     """Type, key, data and meta of each event."""
     columns = [parsed.columns.get(kind) for kind in (TYPE, KEY, DATA, META)]
     values = [[None] * parsed.count if column is None else column.values(0, parsed.count) for column in columns]
@@ -40,7 +40,7 @@ def rows_of(parsed: Parsed) -> list[tuple[Any, ...]]:
     return list(zip(*values, strict=True))
 
 
-def data_of(parsed: Parsed) -> list[bytes]:
+def data_of(parsed: ParsedEvents) -> list[bytes]:
     assert parsed.content == "json"
     return [row[2] for row in rows_of(parsed)]
 

@@ -8,19 +8,19 @@ from pathlib import Path
 import msgspec
 
 from headwater.engine.engine import Engine
-from headwater.engine.replica.source import Source
+from headwater.engine.replica.source import ReplicationSource
 from headwater.engine.topics import OpenTopic
 from headwater.errors import Corrupt, HeadwaterError, NotFound
 from headwater.format.batch import BLOB, DATA, Batch
 from headwater.format.replication import TopicState
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.limits import DATA_BYTES_CEILING, Limits
-from headwater.storage.blobs import Spool
+from headwater.storage.blobs import BlobSpool
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.log import LocalLog
 
 
-class SourceFailed(Exception):
+class SourceError(Exception):
     """What the source raised while something was being written here: the copying is tried again."""
 
     def __init__(self, error: HeadwaterError) -> None:
@@ -28,7 +28,7 @@ class SourceFailed(Exception):
         self.error = error
 
 
-class Destination(Engine):
+class ReplicaDirectory(Engine):
     """An open replica. What others are refused here, this does: it is for whoever holds the lock of the replica."""
 
     def __init__(self, path: Path, limits: Limits, disk: Disk, clock: Clock) -> None:
@@ -36,9 +36,9 @@ class Destination(Engine):
         limits = msgspec.structs.replace(limits, data_bytes_max=DATA_BYTES_CEILING)
         super().__init__(path, limits=limits, disk=disk, clock=clock)
 
-    def here(self) -> dict[str, Topic | HeadwaterError]:
+    def here(self) -> dict[str, TopicRecord | HeadwaterError]:
         """The topics that are here, by name, with their settings as they are stored, or what is wrong with them."""
-        found: dict[str, Topic | HeadwaterError] = {}
+        found: dict[str, TopicRecord | HeadwaterError] = {}
         for name in self.topics():
             try:
                 found[name] = self._catalogue.find(name)
@@ -48,10 +48,10 @@ class Destination(Engine):
                 found[name] = error
         return found
 
-    def adopt(self, state: TopicState, here: Topic | None = None) -> OpenTopic[LocalLog]:
+    def adopt(self, state: TopicState, here: TopicRecord | None = None) -> OpenTopic[LocalLog]:
         """A topic as the source has it, made if it is not `here`: its logs begin where the source's begin. Durable."""
         if here is None:
-            topic = Topic(name=state.name, uuid=state.uuid, partitions=len(state.logs), settings=state.settings)
+            topic = TopicRecord(name=state.name, uuid=state.uuid, partitions=len(state.logs), settings=state.settings)
             self._catalogue.make(topic, [(log.start, log.ticks_before) for log in state.logs])
         elif here.settings != state.settings:
             self._catalogue.settle(state.name, lambda _: state.settings)
@@ -71,13 +71,13 @@ class Destination(Engine):
             self._keeper.retain([log], changes={}, before=start, dry_run=False)
 
 
-def take(log: LocalLog, batches: list[Batch], source: Source) -> None:
+def take(log: LocalLog, batches: list[Batch], source: ReplicationSource) -> None:
     """Append batches of the source, with the data of huge events, each streamed to its file and verified. Durable."""
-    spools: dict[int, Spool] = {}
+    spools: dict[int, BlobSpool] = {}
     try:
         for batch in batches:
             if batch.flags & BLOB:
-                spool = spools[batch.base_offset] = Spool(log.place)
+                spool = spools[batch.base_offset] = BlobSpool(log.place)
                 _fill(spool, batch, _chunks(source, log, batch))
         log.take(batches, {offset: spool.path for offset, spool in spools.items()})
     finally:
@@ -85,16 +85,16 @@ def take(log: LocalLog, batches: list[Batch], source: Source) -> None:
             spool.close()
 
 
-def _chunks(source: Source, log: LocalLog, batch: Batch) -> Iterator[bytes]:
+def _chunks(source: ReplicationSource, log: LocalLog, batch: Batch) -> Iterator[bytes]:
     try:
         yield from source.blob(log.topic, log.partition, batch).chunks()
     except HeadwaterError as error:
-        raise SourceFailed(error) from error
+        raise SourceError(error) from error
 
 
-def _fill(spool: Spool, batch: Batch, chunks: Iterator[bytes]) -> None:
+def _fill(spool: BlobSpool, batch: Batch, chunks: Iterator[bytes]) -> None:
     for chunk in chunks:
         spool.write(chunk)
     spool.finish()
     if spool.reference != batch.only(DATA):
-        raise SourceFailed(Corrupt(f"the data of the event at offset {batch.base_offset} is not what its batch says"))
+        raise SourceError(Corrupt(f"the data of the event at offset {batch.base_offset} is not what its batch says"))

@@ -12,7 +12,7 @@ from headwater.engine.replica.marker import Marker
 from headwater.errors import NotFound
 from headwater.event import time_of
 from headwater.format.losses import total
-from headwater.format.replication import Share, Wanted
+from headwater.format.replication import LogRequest, LogShare
 from headwater.info import ReplicaInfo, ReplicaLog
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.log import LocalLog
@@ -45,12 +45,12 @@ class Copy:
         self.unsure = True
         self.source_end = max(self.source_end, self.next)
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> LogRequest:
         """What to ask for next."""
         ticks = (self.log.state().last_ticks or None) if self.unsure else None
-        return Wanted(self.log.topic, self.uuid, self.log.partition, self.next, ticks)
+        return LogRequest(self.log.topic, self.uuid, self.log.partition, self.next, ticks)
 
-    def told(self, share: Share) -> None:
+    def told(self, share: LogShare) -> None:
         """Note what the source tells of itself."""
         self.unsure = False
         self.source_end = max(share.end, self.next)

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from headwater.backoff import delay_s
-from headwater.engine.catalogue import Catalogue
+from headwater.engine.catalogue import DirectoryCatalog
 from headwater.engine.replica import progress
-from headwater.engine.replica.destination import Destination, SourceFailed, take
+from headwater.engine.replica.destination import ReplicaDirectory, SourceError, take
 from headwater.engine.replica.marker import Marker
 from headwater.engine.replica.progress import TICKS_PER_S, Copy
-from headwater.engine.replica.source import Source
+from headwater.engine.replica.source import ReplicationSource
 from headwater.errors import Closed, Conflict, Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
 from headwater.format.batch import Batch
-from headwater.format.producers import Known
-from headwater.format.replication import Answer, Share, TopicState
-from headwater.format.settings import Replica, Topic
+from headwater.format.producers import ProducerState
+from headwater.format.replication import LogShare, ReplicationResponse, TopicState
+from headwater.format.settings import Replica, TopicRecord
 from headwater.info import ReplicaInfo
 from headwater.limits import DEFAULTS, REPLICA_LOGS_MAX, Limits
 from headwater.storage import copying
@@ -51,7 +51,7 @@ class _Round(NamedTuple):
     """A question that is under way: which logs it is about, and its answer."""
 
     copies: list[Copy]
-    answer: Future[Answer]
+    answer: Future[ReplicationResponse]
 
 
 class Replicator:
@@ -59,7 +59,7 @@ class Replicator:
 
     def __init__(
         self,
-        source: Source,
+        source: ReplicationSource,
         path: Path,
         *,
         address: str,
@@ -104,11 +104,11 @@ class Replicator:
         what the disk here raises, and with `once` what kept a topic from being copied.
         """
         self._once = once
-        catalogue = Catalogue(self._path, self._disk, self._clock, self._limits)
+        catalogue = DirectoryCatalog(self._path, self._disk, self._clock, self._limits)
         catalogue.refuse_strangers()  # before anything is put there
         with self._marker.held():
             marker = self._marker.begin(self._address, self._uuid(), catalogue.init)
-            with Destination(self._path, self._limits, self._disk, self._clock) as here:
+            with ReplicaDirectory(self._path, self._limits, self._disk, self._clock) as here:
                 self._here = here
                 with (  # two ask: when new topics come, the question that is under way is left to its end
                     ThreadPoolExecutor(2, "headwater-asking") as asking,
@@ -156,7 +156,7 @@ class Replicator:
                 pending = self._step(pending)
                 tries, self._error = 0, ""
                 self._tell(marker, "copying", every_s=LOOK_EVERY_S)
-            except SourceFailed as error:
+            except SourceError as error:
                 if not _passes(error.error) or (self._once and tries >= TRIES):
                     raise error.error from error
                 pending, self._error = None, str(error.error)
@@ -194,7 +194,7 @@ class Replicator:
         wait_s = 0.0 if self._once else LOOK_EVERY_S
         return _Round(copies, self._asking.submit(self._source.more, wanted, BYTES_MAX, wait_s))
 
-    def _received(self, copies: list[Copy], answer: Answer) -> list[tuple[Copy, list[Batch]]]:
+    def _received(self, copies: list[Copy], answer: ReplicationResponse) -> list[tuple[Copy, list[Batch]]]:
         """What is to be written, and where each log is then."""
         work = []
         size = sum(share.size for share in answer.shares)
@@ -233,7 +233,7 @@ class Replicator:
                 copy.lag_s, copy.failures = max(0.0, (ticks - batches[-1].last_ticks) / TICKS_PER_S), 0
             except Corrupt as error:
                 self._give_up(copy.log.topic, error)
-            except SourceFailed as error:
+            except SourceError as error:
                 # One that is away says nothing of the event; one that always ends in its midst may be damaged there.
                 copy.failures += error.error.code != "unreachable"
                 if copy.failures < TRIES:
@@ -283,7 +283,7 @@ class Replicator:
                 _log.warning("there is no topic %r at the source yet", missing[0])
         return set(self._copies) != before
 
-    def _guarded(self, name: str, here: Topic | HeadwaterError, state: TopicState | None) -> None:
+    def _guarded(self, name: str, here: TopicRecord | HeadwaterError, state: TopicState | None) -> None:
         """Look at a topic that is here; if it is damaged, it is given up, and the others go on."""
         try:
             if isinstance(here, HeadwaterError):
@@ -295,7 +295,7 @@ class Replicator:
         except (Corrupt, Unsupported) as error:
             self._give_up(name, error)
 
-    def _follow_topic(self, state: TopicState, here: Topic | None) -> None:
+    def _follow_topic(self, state: TopicState, here: TopicRecord | None) -> None:
         if here is not None and here.uuid != state.uuid:
             self._made_again(state)
         elif state.name not in self._troubles:
@@ -323,7 +323,7 @@ class Replicator:
                 if known is None or known.uuid != uuid:
                     self._copies[name, log.partition] = Copy(log, uuid)
 
-    def _refused(self, copy: Copy, share: Share) -> None:
+    def _refused(self, copy: Copy, share: LogShare) -> None:
         """The source cannot go on from where a log is."""
         name = copy.log.topic
         if share.state == "gone" and self._delete:
@@ -378,7 +378,7 @@ class Replicator:
         try:
             return ask()
         except HeadwaterError as error:
-            raise SourceFailed(error) from error
+            raise SourceError(error) from error
 
     def _pause(self, tries: int) -> bool:
         """Sleep before the next try; False if there shall be none."""
@@ -412,13 +412,13 @@ def _ends(states: Iterable[TopicState]) -> dict[tuple[str, int], int]:
     return {(state.name, number): log.end for state in states for number, log in enumerate(state.logs)}
 
 
-def _up_to(known: dict[str, Known], end: int) -> dict[str, Known]:
+def _up_to(known: dict[str, ProducerState], end: int) -> dict[str, ProducerState]:
     """What is known of requests whose events are before an offset: others must not be answered, they are not here."""
     found = {}
     for id, producer in known.items():
         answers = [answer for answer in producer.answers if answer.offset + answer.count <= end]
         if answers:
-            found[id] = Known(producer.epoch, answers)
+            found[id] = ProducerState(producer.epoch, answers)
     return found
 
 
@@ -432,7 +432,7 @@ def _deleted(topic: str, *, again: bool) -> Conflict:
     )
 
 
-def _fell_behind(copy: Copy, share: Share) -> Conflict:
+def _fell_behind(copy: Copy, share: LogShare) -> Conflict:
     return Conflict(
         f"{copy.log.place} ends at offset {copy.next}, and the source has deleted all before {share.start}",
         hint=f"begin it anew: --restart-topic {copy.log.topic}",
@@ -442,7 +442,7 @@ def _fell_behind(copy: Copy, share: Share) -> Conflict:
     )
 
 
-def _diverged(copy: Copy, share: Share) -> Conflict:
+def _diverged(copy: Copy, share: LogShare) -> Conflict:
     return Conflict(
         f"{copy.log.place} has events up to offset {copy.next} that the source, which ends at {share.end}, has not",
         hint=f"was the source restored from a backup? To have what it has: --restart-topic {copy.log.topic}",

@@ -18,9 +18,9 @@ from headwater.engine.follow import SLICE_S, wait_for_more
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
 from headwater.event import Blob
 from headwater.format.batch import Batch
-from headwater.format.producers import Known
-from headwater.format.replication import Answer, LogState, Share, TopicState, Wanted
-from headwater.format.settings import Topic
+from headwater.format.producers import ProducerState
+from headwater.format.replication import LogRequest, LogShare, LogState, ReplicationResponse, TopicState
+from headwater.format.settings import TopicRecord
 from headwater.storage import retention
 from headwater.storage.log import LocalLog
 
@@ -32,11 +32,11 @@ _log = logging.getLogger("headwater")
 SYNC_EVERY_S = 0.05  # events without durability of their own are synced for replicas, but not more often than this
 
 
-Opened = dict[str, tuple[Topic, list[LocalLog]] | HeadwaterError]
+Opened = dict[str, tuple[TopicRecord, list[LocalLog]] | HeadwaterError]
 """Topics and their logs, by name."""
 
 
-class Source(Protocol):
+class ReplicationSource(Protocol):
     """A log that can be copied, batch by batch. Safe from any thread."""
 
     @property
@@ -48,7 +48,7 @@ class Source(Protocol):
         """All topics that may be read."""
         ...
 
-    def more(self, logs: Sequence[Wanted], bytes_max: int, wait_s: float) -> Answer:
+    def more(self, logs: Sequence[LogRequest], bytes_max: int, wait_s: float) -> ReplicationResponse:
         """What follows in these logs: about `bytes_max` in all, as soon as there is anything, or nothing in time."""
         ...
 
@@ -56,7 +56,7 @@ class Source(Protocol):
         """The data of a huge event, verified as it is read."""
         ...
 
-    def producers(self, topic: str, partition: int) -> dict[str, Known]:
+    def producers(self, topic: str, partition: int) -> dict[str, ProducerState]:
         """What is remembered of the producers of a log."""
         ...
 
@@ -76,7 +76,7 @@ class LocalSource:
         """All topics, or those that one may read. One that is deleted meanwhile is left out."""
         return [state for name in self._engine.topics() if may(name) for state in self._state(name)]
 
-    def more(self, logs: Sequence[Wanted], bytes_max: int, wait_s: float) -> Answer:
+    def more(self, logs: Sequence[LogRequest], bytes_max: int, wait_s: float) -> ReplicationResponse:
         """What follows in these logs; one that is damaged says so, and the others go on."""
         clock = self._engine.clock
         deadline = clock.monotonic() + wait_s
@@ -93,7 +93,7 @@ class LocalSource:
         stored = next(log.stored(batch.base_offset, batch.end_offset))  # which knows the file that it is in
         return log.blob(stored)
 
-    def producers(self, topic: str, partition: int) -> dict[str, Known]:
+    def producers(self, topic: str, partition: int) -> dict[str, ProducerState]:
         return self._engine.partition_log(topic, partition).producers()[1]
 
     def stop(self) -> None:
@@ -114,7 +114,7 @@ class LocalSource:
         except (Corrupt, Unsupported) as error:  # who copies it already is told when it asks
             _log.warning("topic %r cannot be replicated: %s", name, error)
 
-    def _open(self, logs: Sequence[Wanted]) -> Opened:
+    def _open(self, logs: Sequence[LogRequest]) -> Opened:
         """The topics that are asked for, each looked at once, or why one cannot be; those not there are left out."""
         opened: Opened = {}
         for name in {wanted.topic for wanted in logs}:
@@ -126,16 +126,16 @@ class LocalSource:
                 opened[name] = error
         return opened
 
-    def _look(self, logs: Sequence[Wanted], opened: Opened, bytes_max: int) -> Answer:
-        shares: list[Share] = []
+    def _look(self, logs: Sequence[LogRequest], opened: Opened, bytes_max: int) -> ReplicationResponse:
+        shares: list[LogShare] = []
         data: list[memoryview] = []
         room = bytes_max
         for number, wanted in enumerate(logs):
             there = opened.get(wanted.topic)
             if isinstance(there, HeadwaterError):
-                share, found = Share(number, "damaged", reason=there.message), b""
+                share, found = LogShare(number, "damaged", reason=there.message), b""
             elif there is None or there[0].uuid != wanted.uuid or wanted.partition >= len(there[1]):
-                share, found = Share(number, "gone"), b""
+                share, found = LogShare(number, "gone"), b""
             else:
                 share, found = self._share(number, wanted, there[1][wanted.partition], room)
             if share.state != "ok" or share.size:
@@ -144,24 +144,24 @@ class LocalSource:
                 room -= share.size
                 if room <= 0:
                     break
-        return Answer(self._engine.clock.ticks(), shares, data)
+        return ReplicationResponse(self._engine.clock.ticks(), shares, data)
 
-    def _share(self, number: int, wanted: Wanted, log: LocalLog, room: int) -> tuple[Share, bytes]:
+    def _share(self, number: int, wanted: LogRequest, log: LocalLog, room: int) -> tuple[LogShare, bytes]:
         try:
             end = self._durable(log, beyond=wanted.offset)
             start = log.start()
             if wanted.offset < start:
-                return Share(number, "behind", start, end), b""
+                return LogShare(number, "behind", start, end), b""
             if wanted.offset > end or not _same(log, wanted, start):
-                return Share(number, "diverged", start, end), b""
+                return LogShare(number, "diverged", start, end), b""
             found, reached = _read(log, wanted.offset, end, room)
             left = _bytes_between(log, reached, end) if reached < end else 0
         except NotFound as error:
             oldest = error.facts.get("oldest", 0)
-            return Share(number, "behind" if error.code == "offset_gone" else "gone", oldest), b""
+            return LogShare(number, "behind" if error.code == "offset_gone" else "gone", oldest), b""
         except Corrupt as error:  # of this log: the others can go on
-            return Share(number, "damaged", reason=error.message), b""
-        return Share(number, "ok", start, end, log.state().segment, left, len(found)), found
+            return LogShare(number, "damaged", reason=error.message), b""
+        return LogShare(number, "ok", start, end, log.state().segment, left, len(found)), found
 
     def _durable(self, log: LocalLog, beyond: int) -> int:
         """How far a log is durable; synced if that is not beyond an offset, and it could be."""
@@ -181,7 +181,7 @@ class LocalSource:
             self._synced_s[log] = now
         return True
 
-    def _wait(self, logs: Sequence[Wanted], opened: Opened, wait_s: float) -> None:
+    def _wait(self, logs: Sequence[LogRequest], opened: Opened, wait_s: float) -> None:
         places = []
         bell = self._bell, 0, 0
         for wanted in logs:
@@ -201,7 +201,7 @@ class LocalSource:
         wait_for_more(places, wait_s, self._engine.disk, self._engine.clock, lambda: self._over, bell)
 
 
-def _same(log: LocalLog, wanted: Wanted, start: int) -> bool:
+def _same(log: LocalLog, wanted: LogRequest, start: int) -> bool:
     """Whether the event before the wanted ones is the one that the replica has; True if that cannot be told."""
     last = wanted.offset - 1
     if wanted.ticks is None or last < start:

@@ -12,7 +12,7 @@ from headwater.event import Content
 from headwater.format.column import I64
 
 if TYPE_CHECKING:
-    from headwater.engine.transfer.transfer import Log
+    from headwater.engine.transfer.transfer import TransferLog
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ ORIGINAL = ("time", "partition", "offset")  # what the log gives anew; kept in m
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ImportOptions:
     """How a file is to be understood. `content` holds where the file does not say what the data is."""
 
     content: Content | None = None
@@ -32,10 +32,10 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ImportTarget:
     """Where events are appended, handed to the system only."""
 
-    log: Log
+    log: TransferLog
     topic: str
     content: Content
     partition: int | None
@@ -46,16 +46,16 @@ class Place:
         self.log.append(self.topic, data, type=type, key=key, meta=meta, **options)
 
 
-class Chunk(Protocol):
+class ImportChunk(Protocol):
     """Events in the order of the file."""
 
     def __len__(self) -> int: ...
 
-    def runs(self) -> Iterator[tuple[str | None, Content, Chunk]]:
+    def runs(self) -> Iterator[tuple[str | None, Content, ImportChunk]]:
         """Neighbours of the same topic and content, which can be appended together."""
         ...
 
-    def part(self, lo: int, hi: int) -> Chunk:
+    def part(self, lo: int, hi: int) -> ImportChunk:
         """The events `lo` to `hi`."""
         ...
 
@@ -67,11 +67,11 @@ class Chunk(Protocol):
         """Whether one append takes all of them."""
         ...
 
-    def append(self, place: Place) -> None:
+    def append(self, place: ImportTarget) -> None:
         """Append them together. Raises Invalid only if nothing was appended."""
         ...
 
-    def append_alone(self, place: Place) -> None:
+    def append_alone(self, place: ImportTarget) -> None:
         """Append the only one."""
         ...
 
@@ -90,7 +90,7 @@ class EventChunk:
     def __len__(self) -> int:
         return len(self.data)
 
-    def runs(self) -> Iterator[tuple[str | None, Content, Chunk]]:
+    def runs(self) -> Iterator[tuple[str | None, Content, ImportChunk]]:
         return runs(self, self.topic, self.content)
 
     def part(self, lo: int, hi: int) -> EventChunk:
@@ -109,7 +109,7 @@ class EventChunk:
     def fits(self) -> bool:
         return True
 
-    def append(self, place: Place) -> None:
+    def append(self, place: ImportTarget) -> None:
         place.log.append_many(
             place.topic,
             self.data,
@@ -121,15 +121,15 @@ class EventChunk:
             partition=place.partition,
         )
 
-    def append_alone(self, place: Place) -> None:
+    def append_alone(self, place: ImportTarget) -> None:
         type = self.types[0] if isinstance(self.types, list) else self.types
         key = self.keys[0] if self.keys else None
         place.append_one(self.data[0], type, key, self.metas[0] if self.metas else None)
 
 
 def runs(
-    chunk: Chunk, topic: str | list[str | None] | None, content: Content | list[Content]
-) -> Iterator[tuple[str | None, Content, Chunk]]:
+    chunk: ImportChunk, topic: str | list[str | None] | None, content: Content | list[Content]
+) -> Iterator[tuple[str | None, Content, ImportChunk]]:
     """Parts of a chunk in which all events have the same topic and content."""
     topics = topic if isinstance(topic, list) else [topic] * len(chunk)
     contents = content if isinstance(content, list) else [content] * len(chunk)

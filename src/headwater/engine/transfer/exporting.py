@@ -15,7 +15,7 @@ from headwater.format.puro_blocks import PuroVariant
 from headwater.storage.disk import Disk
 
 if TYPE_CHECKING:
-    from headwater.engine.transfer.transfer import Log
+    from headwater.engine.transfer.transfer import TransferLog
 
 Progress = Callable[[int, int | None], None]
 """Called with how much is done, and all of it, if that is known: events of an export, bytes of an import."""
@@ -24,7 +24,7 @@ GROUP_EVENTS = 65_536  # what is written together: a record batch of Arrow, a ro
 GROUP_BYTES = 16 * 1024 * 1024
 
 
-class Writer(Protocol):
+class ExportWriter(Protocol):
     """Writes events in one format. `close` ends the file, also after a failure."""
 
     def write(self, group: list[EventBatch]) -> None: ...
@@ -33,7 +33,7 @@ class Writer(Protocol):
 
 
 def export(
-    log: Log,
+    log: TransferLog,
     disk: Disk,
     topics: Sequence[str],
     target: Target,
@@ -61,7 +61,7 @@ def export(
     return done
 
 
-def _writer(format: Format, out: IO[bytes], topics: Sequence[str], puro_variant: PuroVariant | None) -> Writer:
+def _writer(format: Format, out: IO[bytes], topics: Sequence[str], puro_variant: PuroVariant | None) -> ExportWriter:
     if format == "jsonl":
         return jsonl.LineWriter(out)
     if format == "puro":
@@ -70,7 +70,7 @@ def _writer(format: Format, out: IO[bytes], topics: Sequence[str], puro_variant:
 
 
 @contextlib.contextmanager
-def _closing(writer: Writer) -> Iterator[Writer]:
+def _closing(writer: ExportWriter) -> Iterator[ExportWriter]:
     """End the file. After a failure, which is what counts then, whatever the writer says to that is left unsaid."""
     try:
         yield writer

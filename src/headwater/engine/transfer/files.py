@@ -59,11 +59,11 @@ def written(disk: Disk, target: Target) -> Iterator[IO[bytes]]:
     path = Path(os.path.realpath(cast("str", target)))  # through a link, so that it stays one
     if path.exists() and not path.is_file():
         raise Invalid(f"{path} is not a regular file", hint="an export replaces a file; write a stream to -")
-    with disk.replacing(path, ordinary=True) as fd, io.BufferedWriter(_Output(disk, fd), BUFFER_BYTES) as out:
+    with disk.replacing(path, ordinary=True) as fd, io.BufferedWriter(_OutputFile(disk, fd), BUFFER_BYTES) as out:
         yield cast("IO[bytes]", out)
 
 
-class _Output(io.RawIOBase):
+class _OutputFile(io.RawIOBase):
     """Writes to a descriptor of `Disk`, from the beginning on."""
 
     def __init__(self, disk: Disk, fd: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headwater.engine.transfer import files, jsonl, puro, tables
-from headwater.engine.transfer.chunks import Chunk, Place, Wanted
+from headwater.engine.transfer.chunks import ImportChunk, ImportOptions, ImportTarget
 from headwater.engine.transfer.exporting import Progress
 from headwater.engine.transfer.files import Format, Input, Target
 from headwater.errors import HeadwaterError, Invalid
@@ -16,7 +16,7 @@ from headwater.limits import Limits
 from headwater.storage.disk import Disk
 
 if TYPE_CHECKING:
-    from headwater.engine.transfer.transfer import Log
+    from headwater.engine.transfer.transfer import TransferLog
 
 APPEND_EVENTS = 65_536  # what one append takes at most, besides the limits
 APPEND_BYTES = 4 * 1024 * 1024
@@ -27,8 +27,8 @@ def import_file(
     limits: Limits,
     source: Target,
     format: str | None,
-    wanted: Wanted,
-    sink: Sink,
+    wanted: ImportOptions,
+    sink: ImportSink,
     progress: Progress | None,
     report: puro.Report | None,
 ) -> int:
@@ -51,8 +51,8 @@ def import_file(
 
 
 def _reader(
-    format: Format, input: Input, wanted: Wanted, limits: Limits, report: puro.Report | None
-) -> Iterator[Chunk]:
+    format: Format, input: Input, wanted: ImportOptions, limits: Limits, report: puro.Report | None
+) -> Iterator[ImportChunk]:
     if format == "jsonl":
         # JSON writes a byte of text as up to six; the rest is for the other fields.
         return jsonl.read(input, wanted, 7 * max(limits.data_bytes_max, limits.blob_bytes_in_memory))
@@ -61,12 +61,12 @@ def _reader(
     return tables.read_parquet(input, wanted) if format == "parquet" else tables.read_arrow(input, wanted)
 
 
-class Sink:
+class ImportSink:
     """Where the events of one import go. `imported` counts those that were appended, in the order of the file."""
 
     def __init__(
         self,
-        log: Log,
+        log: TransferLog,
         limits: Limits,
         topic: str | None,
         only: str | None,
@@ -83,7 +83,7 @@ class Sink:
         self.skipped = 0
         self.imported = 0
 
-    def append(self, chunk: Chunk) -> None:
+    def append(self, chunk: ImportChunk) -> None:
         """Append the wanted events of a chunk, in order."""
         for named, content, run in chunk.runs():
             if self._only is not None and named != self._only:
@@ -95,7 +95,7 @@ class Sink:
             topic = self._topic if self._topic is not None else named
             if topic is None:
                 raise Invalid("the file does not say which topic its events are of", hint="name the topic")
-            place = Place(self._log, topic, content, self._partition)
+            place = ImportTarget(self._log, topic, content, self._partition)
             self._append_run(place, run.part(skipped, len(run)) if skipped else run)
 
     def sync(self) -> None:
@@ -103,7 +103,7 @@ class Sink:
         for topic in self._topics:
             self._log.sync(topic)
 
-    def _append_run(self, place: Place, run: Chunk) -> None:
+    def _append_run(self, place: ImportTarget, run: ImportChunk) -> None:
         """Append in batches; a huge event alone, so that it gets a blob."""
         sizes = run.sizes()
         ends = np.cumsum(sizes)
@@ -124,7 +124,7 @@ class Sink:
             self._append_batch(place, run if end - at == len(run) else run.part(at, end))
             at = end
 
-    def _append_batch(self, place: Place, batch: Chunk) -> None:
+    def _append_batch(self, place: ImportTarget, batch: ImportChunk) -> None:
         """Append together. If that is refused, as a whole, then in halves: all before the one at fault go in."""
         if len(batch) == 1 or batch.fits():
             try:
@@ -139,12 +139,12 @@ class Sink:
         self._append_batch(place, batch.part(0, half))
         self._append_batch(place, batch.part(half, len(batch)))
 
-    def _count(self, place: Place, count: int) -> None:
+    def _count(self, place: ImportTarget, count: int) -> None:
         self._topics[place.topic] = None
         self.imported += count
 
 
-def _counted(error: HeadwaterError, sink: Sink) -> HeadwaterError:
+def _counted(error: HeadwaterError, sink: ImportSink) -> HeadwaterError:
     """The error, with how many events are imported, and how to go on after them."""
     done = sink.skipped + sink.imported
     message = error.message

@@ -8,13 +8,13 @@ from typing import IO
 import msgspec
 from msgspec import UNSET
 
-from headwater.engine.transfer.chunks import ORIGINAL, Chunk, EventChunk, Wanted, original
+from headwater.engine.transfer.chunks import ORIGINAL, EventChunk, ImportChunk, ImportOptions, original
 from headwater.engine.transfer.files import Input
 from headwater.engine.transfer.memory import events_of
 from headwater.errors import Corrupt, HeadwaterError, Invalid, TooLarge
 from headwater.format import jsonl
 from headwater.format.events import EventBatch
-from headwater.format.jsonl import Line
+from headwater.format.jsonl import EventLine
 
 BLOCK_BYTES = 4 * 1024 * 1024
 _WRONG = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Invalid)
@@ -33,7 +33,7 @@ class LineWriter:
         """Nothing ends a file of lines."""
 
 
-def read(input: Input, wanted: Wanted, line_bytes_max: int) -> Iterator[Chunk]:
+def read(input: Input, wanted: ImportOptions, line_bytes_max: int) -> Iterator[ImportChunk]:
     """The events of the lines; blank ones are left out, a last one without an end counts.
 
     Raises Corrupt, with the range of bytes and the number, for a line that is not JSON, and Invalid for another that
@@ -61,7 +61,7 @@ def read(input: Input, wanted: Wanted, line_bytes_max: int) -> Iterator[Chunk]:
         yield from _chunks(rest, position, number, input.name, wanted)
 
 
-def _chunks(lines: bytes, position: int, number: int, name: str, wanted: Wanted) -> Iterator[Chunk]:
+def _chunks(lines: bytes, position: int, number: int, name: str, wanted: ImportOptions) -> Iterator[ImportChunk]:
     """The events of many lines at once; if that fails, line by line, to tell which."""
     try:
         found = jsonl.decode_lines(lines)
@@ -87,7 +87,7 @@ def _chunks(lines: bytes, position: int, number: int, name: str, wanted: Wanted)
         yield _chunk(found, wanted)
 
 
-def _chunk(lines: list[Line], wanted: Wanted) -> EventChunk:
+def _chunk(lines: list[EventLine], wanted: ImportOptions) -> EventChunk:
     data, contents = zip(*(jsonl.data_of(line, wanted.content) for line in lines), strict=True)
     metas: list[dict[str, str] | None] = [line.meta for line in lines]
     if wanted.keep_times:

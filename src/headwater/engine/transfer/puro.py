@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import IO, get_args
 
-from headwater.engine.transfer.chunks import Chunk, EventChunk, Wanted
+from headwater.engine.transfer.chunks import EventChunk, ImportChunk, ImportOptions
 from headwater.engine.transfer.files import Input
 from headwater.engine.transfer.memory import events_of, too_large
 from headwater.errors import Corrupt, Invalid, TooLarge
@@ -50,7 +50,7 @@ class MessageWriter:
         """Nothing ends a file of messages."""
 
 
-def read(input: Input, wanted: Wanted, report: Report | None) -> Iterator[Chunk]:
+def read(input: Input, wanted: ImportOptions, report: Report | None) -> Iterator[ImportChunk]:
     """The messages as events. Raises Corrupt with the position of one that is damaged or cut off, after the others.
 
     Which checksum a file has is known when its messages fit one and not the other.
@@ -85,7 +85,7 @@ def read(input: Input, wanted: Wanted, report: Report | None) -> Iterator[Chunk]
         report(blocks.file)
 
 
-def _chunk(messages: puro.Messages, wanted: Wanted) -> EventChunk:
+def _chunk(messages: puro.Messages, wanted: ImportOptions) -> EventChunk:
     keys: list[bytes | None] = [key or None for key in messages.all_keys()]
     topics: list[str | None] | None = None
     if wanted.by_topic:

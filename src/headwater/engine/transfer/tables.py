@@ -13,7 +13,7 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
-from headwater.engine.transfer.chunks import ORIGINAL, Chunk, Place, Wanted, original, runs
+from headwater.engine.transfer.chunks import ORIGINAL, ImportChunk, ImportOptions, ImportTarget, original, runs
 from headwater.engine.transfer.files import Format, Input
 from headwater.engine.transfer.memory import events_of
 from headwater.errors import Corrupt, Invalid
@@ -73,7 +73,7 @@ def _with_blob(batch: EventBatch) -> Any:
     return events.table([batch], COLUMNS).set_column(COLUMNS.index("data"), "data", data)
 
 
-def read_arrow(input: Input, wanted: Wanted) -> Iterator[Chunk]:
+def read_arrow(input: Input, wanted: ImportOptions) -> Iterator[ImportChunk]:
     """The rows of an Arrow file or stream: which of them it is, its first bytes tell."""
     with _damage(input):
         is_file = False
@@ -82,20 +82,20 @@ def read_arrow(input: Input, wanted: Wanted) -> Iterator[Chunk]:
             is_file = input.read(len(FILE_MAGIC)) == FILE_MAGIC
             input.seek(begin)
         found = _of_file(input) if is_file else _of_stream(input)
-        plan: Columns | None = None
+        plan: TableColumns | None = None
         for batch in found:
-            plan = plan or Columns(batch.schema, wanted)
+            plan = plan or TableColumns(batch.schema, wanted)
             batch.validate(full=True)  # its buffers come from outside, and are used without a look at each offset
             yield from _chunks(batch, plan, wanted)
 
 
-def read_parquet(input: Input, wanted: Wanted) -> Iterator[Chunk]:
+def read_parquet(input: Input, wanted: ImportOptions) -> Iterator[ImportChunk]:
     """The rows of a Parquet file, row group after row group, with the checksums of pages that have them verified."""
     if not input.seekable():
         raise Invalid("Parquet is read from its end on, which a pipe does not have yet", hint="save it to a file first")
     with _damage(input):
         file = _parquet().ParquetFile(input, page_checksum_verification=True)
-        plan = Columns(file.schema_arrow, wanted)
+        plan = TableColumns(file.schema_arrow, wanted)
         for number in range(file.num_row_groups):
             about = file.metadata.row_group(number)
             rows = max(1, min(CHUNK_EVENTS, CHUNK_BYTES * about.num_rows // max(1, about.total_byte_size)))
@@ -121,10 +121,10 @@ def _of_stream(input: Input) -> Iterator[Any]:
         )
 
 
-class Columns:
+class TableColumns:
     """Which columns of a table are used for what, and which topic its schema names."""
 
-    def __init__(self, schema: Any, wanted: Wanted) -> None:
+    def __init__(self, schema: Any, wanted: ImportOptions) -> None:
         names = schema.names
         data = wanted.data_column or ("data" if "data" in names else "value")
         self.by_role = {"data": data}
@@ -148,7 +148,7 @@ class Columns:
             _log.warning("columns of the table that are not imported: %s", ", ".join(left))
 
 
-def _chunks(batch: Any, plan: Columns, wanted: Wanted) -> Iterator[Chunk]:
+def _chunks(batch: Any, plan: TableColumns, wanted: ImportOptions) -> Iterator[ImportChunk]:
     rows = max(1, min(CHUNK_EVENTS, CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes)))
     for at in range(0, batch.num_rows, rows):
         yield _chunk(batch.slice(at, rows), plan, wanted)
@@ -165,7 +165,7 @@ class TableChunk:
     def __len__(self) -> int:
         return int(self._batch.num_rows)
 
-    def runs(self) -> Iterator[tuple[str | None, Content, Chunk]]:
+    def runs(self) -> Iterator[tuple[str | None, Content, ImportChunk]]:
         return runs(self, self._topic, self._content)
 
     def part(self, lo: int, hi: int) -> TableChunk:
@@ -182,18 +182,18 @@ class TableChunk:
     def fits(self) -> bool:
         return bool(self._batch.nbytes <= APPEND_ARROW_BYTES)
 
-    def append(self, place: Place) -> None:
+    def append(self, place: ImportTarget) -> None:
         options: dict[str, Any] = {"content": place.content, "durability": "os", "partition": place.partition}
         place.log.append_arrow(place.topic, self._batch, **options)
 
-    def append_alone(self, place: Place) -> None:
+    def append_alone(self, place: ImportTarget) -> None:
         found = {name: arrow.values_of(self._batch.column(name))[0] for name in self._batch.schema.names}
         meta = found.get("meta")
         type = (found.get("type") or b"").decode()
         place.append_one(found["data"] or b"", type, found.get("key"), _decode_meta(meta) if meta else None)
 
 
-def _chunk(batch: Any, plan: Columns, wanted: Wanted) -> TableChunk:
+def _chunk(batch: Any, plan: TableColumns, wanted: ImportOptions) -> TableChunk:
     columns = {role: batch.column(name) for role, name in plan.by_role.items()}
     data = columns["data"]
     if data.null_count:
@@ -220,7 +220,7 @@ def _with_originals(columns: dict[str, Any], count: int) -> Any:
     return arrow.pyarrow().array(encoded, arrow.pyarrow().binary())
 
 
-def _contents(columns: dict[str, Any], wanted: Wanted) -> Content | list[Content]:
+def _contents(columns: dict[str, Any], wanted: ImportOptions) -> Content | list[Content]:
     """What the table says, or the user, or, for a column of text, the column itself."""
     pa = arrow.pyarrow()
     if "content" in columns:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from headwater.engine.transfer import exporting, importing
-from headwater.engine.transfer.chunks import Wanted
+from headwater.engine.transfer.chunks import ImportOptions
 from headwater.engine.transfer.exporting import Progress
 from headwater.engine.transfer.files import Target
 from headwater.engine.transfer.puro import Report
@@ -19,7 +19,7 @@ from headwater.limits import Limits
 from headwater.storage.disk import Disk
 
 
-class Log(Protocol):
+class TransferLog(Protocol):
     """The verbs that a transfer needs, whoever has them."""
 
     def describe(self, topic: str) -> TopicInfo: ...
@@ -37,7 +37,7 @@ class Log(Protocol):
 class Transfer:
     """The transfers between a log and files. Safe from any thread."""
 
-    def __init__(self, log: Log, limits: Limits, disk: Disk | None = None) -> None:
+    def __init__(self, log: TransferLog, limits: Limits, disk: Disk | None = None) -> None:
         self._log = log
         self._limits = limits
         self._disk = disk or Disk()
@@ -70,6 +70,6 @@ class Transfer:
         report: Report | None,
     ) -> int:
         given.check_content(content)
-        wanted = Wanted(content, keep_times, topic is None or only is not None, *columns)
-        sink = importing.Sink(self._log, self._limits, topic, only, partition, skip)
+        wanted = ImportOptions(content, keep_times, topic is None or only is not None, *columns)
+        sink = importing.ImportSink(self._log, self._limits, topic, only, partition, skip)
         return importing.import_file(self._disk, self._limits, source, format, wanted, sink, progress, report)

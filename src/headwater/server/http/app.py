@@ -17,7 +17,7 @@ from headwater.server.http.message import Client, Headers, Request, Response
 from headwater.server.http.plain import PlainAppends
 from headwater.server.http.routes import Route, Router, allowed
 from headwater.server.scopes import NOBODY
-from headwater.server.store import Store
+from headwater.server.store import ServedLog
 
 UNCHECKED: Headers = (("headwater-credentials", "unchecked"),)
 LINK = (("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document"))
@@ -25,10 +25,10 @@ OWN_SITE = ("same-origin", "none")  # of Sec-Fetch-Site: a page of this server, 
 _log = logging.getLogger("headwater.server")
 
 
-class App:
+class HttpApplication:
     """Answers requests from one store."""
 
-    def __init__(self, store: Store, *, check_host: bool = False) -> None:
+    def __init__(self, store: ServedLog, *, check_host: bool = False) -> None:
         """`check_host` refuses a `Host` that could be a web site's: for a server that asks nobody who they are."""
         self.store = store
         self._router = Router()

@@ -12,7 +12,7 @@ import numpy as np
 
 from headwater.engine import waiting as waits
 from headwater.engine.log import Log
-from headwater.engine.waiting import Waiting
+from headwater.engine.waiting import PendingAppend
 from headwater.errors import Invalid, TooLarge
 from headwater.event import CONTENTS, Content, Refs, id_text
 from headwater.format import frames
@@ -23,10 +23,10 @@ from headwater.limits import KIB, MIB, Limits
 from headwater.requests import Append, AppendMany
 from headwater.server.http import batches
 from headwater.server.http.message import JSON, Request, Response, json
-from headwater.server.store import Store
+from headwater.server.store import ServedLog
 from headwater.server.wire import arrow, cloudevents, lines
 from headwater.server.wire.decoding import decoded
-from headwater.server.wire.parsed import Parsed
+from headwater.server.wire.parsed import ParsedEvents
 from headwater.storage.rows import Rows
 
 SMALL_BYTES = MIB  # up to this, an item is held in memory, and committed with others
@@ -52,7 +52,7 @@ _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-async def append(store: Store, request: Request) -> Response:  # noqa: PLR0911  # one for each kind of body
+async def append(store: ServedLog, request: Request) -> Response:  # noqa: PLR0911  # one for each kind of body
     """Append what the body holds."""
     options = options_of(request)
     media = request.media_type
@@ -79,7 +79,7 @@ async def append(store: Store, request: Request) -> Response:  # noqa: PLR0911  
     return await _item(store, request, content, options)
 
 
-async def _json(store: Store, request: Request, options: dict[str, Any]) -> Response:
+async def _json(store: ServedLog, request: Request, options: dict[str, Any]) -> Response:
     """Append the elements of an array, or one event."""
     body = await request.body(store.limits.body_bytes_max)
     query = request.query
@@ -89,7 +89,7 @@ async def _json(store: Store, request: Request, options: dict[str, Any]) -> Resp
     return await append_parsed(store, request.name, await _parsed(store, body, parse), options)
 
 
-async def _cloud_events(store: Store, request: Request, options: dict[str, Any]) -> Response:
+async def _cloud_events(store: ServedLog, request: Request, options: dict[str, Any]) -> Response:
     """Append CloudEvents: an array, or one; what they say themselves counts."""
     body = await request.body(store.limits.body_bytes_max)
     if request.media_type == cloudevents.BATCH:
@@ -103,11 +103,11 @@ async def _cloud_events(store: Store, request: Request, options: dict[str, Any])
     return await append_one(store, request.name, item.data, item.content, options)
 
 
-async def _arrow(store: Store, request: Request, options: dict[str, Any]) -> Response:
+async def _arrow(store: ServedLog, request: Request, options: dict[str, Any]) -> Response:
     """Append the rows of an Arrow stream, in as many batches as they need."""
     body = await request.body(store.limits.body_bytes_max)
 
-    def prepare(sent: arrow.Sent) -> list[Waiting]:
+    def prepare(sent: arrow.ArrowBody) -> list[PendingAppend]:
         parts = sent.parts()
         if len(parts) > 1 and not options.keys().isdisjoint(("producer", "expected_version")):
             raise Invalid(
@@ -133,12 +133,12 @@ async def _arrow(store: Store, request: Request, options: dict[str, Any]) -> Res
     return await append_group(store, request.name, group) if group else await _nothing(store, request.name, options)
 
 
-async def _parsed(store: Store, body: bytes, parse: Callable[[], R]) -> R:
+async def _parsed(store: ServedLog, body: bytes, parse: Callable[[], R]) -> R:
     """What parsing a body gives. A large one takes so long that the loop must not wait for it."""
     return parse() if len(body) <= PARSED_HERE_BYTES else await store.blocking(parse)
 
 
-def _in_one_call(prepared: list[tuple[int, list[Waiting]]]) -> list[Waiting]:
+def _in_one_call(prepared: list[tuple[int, list[PendingAppend]]]) -> list[PendingAppend]:
     """The appends of several parts of a request, of which each tells its rows in the whole, if that is needed."""
     everything = [waiting for _, group in prepared for waiting in group]
     if any(waiting.where is not None for waiting in everything):
@@ -148,7 +148,7 @@ def _in_one_call(prepared: list[tuple[int, list[Waiting]]]) -> list[Waiting]:
     return everything
 
 
-async def append_parsed(store: Store, topic: str, parsed: Parsed, options: dict[str, Any]) -> Response:
+async def append_parsed(store: ServedLog, topic: str, parsed: ParsedEvents, options: dict[str, Any]) -> Response:
     """Append the events that a body holds. A type, key or meta that the request names is of those that have none."""
     columns = _with_options(parsed, options, store.engine.limits)
     for name in ("type", "key", "meta"):
@@ -159,7 +159,7 @@ async def append_parsed(store: Store, topic: str, parsed: Parsed, options: dict[
     return await append_group(store, topic, store.engine.prepare_many(asked))
 
 
-def _with_options(parsed: Parsed, options: dict[str, Any], limits: Limits) -> dict[int, Column | None]:
+def _with_options(parsed: ParsedEvents, options: dict[str, Any], limits: Limits) -> dict[int, Column | None]:
     """The columns of events, with the type, key and meta that the request names for those that have none."""
     columns = dict(parsed.columns)
     for kind, value in ((TYPE, options.get("type", "").encode()), (KEY, options.get("key"))):
@@ -171,19 +171,19 @@ def _with_options(parsed: Parsed, options: dict[str, Any], limits: Limits) -> di
     return columns
 
 
-async def _nothing(store: Store, topic: str, options: dict[str, Any]) -> Response:
+async def _nothing(store: ServedLog, topic: str, options: dict[str, Any]) -> Response:
     """The answer to a body without events."""
     await store.blocking(store.engine.describe, topic)  # NotFound, if there is none
     return json({"count": 0, "durability": options.get("durability", "fsync"), "runs": []})
 
 
-async def append_group(store: Store, topic: str, group: list[Waiting]) -> Response:
+async def append_group(store: ServedLog, topic: str, group: list[PendingAppend]) -> Response:
     """Commit the events of one request, and tell where they are."""
     await store.commits.commit(group)
     return json(told(waits.refs(topic, group), group))
 
 
-async def _item(store: Store, request: Request, content: Content, options: dict[str, Any]) -> Response:
+async def _item(store: ServedLog, request: Request, content: Content, options: dict[str, Any]) -> Response:
     """Append the body as one event."""
     length = request.length
     if length is None or length > SMALL_BYTES:
@@ -193,7 +193,7 @@ async def _item(store: Store, request: Request, content: Content, options: dict[
     return await append_one(store, request.name, await request.body(SMALL_BYTES), content, options)
 
 
-async def append_one(store: Store, topic: str, data: bytes, content: Content, options: dict[str, Any]) -> Response:
+async def append_one(store: ServedLog, topic: str, data: bytes, content: Content, options: dict[str, Any]) -> Response:
     """Append one event that is in memory."""
     check_content(data, content)
     waiting = store.engine.prepare(Append.of(topic, data, store.engine.limits, content=content, **options))
@@ -202,7 +202,7 @@ async def append_one(store: Store, topic: str, data: bytes, content: Content, op
     return Response(200, (("content-type", JSON), *place_of(waiting.log, waiting.rows)), b"%d" % ref.offset)
 
 
-async def _large_document(store: Store, request: Request, options: dict[str, Any]) -> Response:
+async def _large_document(store: ServedLog, request: Request, options: dict[str, Any]) -> Response:
     """Append one document of BSON, which is held in memory to be checked as a whole."""
     body = await request.body(store.limits.body_bytes_max)
     if len(body) <= SMALL_BYTES:
@@ -218,7 +218,7 @@ async def _large_document(store: Store, request: Request, options: dict[str, Any
     return _appended(store, request, log, rows, len(body))
 
 
-async def _huge(store: Store, request: Request, content: Content, options: dict[str, Any]) -> Response:
+async def _huge(store: ServedLog, request: Request, content: Content, options: dict[str, Any]) -> Response:
     """Append a body of any size, piece by piece, into a file of its own: no lock is held until all of it is there."""
     if (request.length or 0) > store.limits.item_bytes_max:
         raise _too_large(store)
@@ -243,13 +243,13 @@ async def _huge(store: Store, request: Request, content: Content, options: dict[
     return _appended(store, request, log, rows, total)
 
 
-def _appended(store: Store, request: Request, log: Log, rows: Rows, size: int) -> Response:
+def _appended(store: ServedLog, request: Request, log: Log, rows: Rows, size: int) -> Response:
     """The answer to one event that was written to a file of its own."""
     store.metrics.appended(request.name, 1, size)
     return Response(200, (("content-type", JSON), *place_of(log, rows)), b"%d" % rows.offset)
 
 
-def told(refs: Refs, group: list[Waiting]) -> dict[str, Any]:
+def told(refs: Refs, group: list[PendingAppend]) -> dict[str, Any]:
     """Where several events are, as JSON has it."""
     runs: list[dict[str, Any]] = [
         {"partition": run.partition, "offset": run.offset, "count": run.count, "id": id_text(run.ticks, run.node)}
@@ -318,6 +318,6 @@ def _producer(request: Request) -> tuple[str, int, int] | None:
     return id.encode("latin-1").decode(errors="replace"), int(epoch or 0), int(seq)
 
 
-def _too_large(store: Store) -> TooLarge:
+def _too_large(store: ServedLog) -> TooLarge:
     most = store.limits.item_bytes_max
     return TooLarge(f"an item may have {most} bytes", limit="item_bytes_max", maximum=most)

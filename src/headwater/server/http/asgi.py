@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from headwater.errors import Closed, HeadwaterError
-from headwater.server.access import Access, Open
-from headwater.server.http.app import App
-from headwater.server.http.message import Client, Request, Response, Stream
+from headwater.server.access import Access, OpenAccess
+from headwater.server.http.app import HttpApplication
+from headwater.server.http.message import BodyStream, Client, Request, Response
 from headwater.server.http.target import decode_path
 from headwater.server.metrics import CountingDisk, Metrics
-from headwater.server.settings import Settings
-from headwater.server.store import Store
+from headwater.server.settings import ServerSettings
+from headwater.server.store import ServedLog
 from headwater.views.local import Local
 
 Scope = MutableMapping[str, Any]
@@ -33,22 +33,24 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
 
-def asgi(address: str | os.PathLike[str], *, access: Access | None = None, settings: Settings | None = None) -> Asgi:
+def asgi(
+    address: str | os.PathLike[str], *, access: Access | None = None, settings: ServerSettings | None = None
+) -> Asgi:
     """A log directory as an ASGI application, to be mounted or run. It is opened with its first request.
 
     Whoever mounts it says who may ask, unless `access` does: without it, everyone may do everything.
     """
-    return Asgi(Path(address), access=access or Open(), settings=settings or Settings())
+    return Asgi(Path(address), access=access or OpenAccess(), settings=settings or ServerSettings())
 
 
 class Asgi:
     """An ASGI application over a log directory. Belongs to one loop."""
 
-    def __init__(self, path: Path, *, access: Access, settings: Settings) -> None:
+    def __init__(self, path: Path, *, access: Access, settings: ServerSettings) -> None:
         self._path = path
         self._access = access
         self._settings = settings
-        self._opening: asyncio.Task[App] | None = None
+        self._opening: asyncio.Task[HttpApplication] | None = None
         self._engine: Local | None = None
         self._closed = False
         self._cache: dict[Any, Any] = {}  # passwords that were right, by their digests
@@ -70,7 +72,7 @@ class Asgi:
         finally:
             await self.close()
 
-    async def open(self) -> App:
+    async def open(self) -> HttpApplication:
         """Open the log, if it is not; raises what `headwater.open` raises."""
         if self._closed:
             raise Closed("the application was closed")
@@ -90,10 +92,10 @@ class Asgi:
         if engine is not None:
             await asyncio.to_thread(engine.close)
 
-    async def _open(self) -> App:
+    async def _open(self) -> HttpApplication:
         metrics = Metrics(CountingDisk())
         self._engine = await asyncio.to_thread(Local, self._path, disk=metrics.disk)
-        return App(Store(self._engine, self._access, self._settings, metrics))
+        return HttpApplication(ServedLog(self._engine, self._access, self._settings, metrics))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
@@ -161,7 +163,7 @@ class _Body:
             pass
 
 
-class _Queue:
+class _SendQueue:
     """A sink between a stream, which writes when it likes, and `send`, which takes its time. Holds a bounded amount."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -203,8 +205,8 @@ class _Queue:
 BUFFER_BYTES = 256 * 1024
 
 
-async def _stream(stream: Stream) -> AsyncIterator[bytes]:
-    queue = _Queue(BUFFER_BYTES)
+async def _stream(stream: BodyStream) -> AsyncIterator[bytes]:
+    queue = _SendQueue(BUFFER_BYTES)
     try:
         stream.begin(queue)
         while chunk := await queue.take():

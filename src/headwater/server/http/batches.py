@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from headwater.engine.waiting import Waiting
+from headwater.engine.waiting import PendingAppend
 from headwater.event import At
 from headwater.format.frames import MEDIA_TYPE
 from headwater.requests import AppendMany
 from headwater.server.http.message import Headers, Request, Response
-from headwater.server.store import Store
+from headwater.server.store import ServedLog
 from headwater.server.wire import batches
 from headwater.server.wire.pieces import PIECE_BYTES
 
@@ -19,7 +19,7 @@ Places = At | Sequence[int]
 LOST_MAX = 100  # ranges of lost offsets that a header names: clients bound the bytes of headers
 
 
-async def read(store: Store, topic: str, start: Places, end: Places, options: dict[str, Any]) -> Response:
+async def read(store: ServedLog, topic: str, start: Places, end: Places, options: dict[str, Any]) -> Response:
     """What is there now; `options` are those of `Engine.span`. The headers tell where it begins and ends."""
 
     def begin() -> tuple[Any, Any, bytes]:
@@ -39,7 +39,7 @@ async def read(store: Store, topic: str, start: Places, end: Places, options: di
     return Response(200, headers, body())
 
 
-async def follow(store: Store, topic: str, start: Places, filters: dict[str, Any]) -> Response:
+async def follow(store: ServedLog, topic: str, start: Places, filters: dict[str, Any]) -> Response:
     """What is there, and what comes. The headers tell where it begins."""
     cursor = await store.blocking(store.engine.cursor, topic, start=start, **filters)
     lost = await store.blocking(cursor.lost)
@@ -53,11 +53,11 @@ async def follow(store: Store, topic: str, start: Places, filters: dict[str, Any
     return Response(200, _headers(cursor.uuid, cursor.offsets, lost), body(), waits=True)
 
 
-async def prepare(store: Store, request: Request, options: dict[str, Any]) -> list[Waiting]:
+async def prepare(store: ServedLog, request: Request, options: dict[str, Any]) -> list[PendingAppend]:
     """The appends of a request with batches, of which there is one: all of it or nothing, in each partition."""
     body = await request.body(store.limits.body_bytes_max)
 
-    def decode() -> list[Waiting]:
+    def decode() -> list[PendingAppend]:
         parsed = batches.parse(body, store.engine.limits)
         columns, limits = parsed.columns, store.engine.limits
         asked = AppendMany.of(request.name, parsed.content, columns, parsed.count, limits, **options)

@@ -25,10 +25,10 @@ from headwater.limits import PARTITIONS_MAX
 from headwater.server.changes import Pieces
 from headwater.server.http import sse
 from headwater.server.http.errors import error_line
-from headwater.server.http.message import JSON, Query, Request, Response, json
+from headwater.server.http.message import JSON, QueryParameters, Request, Response, json
 from headwater.server.http.reading import ARRAY, LINES, SSE, chosen
 from headwater.server.scopes import binder_scope
-from headwater.server.store import Store
+from headwater.server.store import ServedLog
 from headwater.server.wire import sse as wire
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.pieces import joined
@@ -60,7 +60,7 @@ class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     field: str
 
 
-class Form(NamedTuple):
+class ChangeFormat(NamedTuple):
     """How changes are written: what comes first, each change, a sign of life, and the end by an error."""
 
     media: str
@@ -74,7 +74,7 @@ _decode_asked = msgspec.json.Decoder(DocumentQuery).decode
 _decode_field = msgspec.json.Decoder(Field).decode
 
 
-async def list_binders(store: Store, request: Request) -> Response:
+async def list_binders(store: ServedLog, request: Request) -> Response:
     """What each binder holds, of those that the user may read."""
 
     def look() -> list[BinderInfo]:
@@ -88,12 +88,12 @@ async def list_binders(store: Store, request: Request) -> Response:
     return json(await store.blocking(look))
 
 
-async def describe(store: Store, request: Request) -> Response:
+async def describe(store: ServedLog, request: Request) -> Response:
     """What a binder holds, and what fills it."""
     return json(await store.blocking(store.engine.binder(request.name).info))
 
 
-async def get(store: Store, request: Request) -> Response:
+async def get(store: ServedLog, request: Request) -> Response:
     """A document."""
     binder, id = store.engine.binder(request.name), request.path[2]
     found = await _waiting(store, request.query, partial(binder.get, id))
@@ -104,7 +104,7 @@ async def get(store: Store, request: Request) -> Response:
     return Response(200, (("content-type", JSON),), documents.encode(found))
 
 
-async def query(store: Store, request: Request) -> Response:
+async def query(store: ServedLog, request: Request) -> Response:
     """The documents that match, as they were at one moment; or only how many, or how they would be found."""
     format = chosen(request, (ARRAY, LINES))
     asked = decoded(_decode_asked, await request.body(store.limits.query_bytes_max) or b"{}")
@@ -118,7 +118,7 @@ async def query(store: Store, request: Request) -> Response:
     return Response(200, (("content-type", format.media),), _pumped(store, found, first))
 
 
-async def changes(store: Store, request: Request) -> Response:
+async def changes(store: ServedLog, request: Request) -> Response:
     """The changes of a binder's documents, as they come. A document of that name is had by accepting only JSON."""
     format = chosen(request, (SSE, LINES, ARRAY))
     if format is ARRAY:
@@ -130,14 +130,14 @@ async def changes(store: Store, request: Request) -> Response:
     return Response(200, headers, _told(store, place, found, form), waits=True)
 
 
-async def index(store: Store, request: Request) -> Response:
+async def index(store: ServedLog, request: Request) -> Response:
     """Have an index over a field."""
     said = decoded(_decode_field, await request.body(SMALL_BODY))
     await store.blocking(store.engine.binder(request.name).index, said.field)
     return json(True)
 
 
-async def _waiting(store: Store, query: Query, ask: Callable[..., T]) -> T:
+async def _waiting(store: ServedLog, query: QueryParameters, ask: Callable[..., T]) -> T:
     """Ask; with `at_least`, until the projections have come so far, or the time is over."""
     at_least, timeout = at_least_of(query), query.seconds("timeout")
     if at_least is None:
@@ -155,7 +155,7 @@ async def _waiting(store: Store, query: Query, ask: Callable[..., T]) -> T:
         left_s, pause_s = left_s - pause_s, min(LOOK_MAX_S, pause_s * 1.5)
 
 
-def at_least_of(query: Query) -> AtLeast | None:
+def at_least_of(query: QueryParameters) -> AtLeast | None:
     """What projections must have passed: an offset, or `topic:partition:offset`, apart by commas, topics %-encoded."""
     said = query.text("at_least")
     if said is None:
@@ -204,7 +204,7 @@ def _encoded(found: Iterator[Document], *, array: bool) -> Generator[bytes, None
             close()
 
 
-async def _pumped(store: Store, pieces: Generator[bytes, None, None], first: bytes) -> AsyncGenerator[bytes, None]:
+async def _pumped(store: ServedLog, pieces: Generator[bytes, None, None], first: bytes) -> AsyncGenerator[bytes, None]:
     """The pieces, one at a time, as fast as the client takes them; what they hold is let go of when it leaves."""
 
     def close() -> None:
@@ -223,7 +223,7 @@ async def _pumped(store: Store, pieces: Generator[bytes, None, None], first: byt
 # Changes
 
 
-async def _told(store: Store, place: str, found: Pieces, form: Form) -> AsyncGenerator[bytes, None]:
+async def _told(store: ServedLog, place: str, found: Pieces, form: ChangeFormat) -> AsyncGenerator[bytes, None]:
     live = store.metrics.live
     live.subscribers += 1
     try:
@@ -260,5 +260,5 @@ def _opening(place: str) -> bytes:
     return wire.retry(sse.RETRY_MS) + b"id: %b\n" % place.encode() + wire.told("headwater.begin", {"place": place})
 
 
-EVENTS = Form(SSE.media, _opening, _event, wire.HEARTBEAT, _failure)
-CHANGE_LINES = Form(LINES.media, lambda _: b"", _line, b"\n", error_line)
+EVENTS = ChangeFormat(SSE.media, _opening, _event, wire.HEARTBEAT, _failure)
+CHANGE_LINES = ChangeFormat(LINES.media, lambda _: b"", _line, b"\n", error_line)

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headwater.server.http.protocol import Connection
+    from headwater.server.http.protocol import ServerConnection
 
 
 class Body:
@@ -16,7 +16,7 @@ class Body:
         *("connection", "dropped", "expected", "failure", "pieces", "received", "size", "taken", "waiter", "whole"),
     )
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
         self.pieces: list[bytes] = []
         self.size = 0  # of the pieces that wait, or were thrown away

@@ -10,12 +10,12 @@ from headwater.event import Ref
 from headwater.requests import Append
 from headwater.server.http import sse
 from headwater.server.http.message import Request, Response, json
-from headwater.server.store import Store
+from headwater.server.store import ServedLog
 
 _LINE_ENDS = frozenset("\r\n\0")  # what the name of a server-sent event cannot hold
 
 
-async def publish(store: Store, request: Request) -> Response:
+async def publish(store: ServedLog, request: Request) -> Response:
     """Append an event; answered with its id when it is durable."""
     type = request.query.text("type")
     if not type:
@@ -39,7 +39,7 @@ async def publish(store: Store, request: Request) -> Response:
     return json({"id": str(ref.id)})
 
 
-async def follow(store: Store, request: Request) -> Response:
+async def follow(store: ServedLog, request: Request) -> Response:
     """The events after the last that the client had, or from the oldest on, then those that come.
 
     Before the first event there is no bus; a GET makes none, but waits for it.
@@ -54,7 +54,7 @@ async def follow(store: Store, request: Request) -> Response:
         return sse.respond_later(store, request, store.settings.bus.topic, last=last, type=pattern)
 
 
-async def _append(store: Store, type: str, data: bytes) -> Ref:
+async def _append(store: ServedLog, type: str, data: bytes) -> Ref:
     topic = store.settings.bus.topic
     request = Append.of(topic, data, store.engine.limits, type=type, content="text")
     if len(data) > store.engine.limits.blob_bytes_min:  # too large to wait in memory for a commit with others

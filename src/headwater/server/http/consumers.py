@@ -16,10 +16,10 @@ from headwater.event import At, Event
 from headwater.format import jsonl
 from headwater.server.access import require
 from headwater.server.http.errors import error_line
-from headwater.server.http.message import Query, Request, Response, json
-from headwater.server.member import Formats, Settlement, State
+from headwater.server.http.message import QueryParameters, Request, Response, json
+from headwater.server.member import Formats, MemberState, Settlement
 from headwater.server.rights import action_of
-from headwater.server.store import Store
+from headwater.server.store import ServedLog
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.encodings import slices
 
@@ -58,11 +58,11 @@ class Acks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leave: bool = False
 
 
-class Settled(msgspec.Struct, frozen=True):
+class AckResult(msgspec.Struct, frozen=True):
     """The answer: of each failure whether the event was set aside; new cursors; what the member has done and holds."""
 
     aside: list[bool]
-    state: State
+    state: MemberState
     cursors: dict[int, int] = {}
 
 
@@ -71,14 +71,14 @@ _decode_seek = msgspec.json.Decoder(Seek).decode
 _decode_match = msgspec.json.Decoder(dict[str, object]).decode
 
 
-async def list_consumers(store: Store, request: Request) -> Response:
+async def list_consumers(store: ServedLog, request: Request) -> Response:
     """Where each consumer is, of the topics that the user may read."""
     topic = request.query.text("topic")
     found = await store.blocking(store.engine.consumers, topic)
     return json([msgspec.to_builtins(each) for each in found if request.user.may("read", each.topic)])
 
 
-async def join(store: Store, request: Request) -> Response:
+async def join(store: ServedLog, request: Request) -> Response:
     """Join a consumer, and stream what its member is handed until the connection ends."""
     query = request.query
     formats = _formats(request)
@@ -111,7 +111,7 @@ async def join(store: Store, request: Request) -> Response:
     return Response(200, headers, member)
 
 
-async def settle(store: Store, request: Request) -> Response:
+async def settle(store: ServedLog, request: Request) -> Response:
     """Take acks and failures; whatever it says, the member is known to live."""
     said = decoded(_decode_acks, await request.body(store.limits.acks_bytes_max))
     if said.seek is not None:
@@ -127,14 +127,14 @@ async def settle(store: Store, request: Request) -> Response:
     if said.leave:
         member.leave()
         await store.blocking(member.join)
-        return json(Settled(aside, member.state))
+        return json(AckResult(aside, member.state))
     if said.seek is not None:
         cursors, state = await member.seek(position.parse(said.seek.at), said.seek.partition)
-        return json(Settled(aside, state, cursors))
-    return json(Settled(aside, await member.look() if said.look else member.state))
+        return json(AckResult(aside, state, cursors))
+    return json(AckResult(aside, await member.look() if said.look else member.state))
 
 
-async def seek(store: Store, request: Request) -> Response:
+async def seek(store: ServedLog, request: Request) -> Response:
     """Move a consumer to another place, durably."""
     said = decoded(_decode_seek, await request.body(SMALL_BODY))
     place = position.parse(said.at)
@@ -143,18 +143,18 @@ async def seek(store: Store, request: Request) -> Response:
     return json(cursors)
 
 
-async def forget(store: Store, request: Request) -> Response:
+async def forget(store: ServedLog, request: Request) -> Response:
     """Delete a consumer; its members end."""
     await store.blocking(store.engine.forget, request.name, request.path[2])
     return json(True)
 
 
-def _start(query: Query) -> At:
+def _start(query: QueryParameters) -> At:
     said = query.text("start")
     return "earliest" if said is None else position.parse(said)
 
 
-def _match(query: Query) -> dict[str, object] | None:
+def _match(query: QueryParameters) -> dict[str, object] | None:
     said = query.data("match")
     return None if said is None else decoded(_decode_match, said)
 

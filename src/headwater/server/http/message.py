@@ -22,7 +22,7 @@ JSON = "application/json"
 _encode = msgspec.json.Encoder().encode
 
 
-class Query:
+class QueryParameters:
     """The parameters of a request. Each getter takes a default for what is absent, and raises Invalid for nonsense."""
 
     def __init__(self, raw: bytes) -> None:
@@ -35,7 +35,7 @@ class Query:
             if decoded:
                 self._values[decoded] = unquote_to_bytes(value)
 
-    def only(self, *names: str) -> Query:
+    def only(self, *names: str) -> QueryParameters:
         """Refuse parameters of other names: a typing error would else be a silent surprise."""
         for name in self._values:
             if name not in names:
@@ -162,7 +162,7 @@ class Request:
         self.budget = UNBOUNDED
         self.held = 0  # of the budget
         self._raw_query = raw_query
-        self._query: Query | None = None
+        self._query: QueryParameters | None = None
         self._receive = receive
 
     @property
@@ -171,9 +171,9 @@ class Request:
         return self.path[1]
 
     @property
-    def query(self) -> Query:
+    def query(self) -> QueryParameters:
         if self._query is None:
-            self._query = Query(self._raw_query)
+            self._query = QueryParameters(self._raw_query)
         return self._query
 
     @property
@@ -224,11 +224,11 @@ class Client:
         self.cache: dict[Any, Any] = {}  # what the connection may keep: a password is checked once
 
 
-class Sink(Protocol):
+class StreamSink(Protocol):
     """Where a stream writes to: a connection. Belongs to the loop's thread."""
 
     def write(self, chunk: bytes) -> bool:
-        """Send it; False when there is no more room: then wait for `Stream.resume`. Never raises."""
+        """Send it; False when there is no more room: then wait for `BodyStream.resume`. Never raises."""
         ...
 
     def write_framed(self, chunk: bytes, framed: bytes) -> bool:
@@ -240,10 +240,10 @@ class Sink(Protocol):
         ...
 
 
-class Stream(Protocol):
+class BodyStream(Protocol):
     """A body that writes itself as things happen, without a task of its own: live delivery to many."""
 
-    def begin(self, sink: Sink) -> None: ...
+    def begin(self, sink: StreamSink) -> None: ...
     def resume(self) -> None:
         """There is room again."""
         ...
@@ -262,7 +262,7 @@ class Response:
         self,
         status: int = 200,
         headers: Headers = (),
-        body: bytes | AsyncIterator[bytes] | Stream = b"",
+        body: bytes | AsyncIterator[bytes] | BodyStream = b"",
         *,
         waits: bool = False,
     ) -> None:

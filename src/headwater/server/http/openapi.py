@@ -16,16 +16,16 @@ import headwater
 from headwater.document import Document
 from headwater.event import Durability
 from headwater.format import replication
-from headwater.format.jsonl import Line
+from headwater.format.jsonl import EventLine
 from headwater.format.replication import TopicState
-from headwater.info import BinderInfo, ConsumerInfo, Deleted, Split, TopicInfo, ViewInfo
+from headwater.info import BinderInfo, ConsumerInfo, DeletedSegment, Split, TopicInfo, ViewInfo
 from headwater.server.http import parameters, schemas
 from headwater.server.http.binders import DocumentQuery, Field
-from headwater.server.http.consumers import Acks, Seek, Settled
+from headwater.server.http.consumers import AckResult, Acks, Seek
 from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
 from headwater.server.http.routes import ROUTES, Route
 from headwater.server.http.topics import Retain
-from headwater.server.http.transactions import ToldRef, TransactionRequest
+from headwater.server.http.transactions import RefLine, TransactionRequest
 
 Content = dict[str, Any]
 """Schemas by media type: written here, or the type that is encoded and decoded; None for what has none."""
@@ -89,10 +89,10 @@ def _object(required: Iterable[str] = (), **properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-class Committed(msgspec.Struct):
+class CommitAnswer(msgspec.Struct):
     """The answer of a transaction."""
 
-    refs: list[ToldRef]
+    refs: list[RefLine]
     durability: Durability
 
 
@@ -115,7 +115,7 @@ _ITEMS_IN: Content = {
     BATCHES: None,
 }
 _ITEMS_OUT: Content = {
-    "application/json": list[Line],
+    "application/json": list[EventLine],
     "application/octet-stream": BYTES,
     SSE: TEXT,
     NDJSON: BYTES,
@@ -136,7 +136,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/topic/{name}/sync"): Operation("Make durable what was appended before.", TRUE, (404, 413)),
     ("POST", "/topic/{name}/retain"): Operation(
         "Delete the oldest segments, and change what is kept.",
-        _json(list[Deleted]),
+        _json(list[DeletedSegment]),
         (404, 413),
         _json(Retain),
         body_required=False,
@@ -169,7 +169,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "The batches that follow in some logs, for a replica.",
         {replication.MEDIA_TYPE: BYTES},
         (413, 415),
-        _json(replication.Question),
+        _json(replication.ReplicationRequest),
     ),
     ("POST", "/api/events"): Operation(
         "Put an event on the bus. The body must be UTF-8.",
@@ -181,7 +181,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/api/events"): Operation("The bus, live, as server-sent events.", {SSE: TEXT}, (406, 413)),
     ("POST", "/transaction"): Operation(
         "Append to several topics, and ack: all or nothing.",
-        _json(Committed),
+        _json(CommitAnswer),
         (404, 409, 413, 501),
         _json(TransactionRequest),
     ),
@@ -203,7 +203,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/consumer/{name}/{topic}/acks"): Operation(
         "Ack and fail events that a member was given, or only say that its client lives.",
-        _json(Settled),
+        _json(AckResult),
         (404, 409, 410, 413),
         _json(Acks),
     ),

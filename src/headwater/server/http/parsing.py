@@ -16,7 +16,7 @@ from headwater.server.http.message import Response
 
 if TYPE_CHECKING:
     from headwater.limits import ServerLimits
-    from headwater.server.http.protocol import Connection
+    from headwater.server.http.protocol import ServerConnection
 
 SLICE_BYTES = 16 * 1024  # parsed at once: some hundred requests at most, beyond those that may wait
 
@@ -36,7 +36,7 @@ class RequestParser:
         *("_header_bytes", "_limits", "_parser", "_silent_bytes", "_twice"),
     )
 
-    def __init__(self, connection: Connection, limits: ServerLimits) -> None:
+    def __init__(self, connection: ServerConnection, limits: ServerLimits) -> None:
         self.begun = False  # a first byte has come, and the headers are not whole
         self.url = b""
         self.headers: dict[str, str] = {}

@@ -10,20 +10,20 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from headwater.engine.waiting import Waiting
+from headwater.engine.waiting import PendingAppend
 from headwater.errors import HeadwaterError
 from headwater.event import Content, id_text
 from headwater.requests import Append
 from headwater.server import prompt
 from headwater.server.commits import Group
 from headwater.server.http.appending import CONTENT_BY_MEDIA, check_content
-from headwater.server.http.message import Query, whole
+from headwater.server.http.message import QueryParameters, whole
 from headwater.server.http.target import parts_of
 from headwater.server.rights import action_of
 
 if TYPE_CHECKING:
-    from headwater.server.http.app import App
-    from headwater.server.http.protocol import Connection
+    from headwater.server.http.app import HttpApplication
+    from headwater.server.http.protocol import ServerConnection
 
 PATTERN = "/topic/{name}/items"
 APPEND = action_of(f"POST {PATTERN}")
@@ -48,7 +48,7 @@ _PLACE = (
 )
 
 
-class Head:
+class PlainHead:
     """What the head of a plain append means. `length` is that of the body."""
 
     __slots__ = ("content", "headers", "length", "options", "topic", "url")
@@ -67,17 +67,17 @@ class Head:
 class PlainAppends:
     """The plain appends of one server."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: HttpApplication) -> None:
         self._app = app
         self._engine = app.store.engine
         self._access = app.store.access
         self._commits = app.store.commits
         self._metrics = app.store.metrics
         self._answered = app.store.metrics.route("POST", PATTERN).answered
-        self._heads: dict[bytes, Head] = {}
+        self._heads: dict[bytes, PlainHead] = {}
         app.store.commits.write_answers(self.write)
 
-    def find(self, connection: Connection, data: bytes, end: int) -> Head | None:
+    def find(self, connection: ServerConnection, data: bytes, end: int) -> PlainHead | None:
         """What a head means that ends at `end`, if the data is a whole request with a head that was seen before."""
         sent = data[:end]
         head = self._heads.get(sent)
@@ -85,7 +85,7 @@ class PlainAppends:
             head = connection.secret_head[1]
         return head if head is not None and len(data) - end == head.length else None
 
-    def remember(self, connection: Connection, data: bytes, head: Head) -> None:
+    def remember(self, connection: ServerConnection, data: bytes, head: PlainHead) -> None:
         """Remember the head that a request began with. The data is what came of it at once: not always all of it.
 
         One with a password or token is the connection's own, and forgotten with it.
@@ -102,7 +102,7 @@ class PlainAppends:
                 self._heads.clear()
             self._heads[data[:end]] = head
 
-    def learn(self, url: bytes, headers: dict[str, str]) -> Head | None:
+    def learn(self, url: bytes, headers: dict[str, str]) -> PlainHead | None:
         """What the head of a POST means; None if it is not that of a plain append."""
         content = CONTENT_BY_MEDIA.get(headers.get("content-type", ""))
         if content is None or not SLOW_HEADERS.isdisjoint(headers) or "host" not in headers:
@@ -113,7 +113,7 @@ class PlainAppends:
             path, raw_query = parts_of(url)
             if len(path) != 3 or path[0] != "topic" or path[2] != "items" or not path[1]:
                 return None
-            query = Query(raw_query).only(*PARAMETERS)
+            query = QueryParameters(raw_query).only(*PARAMETERS)
             options = {
                 "type": query.text("type"),
                 "key": query.data("key"),
@@ -123,9 +123,9 @@ class PlainAppends:
         except HeadwaterError:
             return None
         given = {name: value for name, value in options.items() if value is not None}
-        return Head(url, headers, path[1], content, given)
+        return PlainHead(url, headers, path[1], content, given)
 
-    def take(self, connection: Connection, head: Head, data: bytes) -> bool:
+    def take(self, connection: ServerConnection, head: PlainHead, data: bytes) -> bool:
         """Append an item, and answer it with its group. False if it must be answered in full: that tells why."""
         client = connection.client
         user = self._access.known(head.headers, client)
@@ -140,7 +140,7 @@ class PlainAppends:
                 check_content(data, "text")
             limits = self._engine.limits
             waiting = self._engine.prepare(Append.of(head.topic, data, limits, content=head.content, **head.options))
-            answer = Answer(self, connection, head, user.name, waiting)
+            answer = PlainAnswer(self, connection, head, user.name, waiting)
             self._commits.submit(waiting, answer)
         except HeadwaterError:
             return False
@@ -152,7 +152,7 @@ class PlainAppends:
         form, kind, ready = b"", None, []
         for waiting, answer in group:
             rows = waiting.rows
-            if answer.__class__ is not Answer or rows.error is not None:
+            if answer.__class__ is not PlainAnswer or rows.error is not None:
                 continue
             ticks = rows.ticks
             if (ticks >> 12, rows.sync) != kind:
@@ -162,7 +162,7 @@ class PlainAppends:
             ready.append(answer)
         prompt.write(ready)
 
-    def finish(self, answer: Answer) -> None:
+    def finish(self, answer: PlainAnswer) -> None:
         """Do what is left when an answer was written, or could not be."""
         answer.finished = True
         rows, connection, response = answer.waiting.rows, answer.connection, None
@@ -183,7 +183,7 @@ class PlainAppends:
             access_log.note(*asked, status, rows.size, sent, seconds)
 
 
-class Answer:
+class PlainAnswer:
     """The answer to one plain append. Called on the loop when the append has its place or its error."""
 
     __slots__ = (
@@ -191,7 +191,9 @@ class Answer:
         *("finished", "made", "sent", "written"),
     )
 
-    def __init__(self, plain: PlainAppends, connection: Connection, head: Head, user: str, waiting: Waiting) -> None:
+    def __init__(
+        self, plain: PlainAppends, connection: ServerConnection, head: PlainHead, user: str, waiting: PendingAppend
+    ) -> None:
         self.plain = plain
         self.waiting = waiting
         self.connection = connection
@@ -204,12 +206,12 @@ class Answer:
         self.written = False  # whether all were
         self.finished = False
 
-    def __call__(self, _: Waiting) -> None:
+    def __call__(self, _: PendingAppend) -> None:
         if not self.finished:
             self.plain.finish(self)
 
 
-def _form(waiting: Waiting) -> bytes:
+def _form(waiting: PendingAppend) -> bytes:
     """An answer with gaps. The ids of a group differ in their last digits of time only."""
     log, rows = waiting.log, waiting.rows
     id = id_text(rows.ticks, log.node).encode()

@@ -22,9 +22,9 @@ from headwater.errors import HeadwaterError, Invalid
 from headwater.server.http.body import Body
 from headwater.server.http.errors import of_status
 from headwater.server.http.head import SAFE, head
-from headwater.server.http.message import Client, Request, Response, Stream, whole
+from headwater.server.http.message import BodyStream, Client, Request, Response, whole
 from headwater.server.http.parsing import RequestParser, parse_failure
-from headwater.server.http.plain import Answer, Head
+from headwater.server.http.plain import PlainAnswer, PlainHead
 from headwater.server.http.target import parts_of
 from headwater.server.prompt import Way
 
@@ -41,7 +41,7 @@ _PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
 _PLAIN_LAST = _PLAIN + b"connection: close\r\n"
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """One connection. Requests that arrive while one is answered wait for their turn."""
 
     __slots__ = (  # found quicker than what is in a dictionary, and every request looks for dozens
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self._status = 0
         self._begun_s = 0.0
         self._waits = False  # for what may come late, or never
-        self._stream: Stream | None = None
+        self._stream: BodyStream | None = None
         self._answering: Body | None = None
         self._head_only = False
         self._chunked = False
@@ -86,12 +86,12 @@ class Connection(asyncio.Protocol):
         self._reading = True
         self._over = False  # nothing more is parsed; what was is still answered
         self._ended = False  # the client sends no more
-        self._plain: Head | None = None  # of a plain append that came last
-        self.plain_answer: Answer | None = None  # that is under way
+        self._plain: PlainHead | None = None  # of a plain append that came last
+        self.plain_answer: PlainAnswer | None = None  # that is under way
         self._way: Way | None = None
         self.granted_user: User | None = None  # who was last allowed to append so
-        self.granted_head: Head | None = None
-        self.secret_head: tuple[bytes, Head | None] = b"", None  # with a password or token
+        self.granted_head: PlainHead | None = None
+        self.secret_head: tuple[bytes, PlainHead | None] = b"", None  # with a password or token
         self._plain_keep = True  # whether the connection goes on after it
 
     # The transport
@@ -398,7 +398,7 @@ class Connection(asyncio.Protocol):
         self._write_end()
         self._end(body)
 
-    def _send_stream(self, response: Response, stream: Stream, body: Body) -> None:
+    def _send_stream(self, response: Response, stream: BodyStream, body: Body) -> None:
         self._transport.write(self._begin(response, body))
         self._stream = stream
         stream.begin(self)

@@ -16,8 +16,8 @@ from headwater.format.events import EventBatch
 from headwater.limits import PARTITIONS_MAX, SPLIT_BYTES
 from headwater.position import Position, Positions
 from headwater.server.http import batches, sse
-from headwater.server.http.message import Query, Request, Response, json
-from headwater.server.store import Store
+from headwater.server.http.message import QueryParameters, Request, Response, json
+from headwater.server.store import ServedLog
 from headwater.server.wire import arrow, items, lines
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.pieces import PIECE_BYTES, Cut
@@ -45,7 +45,7 @@ BATCHES = Format("batches", frames.MEDIA_TYPE, None)
 FORMATS = (ITEMS, SSE, LINES, ARRAY, ARROW, BATCHES)
 
 
-class Asked(NamedTuple):
+class ReadQuery(NamedTuple):
     """What the query asks for. `filters` are those of `Engine.read_batches`, with the partition."""
 
     start: At
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     filters: dict[str, Any]
 
 
-async def read(store: Store, request: Request) -> Response:
+async def read(store: ServedLog, request: Request) -> Response:
     """The events that the query asks for."""
     format = chosen(request, FORMATS)
     if format is BATCHES:
@@ -78,7 +78,7 @@ async def read(store: Store, request: Request) -> Response:
     return Response(200, headers, _prepend(first, store.pump(pieces)))
 
 
-async def splits(store: Store, request: Request) -> Response:
+async def splits(store: ServedLog, request: Request) -> Response:
     """Parts of a topic for different workers to read."""
     query = request.query
     found = await store.blocking(
@@ -92,7 +92,7 @@ async def splits(store: Store, request: Request) -> Response:
     return json(await store.blocking(msgspec.to_builtins, found))
 
 
-async def _batches(store: Store, request: Request) -> Response:
+async def _batches(store: ServedLog, request: Request) -> Response:
     """The events as stored batches, for clients of ours."""
     query = request.query
     filters = filters_of(query) | {"partition": query.number("partition")}
@@ -103,7 +103,7 @@ async def _batches(store: Store, request: Request) -> Response:
     return await batches.read(store, request.name, start, _positions(query, "end_before", "latest"), options | filters)
 
 
-async def _server_sent(store: Store, request: Request, asked: Asked) -> Response:
+async def _server_sent(store: ServedLog, request: Request, asked: ReadQuery) -> Response:
     """The events as server-sent events, live unless it is said otherwise. Without an end, many share one reader."""
     await _check_partition(store, request.name, asked, SSE)
     bounded = asked.cut if asked.cut.bounded else None
@@ -119,7 +119,7 @@ async def _server_sent(store: Store, request: Request, asked: Asked) -> Response
     )
 
 
-def _pieces(store: Store, request: Request, format: Format, asked: Asked) -> Iterator[bytes]:
+def _pieces(store: ServedLog, request: Request, format: Format, asked: ReadQuery) -> Iterator[bytes]:
     """The answer up to what is there now. In a worker thread."""
     end: At = "latest" if asked.cut.end is None else asked.cut.end
     found = store.engine.read_batches(request.name, start=asked.start, end=end, **asked.filters)
@@ -131,7 +131,7 @@ def _pieces(store: Store, request: Request, format: Format, asked: Asked) -> Ite
 
 
 async def _follow(
-    store: Store, found: AsyncIterator[list[EventBatch]], encode: Encode, cut: Cut
+    store: ServedLog, found: AsyncIterator[list[EventBatch]], encode: Encode, cut: Cut
 ) -> AsyncIterator[bytes]:
     over = cut.done
     if over:
@@ -150,7 +150,7 @@ async def _prepend(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
             yield piece
 
 
-async def _check_partition(store: Store, topic: str, asked: Asked, format: Format) -> None:
+async def _check_partition(store: ServedLog, topic: str, asked: ReadQuery, format: Format) -> None:
     """Where there are several partitions, a number alone says too little."""
     if asked.filters.get("partition") is not None or (format.names_partitions and asked.cut.end is None):
         return
@@ -198,29 +198,29 @@ def _ranges(accept: str) -> list[tuple[str, float]]:
     return found
 
 
-def _asked(request: Request) -> Asked:
+def _asked(request: Request) -> ReadQuery:
     query = request.query
     cut = Cut(query.number("end_before"), query.number("end_after"), query.number("max_items"))
     wait = query.flag("wait_for_more") if "wait_for_more" in query else None
-    return Asked(_start(query), cut, wait, filters_of(query) | {"partition": query.number("partition")})
+    return ReadQuery(_start(query), cut, wait, filters_of(query) | {"partition": query.number("partition")})
 
 
-def filters_of(query: Query) -> dict[str, Any]:
+def filters_of(query: QueryParameters) -> dict[str, Any]:
     """The filters of a query, as the engine's verbs take them."""
     match = query.data("match")
     said = None if match is None else decoded(_decode_match, match, "the match is not a JSON object", "bad_match")
     return {"type": query.text("type"), "key": query.data("key"), "match": said}
 
 
-def _start(query: Query) -> At:
+def _start(query: QueryParameters) -> At:
     return _position(query, "from", "earliest")
 
 
-def _position(query: Query, name: str, default: Position) -> Position:
+def _position(query: QueryParameters, name: str, default: Position) -> Position:
     return _checked(query, name, default, position.parse)
 
 
-def _positions(query: Query, name: str, default: Position) -> Positions:
+def _positions(query: QueryParameters, name: str, default: Position) -> Positions:
     """Return a position, or the comma-separated offsets of all partitions."""
     return _checked(query, name, default, partial(position.parse_several, most=PARTITIONS_MAX))
 
@@ -228,7 +228,7 @@ def _positions(query: Query, name: str, default: Position) -> Positions:
 T = TypeVar("T")
 
 
-def _checked(query: Query, name: str, default: Position, parse: Callable[[str], T]) -> T | Position:
+def _checked(query: QueryParameters, name: str, default: Position, parse: Callable[[str], T]) -> T | Position:
     given = [each for each in (name, f"{name}_time", f"{name}_id") if each in query]
     if len(given) > 1:
         raise Invalid(f"{' and '.join(given)} are given", hint="give one of them", code="bad_parameter")

@@ -12,19 +12,19 @@ from headwater.limits import PARTITIONS_MAX, REPLICA_BYTES_MAX, REPLICA_LOGS_MAX
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
 from headwater.server.rights import action_of
-from headwater.server.store import Store
+from headwater.server.store import ServedLog
 from headwater.server.wire.decoding import decoded
 
 _QUESTION_BYTES_MAX = 8 * 1024 * 1024
 
 
-async def list_topics(store: Store, request: Request) -> Response:
+async def list_topics(store: ServedLog, request: Request) -> Response:
     """All topics that the user may read, and where their logs begin and end."""
     found = await store.blocking(store.replicas.source.topics, lambda name: request.user.may("read", name))
     return json(msgspec.to_builtins(found))
 
 
-async def batches(store: Store, request: Request) -> Response:
+async def batches(store: ServedLog, request: Request) -> Response:
     """The batches that follow in some logs."""
     asked = decoded(replication.decode_question, await request.body(_QUESTION_BYTES_MAX))
     if len(asked.logs) > REPLICA_LOGS_MAX:
@@ -38,7 +38,7 @@ async def batches(store: Store, request: Request) -> Response:
     return Response(200, (("content-type", replication.MEDIA_TYPE),), body)
 
 
-async def remembered(store: Store, request: Request) -> Response:
+async def remembered(store: ServedLog, request: Request) -> Response:
     """What is remembered of the producers of one log, as a snapshot as of its end."""
     partition = request.query.number("partition", 0, most=PARTITIONS_MAX) or 0
 

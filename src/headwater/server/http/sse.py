@@ -17,10 +17,10 @@ from headwater.errors import Closed, HeadwaterError, Invalid
 from headwater.event import At, ticks_and_node
 from headwater.format.events import EventBatch
 from headwater.match.selection import Selection
-from headwater.server.channels import Subscription
+from headwater.server.channels import ChannelSubscription
 from headwater.server.feeds import beating
-from headwater.server.http.message import Headers, Request, Response, Sink, Stream
-from headwater.server.store import Store
+from headwater.server.http.message import BodyStream, Headers, Request, Response, StreamSink
+from headwater.server.store import ServedLog
 from headwater.server.wire import sse
 from headwater.server.wire.encodings import encoded
 from headwater.server.wire.pieces import joined, parted
@@ -31,7 +31,7 @@ RETRY_MS = 2000  # when a client comes back that lost its connection: many may h
 PARTITIONS_MAX = 256  # each takes a few bytes of every id
 
 
-class Events:
+class SseFormat:
     """The form of events whose id is a UUIDv6. See `channels.Form`."""
 
     opening = sse.HEARTBEAT  # at once: some clients give up a stream of which they hear nothing
@@ -67,7 +67,7 @@ class Events:
         return sse.told("headwater.error", {"code": error.code, "message": error.message})
 
 
-class Cursored(Events):
+class CursorSseFormat(SseFormat):
     """The same over several partitions: an id is a cursor over all of them."""
 
     def __init__(self, uuid: str, *, bus: bool) -> None:
@@ -86,7 +86,7 @@ class Cursored(Events):
         return _gap(sse.cursor_encode(before, self.uuid), sse.cursor_encode(after, self.uuid), gap)
 
 
-TOPIC, BUS = Events(bus=False), Events(bus=True)
+TOPIC, BUS = SseFormat(bus=False), SseFormat(bus=True)
 
 
 class End(Protocol):
@@ -103,7 +103,7 @@ class End(Protocol):
 
 
 async def respond(
-    store: Store,
+    store: ServedLog,
     request: Request,
     topic: str,
     *,
@@ -136,17 +136,17 @@ async def respond(
     return Response(200, HEADERS, _pieces(store, follow, form, gaps, offsets, end), waits=wait)
 
 
-def respond_later(store: Store, request: Request, topic: str, *, last: str | None, type: str | None) -> Response:
+def respond_later(store: ServedLog, request: Request, topic: str, *, last: str | None, type: str | None) -> Response:
     """The events of the bus, whose topic does not exist yet, from the moment at which it does. Raises Invalid."""
     last = request.headers.get("last-event-id") or last
     if last:
         _id(last)
     Selection(type)  # what can be refused is refused before there is an answer
 
-    async def subscribe() -> Stream:
+    async def subscribe() -> BodyStream:
         await store.arrivals.wait(topic)
         body = (await respond(store, request, topic, last=last, type=type, bus=True)).body
-        assert isinstance(body, Subscription)
+        assert isinstance(body, ChannelSubscription)
         return body
 
     return Response(200, HEADERS, AwaitedEvents(subscribe, store.settings.heartbeat_s))
@@ -155,15 +155,15 @@ def respond_later(store: Store, request: Request, topic: str, *, last: str | Non
 class AwaitedEvents:
     """A stream that begins when its topic is made, and says until then that it is alive."""
 
-    def __init__(self, subscribe: Callable[[], Coroutine[None, None, Stream]], heartbeat_s: float) -> None:
+    def __init__(self, subscribe: Callable[[], Coroutine[None, None, BodyStream]], heartbeat_s: float) -> None:
         """`subscribe` returns the stream of the topic, when there is one."""
         self._subscribe = subscribe
         self._heartbeat_s = heartbeat_s
         self._full = False
-        self._stream: Stream | None = None
+        self._stream: BodyStream | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, sink: Sink) -> None:
+    def begin(self, sink: StreamSink) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(sink))
 
     def resume(self) -> None:
@@ -177,7 +177,7 @@ class AwaitedEvents:
         elif self._task is not None:
             self._task.cancel()
 
-    async def _run(self, sink: Sink) -> None:
+    async def _run(self, sink: StreamSink) -> None:
         try:
             stream = await self._arrived(sink)
         except HeadwaterError as error:
@@ -188,7 +188,7 @@ class AwaitedEvents:
         self._stream = stream
         stream.begin(sink)
 
-    async def _arrived(self, sink: Sink) -> Stream:
+    async def _arrived(self, sink: StreamSink) -> BodyStream:
         subscribing = asyncio.ensure_future(self._subscribe())
         self._full = not sink.write(sse.HEARTBEAT)
         try:
@@ -200,7 +200,7 @@ class AwaitedEvents:
             subscribing.cancel()
 
 
-def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tuple[Events, dict[str, Any]]:
+def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tuple[SseFormat, dict[str, Any]]:
     """The form of a topic's events, and where to begin, as `Feeds.subscribe` takes it."""
     partitions = len(cursor.partitions)
     if partitions == 1:
@@ -211,7 +211,7 @@ def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tupl
             hint="name one: ?partition=0",
             code="partition_needed",
         )
-    form = Cursored(cursor.uuid, bus=bus)
+    form = CursorSseFormat(cursor.uuid, bus=bus)
     if not last:
         return form, {"start": start}
     try:
@@ -240,9 +240,9 @@ def _bad_id(text: str) -> Invalid:
 
 
 async def _pieces(
-    store: Store,
+    store: ServedLog,
     follow: AsyncGenerator[list[EventBatch], None],
-    form: Events,
+    form: SseFormat,
     gaps: bytes,
     offsets: Offsets,
     end: End | None,

@@ -13,14 +13,14 @@ import headwater
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.format.settings import FORMAT
 from headwater.server.http.message import JSON, Request, Response, json
-from headwater.server.store import Store
+from headwater.server.store import ServedLog
 
 HEALTH_S = 5.0  # a disk that has not answered by then is not well; load balancers wait about as long
 
 _log = logging.getLogger("headwater.server")
 
 
-async def health(store: Store, _request: Request) -> Response:
+async def health(store: ServedLog, _request: Request) -> Response:
     """Whether the log can be read, and takes appends. What is wrong in full is for the server's own log."""
     try:
         await asyncio.wait_for(store.shared("health", store.engine.probe), HEALTH_S)
@@ -46,25 +46,25 @@ async def health(store: Store, _request: Request) -> Response:
     return json({"status": "ok"})
 
 
-async def version(store: Store, _request: Request) -> Response:
+async def version(store: ServedLog, _request: Request) -> Response:
     """What runs here, and which log it serves."""
     told = {"version": headwater.__version__, "format": FORMAT, "python": platform.python_version()}
     return json(told | {"uuid": store.engine.uuid})
 
 
-async def metrics(store: Store, _request: Request) -> Response:
+async def metrics(store: ServedLog, _request: Request) -> Response:
     """What the server counts and what the log holds, for Prometheus."""
     content_type, text = await store.shared("metrics", _render, store)
     return Response(200, (("content-type", content_type),), text)
 
 
-async def openapi(store: Store, request: Request) -> Response:
+async def openapi(store: ServedLog, request: Request) -> Response:
     """What is served, as OpenAPI tells it."""
     body = await store.shared(f"openapi {request.root}", _document, store.access.authenticates, request.root)
     return Response(200, (("content-type", JSON),), body)
 
 
-def _render(store: Store) -> tuple[str, bytes]:
+def _render(store: ServedLog) -> tuple[str, bytes]:
     from headwater.server import prometheus  # at the first scrape: it brings a library of some megabytes
 
     return prometheus.CONTENT_TYPE, prometheus.render(store.metrics, store.engine)

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from headwater.errors import Invalid
 from headwater.server.http.message import Request, Response, json
-from headwater.server.store import Store
+from headwater.server.store import ServedLog
 from headwater.server.wire.decoding import decoded
 
 _SMALL_BODY = 64 * 1024
@@ -19,7 +19,7 @@ _SMALL_BODY = 64 * 1024
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class Changes(msgspec.Struct, forbid_unknown_fields=True):
+class RetentionBody(msgspec.Struct, forbid_unknown_fields=True):
     """What a topic is to keep from now on; what is left out stays as it is."""
 
     retention_bytes: Number | UnsetType = UNSET
@@ -36,20 +36,20 @@ class Retain(msgspec.Struct, forbid_unknown_fields=True):
     before: Number | Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     partition: Number | None = None
     dry_run: bool = False
-    changes: Changes = msgspec.field(default_factory=Changes)
+    changes: RetentionBody = msgspec.field(default_factory=RetentionBody)
 
 
 _decode_retain = msgspec.json.Decoder(Retain).decode
 _NUMBERS = ("segment_bytes", "segment_age_ms", "retention_bytes", "retention_segments", "retention_age_ms")
 
 
-async def list_topics(store: Store, request: Request) -> Response:
+async def list_topics(store: ServedLog, request: Request) -> Response:
     """The names of all topics that the user may read."""
     names = await store.blocking(store.engine.topics)
     return json([name for name in names if request.user.may("read", name)])
 
 
-async def create(store: Store, request: Request) -> Response:
+async def create(store: ServedLog, request: Request) -> Response:
     """Make a topic."""
     query = request.query
     settings: dict[str, Any] = {name: query.number(name) for name in (*_NUMBERS, "retention_bytes_hard")}
@@ -62,18 +62,18 @@ async def create(store: Store, request: Request) -> Response:
     return json(await store.blocking(store.engine.create, request.name, **given))
 
 
-async def describe(store: Store, request: Request) -> Response:
+async def describe(store: ServedLog, request: Request) -> Response:
     """What a topic is and holds."""
     return json(msgspec.to_builtins(await store.blocking(store.engine.describe, request.name)))
 
 
-async def delete(store: Store, request: Request) -> Response:
+async def delete(store: ServedLog, request: Request) -> Response:
     """Delete a topic and all its events."""
     await store.blocking(store.engine.delete, request.name)
     return json(True)
 
 
-async def version(store: Store, request: Request) -> Response:
+async def version(store: ServedLog, request: Request) -> Response:
     """The offset of a key's last event."""
     key = request.query.data("key")
     if key is None:
@@ -82,13 +82,13 @@ async def version(store: Store, request: Request) -> Response:
     return json(await store.blocking(store.engine.version, request.name, key, partition=partition))
 
 
-async def sync(store: Store, request: Request) -> Response:
+async def sync(store: ServedLog, request: Request) -> Response:
     """Make all events of a topic durable."""
     await store.blocking(store.engine.sync, request.name)
     return json(True)
 
 
-async def retain(store: Store, request: Request) -> Response:
+async def retain(store: ServedLog, request: Request) -> Response:
     """Delete the oldest segments, and change what is kept."""
     asked = decoded(_decode_retain, await request.body(_SMALL_BODY) or b"{}")
     deleted = await store.blocking(
@@ -102,6 +102,6 @@ async def retain(store: Store, request: Request) -> Response:
     return json([msgspec.to_builtins(each) for each in deleted])
 
 
-async def replay(store: Store, request: Request) -> Response:
+async def replay(store: ServedLog, request: Request) -> Response:
     """Append again what consumers have set aside."""
     return json(await store.blocking(store.engine.replay, request.name, consumer=request.query.text("consumer")))

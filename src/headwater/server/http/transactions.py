@@ -14,19 +14,19 @@ from headwater.engine.engine import Engine
 from headwater.errors import Invalid
 from headwater.event import Durability, Ref
 from headwater.format import jsonl
-from headwater.format.jsonl import Line
+from headwater.format.jsonl import EventLine
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
 from headwater.server.member import RemoteMember, member_gone
 from headwater.server.rights import action_of
-from headwater.server.store import Store
+from headwater.server.store import ServedLog
 from headwater.server.wire.decoding import decoded
 
 Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
-class Append(Line, frozen=True, gc=False, forbid_unknown_fields=True):
+class AppendLine(EventLine, frozen=True, gc=False, forbid_unknown_fields=True):
     """One event, as a line of GET has it, with its topic."""
 
     expected_version: Offset | Literal["none"] | None = None
@@ -43,13 +43,13 @@ class MemberAck(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 class TransactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole transaction. `producer` is (id, epoch, seq)."""
 
-    appends: list[Append] = []
+    appends: list[AppendLine] = []
     acks: list[MemberAck] = []
     durability: Durability | None = None
     producer: tuple[str, int, int] | None = None
 
 
-class ToldRef(msgspec.Struct, frozen=True, gc=False):
+class RefLine(msgspec.Struct, frozen=True, gc=False):
     """Where an event of it is."""
 
     topic: str
@@ -61,7 +61,7 @@ class ToldRef(msgspec.Struct, frozen=True, gc=False):
 _decode = msgspec.json.Decoder(TransactionRequest).decode
 
 
-async def commit(store: Store, request: Request) -> Response:
+async def commit(store: ServedLog, request: Request) -> Response:
     """Do it all, or nothing."""
     asked = decoded(_decode, await request.body(store.limits.body_bytes_max), "the transaction cannot be used")
     for topic in {append.topic for append in asked.appends}:
@@ -72,7 +72,7 @@ async def commit(store: Store, request: Request) -> Response:
     for topic in {member.consumer.topic for member in members.values() if member is not None}:
         require(request.user, action_of("POST /transaction with acks"), topic)
     refs = await store.blocking(_commit, store.engine, asked, members)
-    told = [ToldRef(ref.topic, ref.partition, ref.offset, str(ref.id)) for ref in refs]
+    told = [RefLine(ref.topic, ref.partition, ref.offset, str(ref.id)) for ref in refs]
     return json({"refs": told, "durability": refs[0].durability if refs else "fsync"})
 
 

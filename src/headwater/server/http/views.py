@@ -8,20 +8,20 @@ import msgspec
 
 from headwater.errors import NotFound
 from headwater.server.http.message import JSON, Request, Response, json
-from headwater.server.store import Store
+from headwater.server.store import ServedLog
 from headwater.server.wire.decoding import decoded
 from headwater.views import status
 
 _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-async def list_views(store: Store, request: Request) -> Response:
+async def list_views(store: ServedLog, request: Request) -> Response:
     """How each projection and function is, of those whose topic the user may read."""
     found = await store.blocking(status.views, store.engine)
     return json([each for each in found if request.user.may("read", each.topic)])
 
 
-async def ask(store: Store, request: Request) -> Response:
+async def ask(store: ServedLog, request: Request) -> Response:
     """Ask a query with a name."""
     arguments = decoded(_decode_arguments, await request.body(store.limits.query_bytes_max) or b"{}")
     if store.application is None:

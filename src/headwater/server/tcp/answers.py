@@ -10,7 +10,7 @@ import numpy as np
 from bson.binary import Binary
 from bson.int64 import Int64
 
-from headwater.engine.waiting import Waiting
+from headwater.engine.waiting import PendingAppend
 from headwater.errors import HeadwaterError, Unavailable, out_of_memory
 from headwater.event import Ref
 from headwater.format import protocol
@@ -72,7 +72,7 @@ def told(error: BaseException) -> dict[str, Any]:
     return fields
 
 
-def emitted(waiting: Waiting) -> bytes:
+def emitted(waiting: PendingAppend) -> bytes:
     """The answers to the EMITs whose events one append holds, in their order, once it is committed."""
     rows, log = waiting.rows, waiting.log
     offset, ticks, count, partition = rows.offset, rows.ticks, rows.count, log.place.partition

@@ -18,12 +18,12 @@ from headwater.format import protocol
 from headwater.server.changes import Pieces
 from headwater.server.scopes import binder_scope
 from headwater.server.tcp.answers import response
-from headwater.server.tcp.fields import Fields
-from headwater.server.tcp.slots import Answer
-from headwater.server.tcp.subscription import Frames, Subscription, stopping
+from headwater.server.tcp.fields import FrameFields
+from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.subscription import Frames, TcpSubscription, stopping
 
 if TYPE_CHECKING:
-    from headwater.server.tcp.connection import Connection
+    from headwater.server.tcp.connection import TcpConnection
 
 NAMES = ("binder", "after")
 EVERYTHING = ""  # the place before all documents
@@ -31,7 +31,7 @@ NOW = "latest"
 TICKS_PER_MS = 10_000
 
 
-async def subscribe(connection: Connection, fields: Fields) -> Answer:
+async def subscribe(connection: TcpConnection, fields: FrameFields) -> AnswerSlot:
     """Follow a binder from a place, or from now on. The SUBRESPONSE tells where that is.
 
     Raises NotFound if there is no such binder, Invalid for a place that is none, Denied.
@@ -47,12 +47,12 @@ async def subscribe(connection: Connection, fields: Fields) -> Answer:
     return subscription.accepted()._replace(data=response("SUBRESPONSE", subID=subscription.id, place=place))
 
 
-class ChangeSubscription(Subscription):
+class ChangeSubscription(TcpSubscription):
     """A subscription to the documents of a binder."""
 
     changes: Pieces
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: TcpConnection) -> None:
         super().__init__(connection)
         self._clock = connection.store.engine.clock
         self._encoded = self._sent = 0

@@ -26,11 +26,11 @@ from headwater.server.rights import action_of
 from headwater.server.tcp import emit, login, sessions
 from headwater.server.tcp.answers import OK, failure
 from headwater.server.tcp.emitter import Emitter
-from headwater.server.tcp.fields import Fields
-from headwater.server.tcp.incoming import LARGE_BYTES, Incoming
-from headwater.server.tcp.outgoing import Outgoing
-from headwater.server.tcp.parts import HEADS, HEARD, SMALL_BYTES, Part, hear, hear_small
-from headwater.server.tcp.slots import Answer, Slot
+from headwater.server.tcp.fields import FrameFields
+from headwater.server.tcp.incoming import LARGE_BYTES, FrameParser
+from headwater.server.tcp.outgoing import FrameWriter
+from headwater.server.tcp.parts import HEADS, HEARD, SMALL_BYTES, ConnectionPart, hear, hear_small
+from headwater.server.tcp.slots import AnswerSlot, ResponseSlot
 
 if TYPE_CHECKING:
     from headwater.server.connections import Connections
@@ -44,10 +44,10 @@ ENDING = frozenset(("bad_frame", "too_deep", "unknown_frame", "not_connected", "
 _log = logging.getLogger("headwater.server")
 
 
-Handler = Callable[["Connection", dict[str, Any]], Awaitable[Answer]]
+Handler = Callable[["TcpConnection", dict[str, Any]], Awaitable[AnswerSlot]]
 
 
-class Connection(asyncio.Protocol):
+class TcpConnection(asyncio.Protocol):
     """One connection."""
 
     def __init__(self, connections: Connections, handlers: dict[str, Handler]) -> None:
@@ -61,14 +61,14 @@ class Connection(asyncio.Protocol):
         self.headers: dict[str, str] = {}  # that tell who it is, as HTTP has them
         self.user_name = ""
         self.connected = False  # CONNECT was answered
-        self.parts: dict[Any, Part] = {}  # what is open, under the names that its frames know it by
+        self.parts: dict[Any, ConnectionPart] = {}  # what is open, under the names that its frames know it by
         self.sessions: dict[int, sessions.Session] = {}  # transactions, by their sessID
         self.subscribed = 0  # how many subscriptions it has had: the last subID
         self._handlers = handlers
         self._metrics = connections.store.metrics
         self._transport: Any = None
         # What comes in
-        self._incoming = Incoming(self.limits.frame_bytes_max)
+        self._incoming = FrameParser(self.limits.frame_bytes_max)
         self._queue: deque[bytes] = deque()  # frames that wait for their turn
         self._queued_bytes = 0
         self._turn: asyncio.Handle | None = None  # the rest of the queue is begun then
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._deaf = False  # nor is anything begun that has been read
         self._refusal: HeadwaterError | None = None  # why it ends, once all before is answered
         # What goes out
-        self.out = Outgoing(self)
+        self.out = FrameWriter(self)
         self._emits = Emitter(self)
         self._task: asyncio.Task[None] | None = None  # the request that has the connection for itself
         self._full_bytes = 0  # that waited for the client when it was last looked at
@@ -256,13 +256,13 @@ class Connection(asyncio.Protocol):
 
     # Requests that have the connection for themselves
 
-    def start(self, answer: Coroutine[Any, Any, tuple[str, Answer]], size: int, count: int = 1) -> None:
+    def start(self, answer: Coroutine[Any, Any, tuple[str, AnswerSlot]], size: int, count: int = 1) -> None:
         """Begin to answer frames, so many and of this size, before anything that comes behind them is begun."""
         slot = self.out.slot(size, count)
         self._task = self.loop.create_task(self._run_alone(answer, slot))
         self._task.add_done_callback(lambda _: answer.close())  # the client may be lost before it has begun
 
-    async def _run_alone(self, answer: Awaitable[tuple[str, Answer]], slot: Slot) -> None:
+    async def _run_alone(self, answer: Awaitable[tuple[str, AnswerSlot]], slot: ResponseSlot) -> None:
         type = ""
         try:
             type, found = await answer
@@ -277,7 +277,7 @@ class Connection(asyncio.Protocol):
         self.go_on()
         self._wait_for_more()
 
-    async def _answer_large(self, raw: bytes) -> tuple[str, Answer]:
+    async def _answer_large(self, raw: bytes) -> tuple[str, AnswerSlot]:
         """A frame that is decoded in another thread; not many at once, because they take the interpreter in turns."""
         async with self.connections.decoding:
             type, frame = await self.store.blocking(protocol.decode_large, raw)
@@ -286,27 +286,27 @@ class Connection(asyncio.Protocol):
             return type, await self._emits.alone(raw)
         if type in HEARD:
             hear(self.parts, type, frame, self._metrics)
-            return type, Answer(b"")
+            return type, AnswerSlot(b"")
         return await self._answer(type, frame)
 
-    async def _answer(self, type: str, frame: dict[str, Any]) -> tuple[str, Answer]:
+    async def _answer(self, type: str, frame: dict[str, Any]) -> tuple[str, AnswerSlot]:
         try:
             if type in AT_ONCE:
-                return type, Answer(AT_ONCE[type](self, frame))
+                return type, AnswerSlot(AT_ONCE[type](self, frame))
             handler = login.connect if type == "CONNECT" else self._handlers[type]
             return type, await handler(self, frame)
         except Exception as error:  # noqa: BLE001  # as above
             return type, self._failed(type, error)
 
-    def _failed(self, type: str, error: Exception) -> Answer:
+    def _failed(self, type: str, error: Exception) -> AnswerSlot:
         """The answer to a request that failed, which ends the connection if it must."""
         if not isinstance(error, HeadwaterError):  # a bug of ours must not end the server, nor tell its insides
             _log.error("a frame failed: %s", type, exc_info=error)
-            return Answer(failure(error), None, error)
+            return AnswerSlot(failure(error), None, error)
         ends = error.code in ENDING or (type == "CONNECT" and not self.connected)
         if ends:
             self.end()
-        return Answer(failure(error), self.linger if ends else None, error)
+        return AnswerSlot(failure(error), self.linger if ends else None, error)
 
     async def user(self) -> User:
         """Who is at the other end, and what they may do now; raises Denied if they are not known any more."""
@@ -322,7 +322,7 @@ class Connection(asyncio.Protocol):
 
     # Answers
 
-    def passed(self, slot: Slot, count: int, size: int) -> bool:
+    def passed(self, slot: ResponseSlot, count: int, size: int) -> bool:
         """Another thread has written the answers of the only slot, and nothing waits for them; False if something does.
 
         The shortest way for what is done most: the same as filling the slot, and `go_on`.
@@ -334,7 +334,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def write(self, data: bytes) -> bool:
-        """Send frames; False when there is no more room: then wait for `Part.resume`, or `room`. Never raises."""
+        """Send frames; False when there is no more room: then wait for `ConnectionPart.resume`, or `room`."""
         return self.out.write(data)
 
     async def room(self) -> None:
@@ -499,13 +499,13 @@ class Connection(asyncio.Protocol):
         self.parts.clear()
 
 
-def _ping(connection: Connection, frame: dict[str, Any]) -> bytes:
+def _ping(connection: TcpConnection, frame: dict[str, Any]) -> bytes:
     del connection
-    Fields("PING", frame, ())
+    FrameFields("PING", frame, ())
     return OK
 
 
-AT_ONCE: dict[str, Callable[[Connection, dict[str, Any]], bytes]] = {
+AT_ONCE: dict[str, Callable[[TcpConnection, dict[str, Any]], bytes]] = {
     "PING": _ping,
     "STARTTX": sessions.start,
     "ABORTTX": sessions.abort,

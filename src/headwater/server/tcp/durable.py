@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Conflict, HeadwaterError, NotFound
 from headwater.event import At, Event
-from headwater.server.member import Bound, Formats, RemoteMember
+from headwater.server.member import Formats, MemberOwner, RemoteMember
 from headwater.server.tcp import recev
-from headwater.server.tcp.subscription import Subscription, stopping
-from headwater.server.tcp.unacked import Acked
+from headwater.server.tcp.subscription import TcpSubscription, stopping
+from headwater.server.tcp.unacked import AckedRange
 
 if TYPE_CHECKING:
-    from headwater.server.tcp.connection import Connection
+    from headwater.server.tcp.connection import TcpConnection
 
 NEVER = 1 << 30  # times that an event would have to fail before it is set aside
 HELD_S = 0.25  # how long to look whether the connection that has it is about to end: its client may have closed it
@@ -35,7 +35,7 @@ LEAVE_S = 15.0  # how long to wait for one that is leaving: it stores what was a
 class Owner:
     """Which connection has a durable subscription. `left` is set when it is free again."""
 
-    def __init__(self, connection: Connection, key: tuple[str, str]) -> None:
+    def __init__(self, connection: TcpConnection, key: tuple[str, str]) -> None:
         self.connection = connection
         self.leaving = False
         self.left = asyncio.Event()
@@ -48,7 +48,7 @@ class Owner:
 
 
 async def owned(
-    connection: Connection, topic: str, name: str, user: str, start: At, selection: dict[str, Any]
+    connection: TcpConnection, topic: str, name: str, user: str, start: At, selection: dict[str, Any]
 ) -> DurableSubscription:
     """A durable subscription that this connection has, to be opened: it goes on, or is made with this start.
 
@@ -63,7 +63,7 @@ async def owned(
         raise
 
 
-async def _own(connection: Connection, key: tuple[str, str]) -> Owner:
+async def _own(connection: TcpConnection, key: tuple[str, str]) -> Owner:
     """Be the owner, when the one before has left."""
     owners: dict[tuple[str, str], Owner] = connection.store.durable
     while key in owners:
@@ -81,11 +81,11 @@ async def _own(connection: Connection, key: tuple[str, str]) -> Owner:
     return owner
 
 
-class DurableSubscription(Subscription):
+class DurableSubscription(TcpSubscription):
     """A member of a consumer, and the sink that it writes to."""
 
     def __init__(
-        self, connection: Connection, owner: Owner, topic: str, name: str, user: str, options: dict[str, Any]
+        self, connection: TcpConnection, owner: Owner, topic: str, name: str, user: str, options: dict[str, Any]
     ) -> None:
         """`options` are those of `Engine.consumer`."""
         super().__init__(connection)
@@ -95,12 +95,12 @@ class DurableSubscription(Subscription):
         self._options = options
         self._joining = False
         self.formats = Formats("", self._encode, b"", self._fail)
-        self.bound = Bound(connection.limits.subscription_unacked_max, self._settle)
+        self.bound = MemberOwner(connection.limits.subscription_unacked_max, self._settle)
         self._owner = owner
         self._member: RemoteMember | None = None
-        self._encoded: deque[tuple[recev.Encoded, int]] = deque()  # with the fence; from the member's thread
+        self._encoded: deque[tuple[recev.EventFrames, int]] = deque()  # with the fence; from the member's thread
         self._failure: HeadwaterError | None = None  # why the member left; the same
-        self._acked: deque[Acked] = deque()  # to be told to the consumer
+        self._acked: deque[AckedRange] = deque()  # to be told to the consumer
         self._settling = threading.Lock()  # held while that is done, maybe with I/O: never taken by the loop's thread
         self._asked = False  # whether a thread will do so
         self._sending: asyncio.Task[None] | None = None  # a huge frame; kept so that it is not lost
@@ -166,7 +166,7 @@ class DurableSubscription(Subscription):
                 self.end(encoded.error)
         return connection.write(b"") and not self.closed
 
-    def acked(self, acked: Acked) -> None:
+    def acked(self, acked: AckedRange) -> None:
         self._acked.append(acked)
         if not self._asked:
             self._asked = True

@@ -1,7 +1,7 @@
 """EMIT: from a frame to an append that waits for its commit, and to the answer.
 
-The usual EMIT, which is byte for byte like one before it but for key and event, is not parsed again: a `Shape` knows
-what its fields mean. Belongs to the loop's thread.
+The usual EMIT, which is byte for byte like one before it but for key and event, is not parsed again: a `EmitShape`
+knows what its fields mean. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headwater.engine.waiting import Waiting
+from headwater.engine.waiting import PendingAppend
 from headwater.errors import HeadwaterError, Invalid, NotFound, TooLarge
 from headwater.event import CONTENTS, Content
 from headwater.format import given, protocol
@@ -24,10 +24,10 @@ from headwater.limits import Limits
 from headwater.requests import Append, AppendMany
 from headwater.server.http.appending import check_content
 from headwater.server.tcp.answers import ref_fields, response
-from headwater.server.tcp.fields import INT32, Fields, small
+from headwater.server.tcp.fields import INT32, FrameFields, small
 
 if TYPE_CHECKING:
-    from headwater.server.store import Store
+    from headwater.server.store import ServedLog
 
 HEAD = b"\x02type\x00\x05\x00\x00\x00EMIT\x00\x03frame\x00"  # of an EMIT, after the length of the whole
 FRAME_AT = 4 + len(HEAD)
@@ -43,7 +43,7 @@ Span = tuple[int, int, int]
 _length = LENGTH.unpack_from
 
 
-class Options(NamedTuple):
+class EmitOptions(NamedTuple):
     """What an EMIT may say of its event beside the usual, checked and encoded as in `Append`."""
 
     partition: int | None = None
@@ -53,7 +53,7 @@ class Options(NamedTuple):
     producer: Producer | None = None
 
 
-class Shape:
+class EmitShape:
     """What the fields of an EMIT mean beside its key and its event, of which another one may differ alone.
 
     `parts` are the bytes up to each of the two, in their order, with its type in BSON; `tail` those behind the last.
@@ -61,7 +61,9 @@ class Shape:
 
     __slots__ = ("content", "options", "parts", "session", "tail", "topic", "type")
 
-    def __init__(self, topic: str, type: bytes, content: Content, session: int | None, options: Options | None) -> None:
+    def __init__(
+        self, topic: str, type: bytes, content: Content, session: int | None, options: EmitOptions | None
+    ) -> None:
         self.topic = topic
         self.type = type
         self.content = content
@@ -115,7 +117,7 @@ class Shape:
 class Emit(NamedTuple):
     """One event to be appended."""
 
-    shape: Shape
+    shape: EmitShape
     data: bytes
     key: bytes | None
 
@@ -126,7 +128,7 @@ class Emit(NamedTuple):
         return Append(*event, options.meta, options.partition, options.sync, options.expected, options.producer)
 
 
-def parse(raw: bytes, shapes: list[Shape], topic: str, limits: Limits) -> Emit:
+def parse(raw: bytes, shapes: list[EmitShape], topic: str, limits: Limits) -> Emit:
     """The event of an EMIT frame; `shapes` are those of others before it, `topic` what it goes to unless it says.
 
     The event itself is not looked into: see `check`. Raises Invalid with the code `bad_frame` if the frame cannot be
@@ -156,7 +158,7 @@ def _learn(raw: bytes, topic: str, limits: Limits) -> tuple[Emit, Mapping[str, S
         values = {
             name.decode(): None if span is event and not binary else _value(raw, span) for name, span in inner.items()
         }
-        fields = Fields("EMIT", values, NAMES)
+        fields = FrameFields("EMIT", values, NAMES)
         shape, key, data = _shape(fields, topic, limits)
     except HeadwaterError:
         protocol.decode(raw)  # raises if it is not even BSON
@@ -164,7 +166,7 @@ def _learn(raw: bytes, topic: str, limits: Limits) -> tuple[Emit, Mapping[str, S
     return Emit(shape, data if binary else raw[event[1] : event[2]], key), spans
 
 
-def _shape(fields: Fields, topic: str, limits: Limits) -> tuple[Shape, bytes | None, bytes]:
+def _shape(fields: FrameFields, topic: str, limits: Limits) -> tuple[EmitShape, bytes | None, bytes]:
     """What the fields mean, the key, and the data, unless it is a document."""
     type = fields.text("eventType")
     if type is None:
@@ -172,7 +174,7 @@ def _shape(fields: Fields, topic: str, limits: Limits) -> tuple[Shape, bytes | N
     key = fields.data("key")
     content, data = _content(fields)
     encoded_key = given.encode_key(key, limits)
-    options = Options(
+    options = EmitOptions(
         fields.integer("partition", most=INT32),
         given.encode_meta(fields.document("meta"), limits),
         given.check_version(_expected(fields), encoded_key),
@@ -180,7 +182,7 @@ def _shape(fields: Fields, topic: str, limits: Limits) -> tuple[Shape, bytes | N
         given.check_producer(_producer(fields), limits),
     )
     said = fields.text("streamName")
-    shape = Shape(
+    shape = EmitShape(
         topic if said is None else said,
         given.encode_type(type),
         content,
@@ -190,10 +192,10 @@ def _shape(fields: Fields, topic: str, limits: Limits) -> tuple[Shape, bytes | N
     return shape, encoded_key, data
 
 
-NOTHING = Options()
+NOTHING = EmitOptions()
 
 
-def _content(fields: Fields) -> tuple[Content, bytes]:
+def _content(fields: FrameFields) -> tuple[Content, bytes]:
     said = fields.text("content")
     if said is None or said == "bson":
         return "bson", b""
@@ -208,23 +210,23 @@ def _content(fields: Fields) -> tuple[Content, bytes]:
     return content, encoded
 
 
-def _expected(fields: Fields) -> Version | None:
+def _expected(fields: FrameFields) -> Version | None:
     said = fields.integer("expectedVersion", least=-1)
     return "none" if said == -1 else said
 
 
-def _sync(fields: Fields) -> bool | None:
+def _sync(fields: FrameFields) -> bool | None:
     said = fields.text("durability")
     if said not in (None, "fsync", "os"):
         raise fields.wrong("needs 'fsync' or 'os' for 'durability'")
     return None if said is None else said == "fsync"
 
 
-def _producer(fields: Fields) -> tuple[str, int, int] | None:
+def _producer(fields: FrameFields) -> tuple[str, int, int] | None:
     said = fields.document("producer")
     if said is None:
         return None
-    inner = Fields("the producer of EMIT", said, ("id", "epoch", "seq"))
+    inner = FrameFields("the producer of EMIT", said, ("id", "epoch", "seq"))
     id, epoch, seq = (
         inner.text("id", needed=True),
         inner.integer("epoch", needed=True),
@@ -244,12 +246,12 @@ def check(events: Sequence[bytes]) -> None:
         raise error if error.code == "too_deep" else bad_frame(error.message) from error
 
 
-def prepare(store: Store, emit: Emit) -> Waiting:
+def prepare(store: ServedLog, emit: Emit) -> PendingAppend:
     """The append of one event. Raises what `Engine.prepare` raises, NotFound for a topic that is to be made."""
     return store.engine.prepare(emit.request())
 
 
-def prepare_all(store: Store, emits: Sequence[Emit]) -> Waiting | None:
+def prepare_all(store: ServedLog, emits: Sequence[Emit]) -> PendingAppend | None:
     """The append of several events that go to one topic, and are plain; None if they cannot be one append.
 
     Raises NotFound for a topic that is to be made.
@@ -270,7 +272,7 @@ def prepare_all(store: Store, emits: Sequence[Emit]) -> Waiting | None:
     return found[0] if len(found) == 1 and found[0].where is None else None
 
 
-def append_huge(store: Store, emit: Emit) -> bytes:
+def append_huge(store: ServedLog, emit: Emit) -> bytes:
     """Append an event that is too large to wait in memory for a commit with others; in a worker's thread."""
     store.engine.topic(emit.shape.topic)  # raises NotFound: it is made as it is to be
     ref = store.engine.submit(emit.request())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from headwater.engine.waiting import Waiting
+from headwater.engine.waiting import PendingAppend
 from headwater.errors import Denied, HeadwaterError
 from headwater.format.protocol import PREFIX
 from headwater.server import prompt
@@ -15,12 +15,12 @@ from headwater.server.prompt import Way
 from headwater.server.rights import action_of
 from headwater.server.tcp import emit as emits
 from headwater.server.tcp.answers import OK, emitted, failure
-from headwater.server.tcp.emit import Emit, Shape
+from headwater.server.tcp.emit import Emit, EmitShape
 from headwater.server.tcp.incoming import LARGE_BYTES
-from headwater.server.tcp.slots import Answer, Slot
+from headwater.server.tcp.slots import AnswerSlot, ResponseSlot
 
 if TYPE_CHECKING:
-    from headwater.server.tcp.connection import Connection
+    from headwater.server.tcp.connection import TcpConnection
 
 APPEND = action_of("EMIT")
 BROKEN = ("bad_frame", "too_deep")  # what ends the connection
@@ -38,12 +38,12 @@ def write(group: Group) -> None:
     prompt.write(ready)
 
 
-class EmitSlot(Slot):
+class EmitSlot(ResponseSlot):
     """The answers to the EMITs of one append. Called on the loop when that has its place or its error."""
 
     __slots__ = ("emitter", "finished", "made", "remaking", "sent", "waiting", "way")
 
-    def __init__(self, emitter: Emitter, waiting: Waiting, size: int, way: Way | None) -> None:
+    def __init__(self, emitter: Emitter, waiting: PendingAppend, size: int, way: Way | None) -> None:
         """`way` is None if only the loop may write."""
         super().__init__(size, waiting.rows.count)
         self.emitter = emitter
@@ -54,7 +54,7 @@ class EmitSlot(Slot):
         self.finished = False
         self.remaking: asyncio.Task[None] | None = None
 
-    def __call__(self, _: Waiting) -> None:
+    def __call__(self, _: PendingAppend) -> None:
         self.finish()
 
     def finish(self) -> None:
@@ -67,13 +67,13 @@ class EmitSlot(Slot):
 class Emitter:
     """The EMITs of one connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: TcpConnection) -> None:
         self._connection = connection
         self._store = connection.store
         self._run: list[Emit] = []  # to be appended together
         self._bytes = 0  # of their frames
         self._gathered = self._gathered_bytes = 0  # of transactions, to be answered together
-        self._shapes: list[Shape] = []  # of the last ones
+        self._shapes: list[EmitShape] = []  # of the last ones
 
     def add(self, raw: bytes) -> None:
         """Add an event to those that are appended together; one of a transaction goes there."""
@@ -171,19 +171,19 @@ class Emitter:
         self._submit(waiting, size)
         return True
 
-    def _submit(self, waiting: Waiting, size: int) -> None:
+    def _submit(self, waiting: PendingAppend, size: int) -> None:
         slot = EmitSlot(self, waiting, size, self._connection.out.way())
         self._connection.out.place(slot)
         self._store.commits.submit(waiting, slot)
 
-    async def alone(self, raw: bytes) -> Answer:
+    async def alone(self, raw: bytes) -> AnswerSlot:
         """Append a large event, which was checked and so is sound. Raises what is wrong with its fields."""
         connection = self._connection
         emit = emits.parse(raw, [], self._store.settings.bus.topic, self._store.engine.limits)
         session = connection.sessions.get(emit.shape.session) if emit.shape.session is not None else None
         if session is not None:
             session.add(emit)
-            return Answer(OK)
+            return AnswerSlot(OK)
         return (await self._slowly([emit]))[1]
 
     def _append_sound(self, run: list[Emit]) -> None:
@@ -224,7 +224,7 @@ class Emitter:
             waiting.rows.error = error
             self.committed(slot)
 
-    async def _slowly(self, run: list[Emit]) -> tuple[str, Answer]:
+    async def _slowly(self, run: list[Emit]) -> tuple[str, AnswerSlot]:
         """Append events one by one, of which something is not as usual: a right, a topic, a size."""
         connection = self._connection
         try:
@@ -233,20 +233,20 @@ class Emitter:
             ends = isinstance(error, Denied) and error.code == "unauthenticated"
             if ends:
                 connection.end()
-            return "EMIT", Answer(
+            return "EMIT", AnswerSlot(
                 failure(error) * len(run), connection.linger if ends else None, errors=[error] * len(run)
             )
-        found: list[Waiting | bytes | HeadwaterError] = []
+        found: list[PendingAppend | bytes | HeadwaterError] = []
         for emit in run:
             try:
                 found.append(await self._prepared(emit))
             except HeadwaterError as error:
                 found.append(error)
-        await self._store.commits.commit([each for each in found if isinstance(each, Waiting)])
+        await self._store.commits.commit([each for each in found if isinstance(each, PendingAppend)])
         told = b"".join(each if isinstance(each, bytes) else _told(each) for each in found)
-        return "EMIT", Answer(told, errors=[_error(each) for each in found])
+        return "EMIT", AnswerSlot(told, errors=[_error(each) for each in found])
 
-    async def _prepared(self, emit: Emit) -> Waiting | bytes:
+    async def _prepared(self, emit: Emit) -> PendingAppend | bytes:
         """An append that waits to be committed, or the answer of one that was."""
         try:
             return await self._try(emit)
@@ -256,22 +256,22 @@ class Emitter:
         await self._store.make(emit.shape.topic)
         return await self._try(emit)
 
-    async def _try(self, emit: Emit) -> Waiting | bytes:
+    async def _try(self, emit: Emit) -> PendingAppend | bytes:
         if len(emit.data) <= self._store.engine.limits.blob_bytes_min:
             return emits.prepare(self._store, emit)
         return await self._store.blocking(emits.append_huge, self._store, emit)
 
 
-def _told(found: Waiting | HeadwaterError) -> bytes:
+def _told(found: PendingAppend | HeadwaterError) -> bytes:
     """What is said of the events of one append, once it is committed or has failed."""
     error = _error(found)
     if error is not None:
-        return failure(error) * (found.rows.count if isinstance(found, Waiting) else 1)
-    assert isinstance(found, Waiting)
+        return failure(error) * (found.rows.count if isinstance(found, PendingAppend) else 1)
+    assert isinstance(found, PendingAppend)
     return emitted(found)
 
 
-def _error(found: Waiting | bytes | HeadwaterError) -> BaseException | None:
-    if isinstance(found, Waiting):
+def _error(found: PendingAppend | bytes | HeadwaterError) -> BaseException | None:
+    if isinstance(found, PendingAppend):
         return found.rows.error
     return found if isinstance(found, HeadwaterError) else None

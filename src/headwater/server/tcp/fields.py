@@ -12,7 +12,7 @@ INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
 
 
-class Fields:
+class FrameFields:
     """The fields of one frame. Each getter returns None for one that is absent, unless it is `needed`."""
 
     __slots__ = ("_values", "type")

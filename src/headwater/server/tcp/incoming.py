@@ -12,7 +12,7 @@ LARGE_BYTES = 64 * 1024  # a frame that is decoded in another thread; the first 
 _unpack = PREFIX.unpack_from
 
 
-class Incoming:
+class FrameParser:
     """The bytes of one connection, of which the first frame must be small: nobody has said yet who they are."""
 
     __slots__ = ("_bytes_max", "_most", "_needed", "_pieces")

@@ -9,16 +9,16 @@ import headwater
 from headwater.errors import Unsupported
 from headwater.format import protocol
 from headwater.server.tcp.answers import response
-from headwater.server.tcp.fields import Fields
-from headwater.server.tcp.slots import Answer
+from headwater.server.tcp.fields import FrameFields
+from headwater.server.tcp.slots import AnswerSlot
 
 if TYPE_CHECKING:
-    from headwater.server.tcp.connection import Connection
+    from headwater.server.tcp.connection import TcpConnection
 
 
-async def connect(connection: Connection, frame: dict[str, Any]) -> Answer:
+async def connect(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
     """Tell the connection who is at its other end; raises Denied, and what else is against it."""
-    fields = Fields("CONNECT", frame, ("version", "username", "password", "token"))
+    fields = FrameFields("CONNECT", frame, ("version", "username", "password", "token"))
     if connection.connected:
         raise fields.wrong("comes once")
     version = fields.text("version", needed=True) or ""
@@ -39,10 +39,10 @@ async def connect(connection: Connection, frame: dict[str, Any]) -> Answer:
     told["uuid"] = str(store.engine.uuid)
     if store.ignored(headers):
         told["credentialsChecked"] = False
-    return Answer(response(**told))
+    return AnswerSlot(response(**told))
 
 
-def _credentials(fields: Fields) -> dict[str, str]:
+def _credentials(fields: FrameFields) -> dict[str, str]:
     """What CONNECT says of who it is, as the headers of HTTP would."""
     name, password, token = fields.text("username"), fields.text("password"), fields.text("token")
     if token is not None:

@@ -1,6 +1,7 @@
 """What goes to a client: answers in the order of what they answer, and the frames of whatever is open.
 
-Each answer has a `Slot`; it is written when those before it are. Also counts them. Belongs to the loop's thread.
+Each answer has a `ResponseSlot`; it is written when those before it are. Also counts them. Belongs to the loop's
+thread.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 from headwater.errors import HeadwaterError
 from headwater.server.http.errors import status_of
 from headwater.server.prompt import Way
-from headwater.server.tcp.slots import Answer, Slot
+from headwater.server.tcp.slots import AnswerSlot, ResponseSlot
 
 if TYPE_CHECKING:
-    from headwater.server.tcp.connection import Connection
+    from headwater.server.tcp.connection import TcpConnection
 
 METHOD = "TCP"  # what stands for a method in metrics and the access log
 
 
-class Outgoing:
+class FrameWriter:
     """The way out of one connection."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.slots: deque[Slot] = deque()
+    def __init__(self, connection: TcpConnection) -> None:
+        self.slots: deque[ResponseSlot] = deque()
         self.slots_bytes = 0  # of the frames that they answer
         self.turn = asyncio.Lock()  # of the subscriptions: one encodes at a time, when there is room for it
         self.ended = False  # all is said: what is written now is for nobody
@@ -56,20 +57,20 @@ class Outgoing:
         """Whether nothing can be written any more."""
         return self.ended or bool(self.transport.is_closing())
 
-    def slot(self, size: int, count: int = 1) -> Slot:
+    def slot(self, size: int, count: int = 1) -> ResponseSlot:
         """The place of the answers to so many frames, of this size together."""
-        slot = Slot(size, count)
+        slot = ResponseSlot(size, count)
         self.place(slot)
         return slot
 
-    def place(self, slot: Slot) -> None:
+    def place(self, slot: ResponseSlot) -> None:
         """Let a slot be the last."""
         self.slots.append(slot)
         self.slots_bytes += slot.size
 
     def fill(
         self,
-        slot: Slot,
+        slot: ResponseSlot,
         data: bytes,
         type: str,
         error: BaseException | None = None,
@@ -84,14 +85,14 @@ class Outgoing:
         self._note(slot, type, error, count, (len(data) + written) // count)
         self._deliver(slot, data)
 
-    def answer(self, slot: Slot, answer: Answer, type: str) -> None:
+    def answer(self, slot: ResponseSlot, answer: AnswerSlot, type: str) -> None:
         """The same with the answer of a request that had the connection for itself."""
         errors = answer.errors or (answer.error,)
         for error, group in groupby(errors):
             self._note(slot, type, error, len(list(group)), len(answer.data) // len(errors))
         self._deliver(slot, answer.data)
 
-    def _note(self, slot: Slot, type: str, error: BaseException | None, count: int, size: int) -> None:
+    def _note(self, slot: ResponseSlot, type: str, error: BaseException | None, count: int, size: int) -> None:
         """Count the answers to `count` frames of a slot, each of so many bytes."""
         status = 200
         if error is not None:
@@ -106,7 +107,7 @@ class Outgoing:
             for _ in range(count):
                 access_log.note(*known, slot.size // slot.count, size, seconds)
 
-    def _deliver(self, slot: Slot, data: bytes) -> None:
+    def _deliver(self, slot: ResponseSlot, data: bytes) -> None:
         """Write an answer, if its turn has come, and those that waited for it."""
         slot.data = data
         slots = self.slots
@@ -122,7 +123,7 @@ class Outgoing:
             if each.then is not None:
                 each.then()
 
-    def passed(self, slot: Slot, count: int, size: int) -> bool:
+    def passed(self, slot: ResponseSlot, count: int, size: int) -> bool:
         """Another thread has written the answers of the only slot. The shortest way for what is done most.
 
         False if it is not the only one, or more is to be noted: then it is to be filled.

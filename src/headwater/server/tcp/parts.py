@@ -8,15 +8,15 @@ from typing import Any
 from headwater.errors import HeadwaterError
 from headwater.format import protocol
 from headwater.server.metrics import Metrics
-from headwater.server.tcp.fields import INT32, Fields
+from headwater.server.tcp.fields import INT32, FrameFields
 
 HEARD = {"ACKEV": ("subID", "seqNo", "partition"), "QUERYACK": ("queryID",)}  # the first names the part
 
 
-class Part:
+class ConnectionPart:
     """What a connection has open beside its requests: a subscription, a query. It writes frames when it likes."""
 
-    def acknowledge(self, fields: Fields) -> None:
+    def acknowledge(self, fields: FrameFields) -> None:
         """The client has received something. Raises what is wrong with the frame, which is only counted."""
 
     def resume(self) -> None:
@@ -40,16 +40,16 @@ HEADS = tuple(_head(type) for type in HEARD)
 
 
 @lru_cache(maxsize=256)  # who acknowledges one by one sends the same bytes again and again
-def understood(raw: bytes) -> tuple[str, Fields | HeadwaterError]:
+def understood(raw: bytes) -> tuple[str, FrameFields | HeadwaterError]:
     """What a small frame says that has no answer, or what is wrong with it. Raises as decoding does."""
     type, frame = protocol.decode(raw)
     try:
-        return type, Fields(type, frame, HEARD[type])
+        return type, FrameFields(type, frame, HEARD[type])
     except HeadwaterError as error:
         return type, error
 
 
-def hear_small(parts: dict[Any, Part], raw: bytes, metrics: Metrics) -> None:
+def hear_small(parts: dict[Any, ConnectionPart], raw: bytes, metrics: Metrics) -> None:
     """A small frame that has no answer and begins with one of `HEADS`. Raises what is no frame."""
     type, fields = understood(raw)
     if isinstance(fields, HeadwaterError):
@@ -58,17 +58,17 @@ def hear_small(parts: dict[Any, Part], raw: bytes, metrics: Metrics) -> None:
         _hear(parts, type, fields, metrics)
 
 
-def hear(parts: dict[Any, Part], type: str, frame: dict[str, Any], metrics: Metrics) -> None:
+def hear(parts: dict[Any, ConnectionPart], type: str, frame: dict[str, Any], metrics: Metrics) -> None:
     """A frame that has no answer: what is wrong with it is only counted."""
     try:
-        fields = Fields(type, frame, HEARD[type])
+        fields = FrameFields(type, frame, HEARD[type])
     except HeadwaterError as error:
         metrics.failed(error.code)
     else:
         _hear(parts, type, fields, metrics)
 
 
-def _hear(parts: dict[Any, Part], type: str, fields: Fields, metrics: Metrics) -> None:
+def _hear(parts: dict[Any, ConnectionPart], type: str, fields: FrameFields, metrics: Metrics) -> None:
     try:
         part = parts.get((type, fields.integer(HEARD[type][0], least=-INT32 - 1, most=INT32, needed=True)))
         if part is not None:

@@ -1,7 +1,7 @@
 """QUERY: the documents of a binder that match, all of one moment, sent as fast as the client acknowledges them.
 
-A `Querying` holds one moment of its binder (`Binder.results`), from QUERY to its last result, and reads from it some
-documents at a time in a worker's thread. They are sent as they are stored. Belongs to the loop's thread.
+A `QueryResults` holds one moment of its binder (`Binder.results`), from QUERY to its last result, and reads from it
+some documents at a time in a worker's thread. They are sent as they are stored. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headwater.format import protocol
 from headwater.limits import KIB
 from headwater.server.scopes import binder_scope
 from headwater.server.tcp.answers import told
-from headwater.server.tcp.fields import INT32, Fields, too_many
-from headwater.server.tcp.parts import Part
-from headwater.server.tcp.slots import Answer
+from headwater.server.tcp.fields import INT32, FrameFields, too_many
+from headwater.server.tcp.parts import ConnectionPart
+from headwater.server.tcp.slots import AnswerSlot
 from headwater.server.tcp.subscription import stopping
 from headwater.views.finding import Results
 
 if TYPE_CHECKING:
-    from headwater.server.tcp.connection import Connection
+    from headwater.server.tcp.connection import TcpConnection
 
 NAMES = ("queryID", "binder", "matcher", "sort", "limit", "skip")
 PIECE_BYTES = 256 * KIB  # of results that are read at once: what a slow client holds beyond what was sent to it
@@ -36,9 +36,9 @@ T = TypeVar("T")
 _log = logging.getLogger("headwater.server")
 
 
-async def query(connection: Connection, frame: dict[str, Any]) -> Answer:
+async def query(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
     """QUERY: say how many there are, then send them."""
-    fields = Fields("QUERY", frame, NAMES)
+    fields = FrameFields("QUERY", frame, NAMES)
     id = fields.integer("queryID", least=-INT32 - 1, most=INT32, needed=True) or 0
     name = fields.text("binder", needed=True) or ""
     asked: dict[str, Any] = {
@@ -50,16 +50,16 @@ async def query(connection: Connection, frame: dict[str, Any]) -> Answer:
     _check_number(connection, id)
     await connection.require("QUERY", binder_scope(name))
     binder = connection.store.engine.binder(name)
-    querying = Querying(connection, id)
+    querying = QueryResults(connection, id)
     count = await querying.open(lambda: binder.results(over=lambda: querying.closed, **asked))
     answer = protocol.encode("QUERYRESPONSE", {"queryID": id, "numResults": Int64(count)})
-    return Answer(answer, querying.begin)
+    return AnswerSlot(answer, querying.begin)
 
 
-class Querying(Part):
+class QueryResults(ConnectionPart):
     """A query that is under way."""
 
-    def __init__(self, connection: Connection, id: int) -> None:
+    def __init__(self, connection: TcpConnection, id: int) -> None:
         self.id = id
         self.closed = False
         self._connection = connection
@@ -94,7 +94,7 @@ class Querying(Part):
         if not self.closed:
             self._task = self._connection.loop.create_task(self._run())
 
-    def acknowledge(self, fields: Fields) -> None:
+    def acknowledge(self, fields: FrameFields) -> None:
         """A QUERYACK came: one more result was received."""
         del fields
         if self._unacked:
@@ -223,12 +223,12 @@ class Querying(Part):
         return frames
 
 
-def _check_number(connection: Connection, id: int) -> None:
+def _check_number(connection: TcpConnection, id: int) -> None:
     """Raise what keeps the connection from having another query under this name."""
     if ("QUERYACK", id) in connection.parts:
         raise Conflict(f"the query {id} is under way", hint="take another queryID", code="query_open")
     most = connection.limits.connection_queries_max
-    if sum(isinstance(part, Querying) for part in connection.parts.values()) >= most:
+    if sum(isinstance(part, QueryResults) for part in connection.parts.values()) >= most:
         raise too_many(
             "queries", "connection_queries_max", most, hint="acknowledge results, or open another connection"
         )

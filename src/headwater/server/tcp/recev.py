@@ -77,14 +77,14 @@ def _by_place(event: Event) -> tuple[int, Content, bool]:
     return event.partition, event.content, event.data is None
 
 
-class Encoded(NamedTuple):
+class EventFrames(NamedTuple):
     """Frames, by partition and in their order; `error` if an event after them cannot be sent at all."""
 
     frames: list[Frames]
     error: HeadwaterError | None = None
 
 
-class Columns(NamedTuple):
+class EventColumns(NamedTuple):
     """Some events of one partition and content. `types` may be one for all; `keys` and `metas` are None for none."""
 
     partition: int
@@ -98,13 +98,13 @@ class Columns(NamedTuple):
     data: Sequence[bytes]
 
 
-def encode(sub_id: int, batches: Iterator[EventBatch], frame_max: int) -> Encoded:
+def encode(sub_id: int, batches: Iterator[EventBatch], frame_max: int) -> EventFrames:
     """The frames of the next batches, about `CHUNK_BYTES` of them. No frames when there are no more batches."""
     found: list[Frames] = []
     few: list[Event] = []  # of small batches
     size = 0
     for batch in batches:
-        some: Encoded | None = None
+        some: EventFrames | None = None
         if len(batch) < SMALL and not batch.piece.batch.flags & BLOB:
             few += batch.events()
             size += batch.size
@@ -113,7 +113,7 @@ def encode(sub_id: int, batches: Iterator[EventBatch], frame_max: int) -> Encode
             few = []
             found += before.frames
             if before.error is not None:
-                return Encoded(found, before.error)
+                return EventFrames(found, before.error)
             some = _encode_batch(sub_id, batch, frame_max)
             found += some.frames
             size += sum(len(each.data) for each in some.frames)
@@ -122,10 +122,10 @@ def encode(sub_id: int, batches: Iterator[EventBatch], frame_max: int) -> Encode
     else:
         some = None
     rest = encode_events(sub_id, few, frame_max)
-    return Encoded(found + rest.frames, rest.error or (some.error if some is not None else None))
+    return EventFrames(found + rest.frames, rest.error or (some.error if some is not None else None))
 
 
-def encode_events(sub_id: int, events: Sequence[Event], frame_max: int) -> Encoded:
+def encode_events(sub_id: int, events: Sequence[Event], frame_max: int) -> EventFrames:
     """The frames of events, in their order, up to one that is too large. Those without data are huge."""
     found: list[Frames] = []
     for (partition, content, huge), same in groupby(events, _by_place):
@@ -133,7 +133,7 @@ def encode_events(sub_id: int, events: Sequence[Event], frame_max: int) -> Encod
         if huge:
             error = _encode_huge(sub_id, run, frame_max, found)
         else:
-            columns = Columns(
+            columns = EventColumns(
                 partition,
                 run[0].node,
                 np.array([event.offset for event in run], np.int64),
@@ -147,8 +147,8 @@ def encode_events(sub_id: int, events: Sequence[Event], frame_max: int) -> Encod
             frames, error = _frames(sub_id, columns, frame_max)
             found += frames
         if error is not None:
-            return Encoded(found, error)
-    return Encoded(found)
+            return EventFrames(found, error)
+    return EventFrames(found)
 
 
 def _encode_huge(sub_id: int, events: Sequence[Event], frame_max: int, found: list[Frames]) -> HeadwaterError | None:
@@ -175,13 +175,13 @@ def _huge_frame(sub_id: int, event: Event, frame_max: int) -> bytes:
     return frames[0].data
 
 
-def _encode_batch(sub_id: int, batch: EventBatch, frame_max: int) -> Encoded:
+def _encode_batch(sub_id: int, batch: EventBatch, frame_max: int) -> EventFrames:
     stored = batch.piece.batch
     if stored.flags & BLOB:
         return encode_events(sub_id, batch.events(load=False), frame_max)
     data, types, keys, metas = (stored.column(kind) for kind in (DATA, TYPE, KEY, META))
     assert data is not None
-    columns = Columns(
+    columns = EventColumns(
         batch.partition,
         batch.log.node,
         batch.offsets(),
@@ -195,7 +195,7 @@ def _encode_batch(sub_id: int, batch: EventBatch, frame_max: int) -> Encoded:
     return _frames(sub_id, columns, frame_max)
 
 
-def _frames(sub_id: int, columns: Columns, frame_max: int) -> Encoded:
+def _frames(sub_id: int, columns: EventColumns, frame_max: int) -> EventFrames:
     """The frames of events of one partition and content."""
     count = len(columns.offsets)
     documents = _documents(columns.content, columns.data)
@@ -219,17 +219,17 @@ def _frames(sub_id: int, columns: Columns, frame_max: int) -> Encoded:
     if not fitting.all():
         first = int(np.argmin(fitting))
         error = too_large(columns.partition, int(columns.offsets[first]), len(documents[first]), frame_max)
-        before = _frames(sub_id, _cut(columns, first), frame_max) if first else Encoded([])
-        return Encoded(before.frames, error)
+        before = _frames(sub_id, _cut(columns, first), frame_max) if first else EventFrames([])
+        return EventFrames(before.frames, error)
     heads = _heads(sub_id, columns, sizes)
     heads[0] = heads[0][len(_END) :]
     pieces = zip(heads, *parts, repeat(_EVENT), documents, strict=False)
     data = b"".join(chain(chain.from_iterable(pieces), (_END,)))
     ends = np.cumsum(sizes).tolist()
-    return Encoded([Frames(data, ends, columns.partition, columns.offsets.tolist())])
+    return EventFrames([Frames(data, ends, columns.partition, columns.offsets.tolist())])
 
 
-def _heads(sub_id: int, columns: Columns, sizes: I64) -> list[bytes]:
+def _heads(sub_id: int, columns: EventColumns, sizes: I64) -> list[bytes]:
     """The fixed fields of each frame, which has so many bytes in all."""
     rows = np.frombuffer(bytearray(_HEAD * len(sizes)), _ROW)
     whole, ticks = sizes - 4, columns.ticks
@@ -246,7 +246,7 @@ def _heads(sub_id: int, columns: Columns, sizes: I64) -> list[bytes]:
     return [whole_bytes[at : at + width] for at in range(0, len(whole_bytes), width)]
 
 
-def _cut(columns: Columns, count: int) -> Columns:
+def _cut(columns: EventColumns, count: int) -> EventColumns:
     """The first events of some."""
     return columns._replace(
         offsets=columns.offsets[:count],

@@ -17,11 +17,11 @@ from headwater.server.access import require
 from headwater.server.rights import action_of
 from headwater.server.tcp.answers import OK, ref_fields, response
 from headwater.server.tcp.emit import NOTHING, Emit, missing
-from headwater.server.tcp.fields import INT32, Fields, too_many
-from headwater.server.tcp.slots import Answer
+from headwater.server.tcp.fields import INT32, FrameFields, too_many
+from headwater.server.tcp.slots import AnswerSlot
 
 if TYPE_CHECKING:
-    from headwater.server.tcp.connection import Connection
+    from headwater.server.tcp.connection import TcpConnection
 
 EVENT_BYTES = 512  # that an event takes in memory beside its data and names: the objects around them
 REF_BYTES = 96  # of the answer to a commit, for each event, beside the name of its topic
@@ -32,7 +32,7 @@ class Session:
 
     __slots__ = ("_absent", "_answer_bytes", "_bytes", "_connection", "emits", "held")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: TcpConnection) -> None:
         self.emits: list[Emit] = []
         self.held = 0
         self._bytes = 0  # of data, keys and meta, as the engine counts them
@@ -90,7 +90,7 @@ class Session:
             self._absent.add(shape.topic)
 
 
-def start(connection: Connection, frame: dict[str, Any]) -> bytes:
+def start(connection: TcpConnection, frame: dict[str, Any]) -> bytes:
     """STARTTX"""
     session = _session_id("STARTTX", frame)
     if session in connection.sessions:
@@ -104,13 +104,13 @@ def start(connection: Connection, frame: dict[str, Any]) -> bytes:
     return OK
 
 
-def abort(connection: Connection, frame: dict[str, Any]) -> bytes:
+def abort(connection: TcpConnection, frame: dict[str, Any]) -> bytes:
     """ABORTTX"""
     _ended("ABORTTX", connection, frame).close()
     return OK
 
 
-async def commit(connection: Connection, frame: dict[str, Any]) -> Answer:
+async def commit(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
     """COMMITTX: all of it is stored, durably, or nothing; whichever it is, it is over.
 
     Once it has begun it is brought to its end, also when the client leaves meanwhile. Its memory is the server's then,
@@ -123,10 +123,10 @@ async def commit(connection: Connection, frame: dict[str, Any]) -> Answer:
     task = connection.loop.create_task(_stored(connection, emits))
     task.add_done_callback(lambda _: budget.give_back(held))
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits any more
-    return Answer(await asyncio.shield(task))
+    return AnswerSlot(await asyncio.shield(task))
 
 
-async def _stored(connection: Connection, emits: list[Emit]) -> bytes:
+async def _stored(connection: TcpConnection, emits: list[Emit]) -> bytes:
     """The answer to a transaction that is stored; raises if it is not."""
     store = connection.store
     user = await connection.user()
@@ -135,13 +135,13 @@ async def _stored(connection: Connection, emits: list[Emit]) -> bytes:
         require(user, action_of("COMMITTX"), topic)
     try:
         return await store.blocking(_commit, store.engine, emits, topics)
-    except _Missing as error:
+    except _MissingTopicsError as error:
         for topic in error.topics:
             await store.make(topic)
     return await store.blocking(_commit, store.engine, emits, [])
 
 
-class _Missing(Exception):
+class _MissingTopicsError(Exception):
     """Topics that must be made first."""
 
     def __init__(self, topics: list[str]) -> None:
@@ -155,7 +155,7 @@ def _commit(engine: Engine, emits: list[Emit], topics: list[str]) -> bytes:
     A topic that is not there and not among them is made as any.
     """
     if absent := [topic for topic in topics if _is_missing(engine, topic)]:
-        raise _Missing(absent)
+        raise _MissingTopicsError(absent)
     transaction = engine.transaction()
     for emit in emits:
         transaction.add(emit.request())
@@ -173,12 +173,12 @@ def _is_missing(engine: Engine, topic: str) -> bool:
 
 
 def _session_id(type: str, frame: dict[str, Any]) -> int:
-    found = Fields(type, frame, ("sessID",)).integer("sessID", least=-INT32 - 1, most=INT32, needed=True)
+    found = FrameFields(type, frame, ("sessID",)).integer("sessID", least=-INT32 - 1, most=INT32, needed=True)
     assert found is not None
     return found
 
 
-def _ended(type: str, connection: Connection, frame: dict[str, Any]) -> Session:
+def _ended(type: str, connection: TcpConnection, frame: dict[str, Any]) -> Session:
     """The transaction that a frame ends, which is not open from now on."""
     number = _session_id(type, frame)
     session = connection.sessions.pop(number, None)

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 
-class Answer(NamedTuple):
+class AnswerSlot(NamedTuple):
     """The answer to a request that had the connection for itself; `then` is called when it is written.
 
     For those who count: `error` is what it tells of. Where it answers several frames, `errors` has what it tells of
@@ -20,7 +20,7 @@ class Answer(NamedTuple):
     errors: Sequence[BaseException | None] = ()
 
 
-class Slot:
+class ResponseSlot:
     """The place of one answer, or of several that come together, among those of its connection."""
 
     __slots__ = ("begun", "count", "data", "size", "then", "written")

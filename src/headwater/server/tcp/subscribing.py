@@ -15,13 +15,13 @@ from headwater.match.pattern import exactly
 from headwater.match.selection import Selection
 from headwater.server.tcp import changing, durable, recev
 from headwater.server.tcp.answers import OK, failure
-from headwater.server.tcp.fields import INT32, Fields
-from headwater.server.tcp.slots import Answer
-from headwater.server.tcp.subscription import Subscription, check_number, find, stopping
+from headwater.server.tcp.fields import INT32, FrameFields
+from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.subscription import TcpSubscription, check_number, find, stopping
 from headwater.server.wire.pieces import parted
 
 if TYPE_CHECKING:
-    from headwater.server.tcp.connection import Connection
+    from headwater.server.tcp.connection import TcpConnection
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MS = (datetime(9999, 12, 31, tzinfo=UTC) - EPOCH) // timedelta(milliseconds=1)
@@ -32,10 +32,10 @@ OF_TOPICS = (
 OF_BINDERS = ("binder", "after")
 
 
-async def subscribe(connection: Connection, frame: dict[str, Any]) -> Answer:
+async def subscribe(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
     """SUBSCRIBE: to a topic, or to the documents of a binder."""
     try:
-        fields = Fields("SUBSCRIBE", frame, OF_TOPICS + OF_BINDERS)
+        fields = FrameFields("SUBSCRIBE", frame, OF_TOPICS + OF_BINDERS)
         check_number(connection)
         if "binder" in fields:
             return await changing.subscribe(connection, fields)
@@ -43,18 +43,18 @@ async def subscribe(connection: Connection, frame: dict[str, Any]) -> Answer:
     except HeadwaterError as error:
         if error.code == "unauthenticated":  # which ends the connection
             raise
-        return Answer(failure(error, "SUBRESPONSE"), None, error)
+        return AnswerSlot(failure(error, "SUBRESPONSE"), None, error)
 
 
-async def unsubscribe(connection: Connection, frame: dict[str, Any]) -> Answer:
+async def unsubscribe(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
     """UNSUBSCRIBE."""
-    fields = Fields("UNSUBSCRIBE", frame, ("subID", "delete"))
+    fields = FrameFields("UNSUBSCRIBE", frame, ("subID", "delete"))
     id = fields.integer("subID", most=INT32, needed=True) or 0
     await find(connection, id).unsubscribe(delete=fields.flag("delete"))
-    return Answer(OK)
+    return AnswerSlot(OK)
 
 
-async def _subscribe(connection: Connection, fields: Fields) -> Answer:
+async def _subscribe(connection: TcpConnection, fields: FrameFields) -> AnswerSlot:
     topic = fields.text("streamName", needed=True) or ""
     if "after" in fields:
         raise fields.wrong("has 'after' without 'binder'", hint="events begin at 'startSequence'")
@@ -95,7 +95,7 @@ async def enter(subscription: TopicSubscription | durable.DurableSubscription, s
         raise
 
 
-def _type(fields: Fields) -> str | None:
+def _type(fields: FrameFields) -> str | None:
     """The pattern of the types that are wanted; None for all."""
     name, pattern = fields.text("eventType"), fields.text("typeMatcher")
     if name is not None and pattern is not None:
@@ -103,7 +103,7 @@ def _type(fields: Fields) -> str | None:
     return pattern if name is None else exactly(name)
 
 
-def _start(fields: Fields) -> At:
+def _start(fields: FrameFields) -> At:
     """Where a subscription begins: at the end, unless it says."""
     offset, time = fields.integer("startSequence"), fields.integer("startTimestamp", most=LAST_MS)
     if offset is not None and time is not None:
@@ -113,13 +113,13 @@ def _start(fields: Fields) -> At:
     return "latest" if offset is None else offset
 
 
-class TopicSubscription(Subscription):
+class TopicSubscription(TcpSubscription):
     """A subscription to a topic that keeps nothing: it reads for itself, and waits when its client is slow."""
 
     _batches: AsyncGenerator[list[EventBatch], None]
 
     def __init__(
-        self, connection: Connection, topic: str, partition: int | None, start: At, selection: dict[str, Any]
+        self, connection: TcpConnection, topic: str, partition: int | None, start: At, selection: dict[str, Any]
     ) -> None:
         super().__init__(connection)
         self.topic = topic

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.format import protocol
 from headwater.server.tcp.answers import response, told
-from headwater.server.tcp.parts import Part
-from headwater.server.tcp.slots import Answer
-from headwater.server.tcp.unacked import Acked, Unacked
+from headwater.server.tcp.parts import ConnectionPart
+from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.unacked import AckedRange, UnackedEvents
 
 if TYPE_CHECKING:
-    from headwater.server.tcp.connection import Connection
-    from headwater.server.tcp.fields import Fields
+    from headwater.server.tcp.connection import TcpConnection
+    from headwater.server.tcp.fields import FrameFields
 
 _log = logging.getLogger("headwater.server")
 
@@ -41,7 +41,7 @@ class Frames(NamedTuple):
     huge: Iterator[bytes] | None = None
 
 
-class Subscription(Part):
+class TcpSubscription(ConnectionPart):
     """What all kinds of subscriptions have in common: a subID, what is not acknowledged, and an end.
 
     `several` tells that there is more than one partition, so that an acknowledgement has to name it.
@@ -51,12 +51,12 @@ class Subscription(Part):
     awaits = False  # its topic did not exist when it was accepted
     topic = ""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: TcpConnection) -> None:
         """Raises Unavailable with the code `too_many` if the connection has as many as it may."""
         check_number(connection)
         self.id = 0  # until it is accepted
         self.connection = connection
-        self.unacked = Unacked(connection.limits.subscription_unacked_max)
+        self.unacked = UnackedEvents(connection.limits.subscription_unacked_max)
         self.closed = False
         self._task: asyncio.Task[None] | None = None
         self._news: asyncio.Future[None] | None = None  # what `run` waits for: an acknowledgement
@@ -69,18 +69,18 @@ class Subscription(Part):
     async def run(self) -> None:
         """Send what there is, as long as there may be more. What it raises ends the subscription, and is told."""
 
-    def acked(self, acked: Acked) -> None:
+    def acked(self, acked: AckedRange) -> None:
         """The client has acknowledged events."""
 
     # For the handler
 
-    def accepted(self) -> Answer:
+    def accepted(self) -> AnswerSlot:
         """The answer that the subscription is made; it begins when that is written. Nothing is awaited after this."""
         self.connection.subscribed += 1
         self.id = self.connection.subscribed
         self.connection.parts["ACKEV", self.id] = self
         self.connection.store.metrics.live.subscribers += 1
-        return Answer(response("SUBRESPONSE", subID=self.id), self.begin)
+        return AnswerSlot(response("SUBRESPONSE", subID=self.id), self.begin)
 
     async def unsubscribe(self, *, delete: bool) -> None:
         """The client wants no more; with `delete`, it is to be forgotten for good. Nothing is sent after this."""
@@ -141,7 +141,7 @@ class Subscription(Part):
             self._news = self.connection.loop.create_future()
             await self._news
 
-    def acknowledge(self, fields: Fields) -> None:
+    def acknowledge(self, fields: FrameFields) -> None:
         """An ACKEV came. What it says of events that were not sent is not heard."""
         offset = fields.integer("seqNo", least=-1)
         partition = fields.integer("partition", most=(1 << 31) - 1)
@@ -192,18 +192,18 @@ class Subscription(Part):
                 self._task.cancel()
 
 
-def find(connection: Connection, id: int) -> Subscription:
+def find(connection: TcpConnection, id: int) -> TcpSubscription:
     """The subscription of a connection that has this subID; raises NotFound."""
     part = connection.parts.get(("ACKEV", id))
-    if not isinstance(part, Subscription):
+    if not isinstance(part, TcpSubscription):
         raise NotFound(f"there is no subscription {id}", hint="it may have ended", code="subscription_not_found")
     return part
 
 
-def check_number(connection: Connection) -> None:
+def check_number(connection: TcpConnection) -> None:
     """Raise Unavailable if the connection has as many subscriptions as it may."""
     most = connection.limits.subscriptions_max
-    if sum(isinstance(part, Subscription) for part in connection.parts.values()) >= most:
+    if sum(isinstance(part, TcpSubscription) for part in connection.parts.values()) >= most:
         raise Unavailable(
             f"a connection may have {most} subscriptions",
             hint="end one, or open another connection",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Acked(NamedTuple):
+class AckedRange(NamedTuple):
     """All up to an offset of a partition, which was sent under `fence`, are acknowledged; `events` of them anew."""
 
     partition: int
@@ -20,7 +20,7 @@ class Acked(NamedTuple):
     events: int
 
 
-class Unacked:
+class UnackedEvents:
     """What a client has not acknowledged yet. Offsets of a partition ascend, numbers may be missing."""
 
     __slots__ = ("_most", "_runs", "count")
@@ -29,7 +29,7 @@ class Unacked:
         """`most` of them may be unacknowledged."""
         self.count = 0
         self._most = most
-        self._runs: deque[_Run] = deque()
+        self._runs: deque[_UnackedRun] = deque()
 
     @property
     def room(self) -> int:
@@ -39,10 +39,10 @@ class Unacked:
     def add(self, partition: int, offsets: Sequence[int], fence: int = 0) -> None:
         """These were sent."""
         if offsets:
-            self._runs.append(_Run(partition, offsets, fence))
+            self._runs.append(_UnackedRun(partition, offsets, fence))
             self.count += len(offsets)
 
-    def one(self) -> Acked | None:
+    def one(self) -> AckedRange | None:
         """One more is acknowledged, the first that was not; None if there is none."""
         if not self._runs:
             return None
@@ -52,11 +52,11 @@ class Unacked:
         self.count -= 1
         if run.at == len(run.offsets):
             self._runs.popleft()
-        return Acked(run.partition, offset, run.fence, 1)
+        return AckedRange(run.partition, offset, run.fence, 1)
 
-    def upto(self, partition: int, offset: int) -> Acked | None:
+    def upto(self, partition: int, offset: int) -> AckedRange | None:
         """All of a partition up to an offset are; None if none of them was unacknowledged."""
-        found: _Run | None = None
+        found: _UnackedRun | None = None
         count = last = over = 0
         for run in self._runs:
             if run.partition != partition:
@@ -77,10 +77,10 @@ class Unacked:
             over -= 1
         if over:  # those of other partitions came before them
             self._runs = deque(run for run in self._runs if run.at < len(run.offsets))
-        return Acked(partition, last, found.fence, count)
+        return AckedRange(partition, last, found.fence, count)
 
 
-class _Run:
+class _UnackedRun:
     """What was sent at once, of one partition: from `at` on it is not acknowledged."""
 
     __slots__ = ("at", "fence", "offsets", "partition")

@@ -29,7 +29,7 @@ from headwater.format.column import I64
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
 from headwater.server.wire.encodings import slices
-from headwater.server.wire.parsed import Parsed, too_long
+from headwater.server.wire.parsed import ParsedEvents, too_long
 from headwater.server.wire.pieces import Cut, cut_off, joined, parted, size_of
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
@@ -95,7 +95,7 @@ def _groups(parts: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
 # In
 
 
-def parse(body: bytes, limits: Limits, events_max: int) -> list[Parsed]:
+def parse(body: bytes, limits: Limits, events_max: int) -> list[ParsedEvents]:
     """The rows of a stream, in order, in parts of one content that fit one batch each; none for no rows.
 
     Raises Invalid for what is no stream with the columns `data` and, if there are, `key`, `type`, `content` and `meta`,
@@ -104,7 +104,7 @@ def parse(body: bytes, limits: Limits, events_max: int) -> list[Parsed]:
     return look(body, limits, events_max).parts()
 
 
-def look(body: bytes, limits: Limits, events_max: int) -> Sent:
+def look(body: bytes, limits: Limits, events_max: int) -> ArrowBody:
     """What a stream claims to be; raises as `parse` does."""
     budget = _Budget(limits, events_max)
     with _refusing():
@@ -112,10 +112,10 @@ def look(body: bytes, limits: Limits, events_max: int) -> Sent:
         reader = _ipc().open_stream(arrow.pyarrow().py_buffer(body))
         _check_schema(reader.schema)
         grows = budget.bytes > len(body) or any(_names_values(field.type) for field in reader.schema)
-    return Sent(reader, limits, events_max, grows=grows)
+    return ArrowBody(reader, limits, events_max, grows=grows)
 
 
-class Sent:
+class ArrowBody:
     """A stream that was looked at. `grows` tells that its rows may take more than was sent."""
 
     def __init__(self, reader: Any, limits: Limits, events_max: int, *, grows: bool) -> None:
@@ -124,9 +124,9 @@ class Sent:
         self._limits = limits
         self._events_max = events_max
 
-    def parts(self) -> list[Parsed]:
+    def parts(self) -> list[ParsedEvents]:
         """Its rows, once."""
-        parts: list[Parsed] = []
+        parts: list[ParsedEvents] = []
         rest = _Budget(self._limits, self._events_max)
         with _refusing():
             for batch in self._joined(rest):
@@ -210,7 +210,7 @@ def _look_at_messages(body: bytes, budget: _Budget) -> None:
         except StopIteration:
             return
         if message.type in ("record batch", "dictionary"):
-            metadata = _Table.root(memoryview(message.metadata))
+            metadata = _FlatTable.root(memoryview(message.metadata))
             header = metadata.table(2)
             batch = header and header.table(1) if message.type == "dictionary" else header
             if batch is None or header is None:
@@ -223,7 +223,7 @@ def _look_at_messages(body: bytes, budget: _Budget) -> None:
             budget.add(0 if message.type == "dictionary" else batch.long(0), size)
 
 
-def _claimed(batch: _Table, body: memoryview) -> int:
+def _claimed(batch: _FlatTable, body: memoryview) -> int:
     """The bytes of all buffers of a record batch once they are decompressed."""
     buffers = batch.longs(2).reshape(-1, 2)
     if batch.table(3) is None:
@@ -241,7 +241,7 @@ def _claimed(batch: _Table, body: memoryview) -> int:
 _I64, _I32, _U16, _U32 = Struct("<q"), Struct("<i"), Struct("<H"), Struct("<I")
 
 
-class _Table:
+class _FlatTable:
     """A table of flatbuffers, which is what the metadata of Arrow is made of: just enough to read numbers from it."""
 
     def __init__(self, buffer: memoryview, at: int) -> None:
@@ -251,12 +251,12 @@ class _Table:
         self._size = _U16.unpack_from(buffer, self._fields)[0]
 
     @classmethod
-    def root(cls, buffer: memoryview) -> _Table:
+    def root(cls, buffer: memoryview) -> _FlatTable:
         return cls(buffer, _U32.unpack_from(buffer, 0)[0])
 
-    def table(self, field: int) -> _Table | None:
+    def table(self, field: int) -> _FlatTable | None:
         at = self._place(field)
-        return None if at is None else _Table(self._buffer, at + _U32.unpack_from(self._buffer, at)[0])
+        return None if at is None else _FlatTable(self._buffer, at + _U32.unpack_from(self._buffer, at)[0])
 
     def long(self, field: int) -> int:
         at = self._place(field)
@@ -352,7 +352,7 @@ def _by_content(batch: Any) -> Iterator[tuple[Content | None, Any]]:
         yield known[values[lo] or b""], rest.slice(lo, hi - lo)
 
 
-def _parts(batch: Any, content: Content | None, limits: Limits) -> Iterator[Parsed]:
+def _parts(batch: Any, content: Content | None, limits: Limits) -> Iterator[ParsedEvents]:
     """Rows as columns of logs, so many together as one batch may have."""
     ends = np.cumsum(sum(_row_bytes(column) for column in batch.columns))
     lo = 0
@@ -363,7 +363,7 @@ def _parts(batch: Any, content: Content | None, limits: Limits) -> Iterator[Pars
         part = batch.slice(lo, hi - lo)
         said, columns = arrow.columns_of(part, content)
         given.check_columns(columns, limits)
-        yield Parsed(said, columns, part.num_rows)
+        yield ParsedEvents(said, columns, part.num_rows)
         lo = hi
 
 

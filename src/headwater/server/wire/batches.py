@@ -26,7 +26,7 @@ from headwater.format.events import EventBatch
 from headwater.format.frames import Decoder
 from headwater.limits import Limits
 from headwater.server.wire.decoding import decoded
-from headwater.server.wire.parsed import Parsed, too_long
+from headwater.server.wire.parsed import ParsedEvents, too_long
 from headwater.server.wire.pieces import PIECE_BYTES, joined, parted
 from headwater.server.wire.splice import splice
 
@@ -90,7 +90,7 @@ def _only(column: Column, rows: I64 | None) -> Column:
     return Column(column.count, bytes(data), np.cumsum(offsets).astype(np.int32), None, column.valid)
 
 
-def parse(body: bytes, limits: Limits) -> Parsed:
+def parse(body: bytes, limits: Limits) -> ParsedEvents:
     """The events of the batch that a request holds, which is one: whole, without blobs, ticks or a producer.
 
     Raises Invalid for what is not that, TooLarge for more than the limits allow, Unsupported for a newer format.
@@ -114,7 +114,7 @@ def parse(body: bytes, limits: Limits) -> Parsed:
     except Corrupt as error:
         raise Invalid(f"the batch cannot be read: {error.message}", code="bad_body") from error
     given.check_columns(columns, limits)
-    return Parsed(batch.content, columns, batch.count)
+    return ParsedEvents(batch.content, columns, batch.count)
 
 
 def _plain(column: Column | None, kind: int, limits: Limits) -> Column | None:

@@ -26,7 +26,7 @@ from headwater.format import given
 from headwater.limits import Limits
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.elements import more_than
-from headwater.server.wire.parsed import Parsed, too_many
+from headwater.server.wire.parsed import ParsedEvents, too_many
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
@@ -59,7 +59,7 @@ def structured(body: bytes) -> Item:
     return _item(decoded(_decode_object, body, NONE))
 
 
-def batch(body: bytes, limits: Limits) -> Parsed:
+def batch(body: bytes, limits: Limits) -> ParsedEvents:
     """An array of events, of one content; raises Invalid, and TooLarge for too many."""
     if more_than(body, limits.batch_events_max):
         raise too_many(limits.batch_events_max + 1, limits)
@@ -75,7 +75,7 @@ def batch(body: bytes, limits: Limits) -> Parsed:
             code="bad_body",
         )
     if not items:
-        return Parsed("json", {}, 0)
+        return ParsedEvents("json", {}, 0)
     content, columns, _ = given.encode_many(
         [item.data for item in items],
         items[0].content,
@@ -84,7 +84,7 @@ def batch(body: bytes, limits: Limits) -> Parsed:
         [item.meta for item in items],
         limits,
     )
-    return Parsed(content, columns, len(items))
+    return ParsedEvents(content, columns, len(items))
 
 
 def is_binary(headers: Mapping[str, str]) -> bool:

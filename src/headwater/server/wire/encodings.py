@@ -25,7 +25,7 @@ KEPT_BYTES = 32 * 1024 * 1024  # beside one that may be larger
 ENCODED_AT_ONCE = 2
 
 
-class _Encoded:
+class _EncodedPart:
     """One huge event in one form, and how many are in its midst."""
 
     __slots__ = ("data", "readers", "size")
@@ -42,7 +42,7 @@ class Encodings:
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
         self._mutex = threading.Lock()  # protects the two below
-        self._found: OrderedDict[Hashable, _Encoded] = OrderedDict()  # what was used last is last
+        self._found: OrderedDict[Hashable, _EncodedPart] = OrderedDict()  # what was used last is last
         self._bytes = 0
         self._encoding = threading.Semaphore(ENCODED_AT_ONCE)
 
@@ -54,7 +54,7 @@ class Encodings:
     def slices(self, key: Hashable, encode: Callable[[], bytes]) -> Generator[bytes, None, None]:
         """What `encode` returns, in slices. Raises what it raises, also in the midst, if it must be called again."""
         with self._mutex:
-            entry = self._found.setdefault(key, _Encoded())
+            entry = self._found.setdefault(key, _EncodedPart())
             entry.readers += 1
         try:
             at = 0
@@ -70,7 +70,7 @@ class Encodings:
                     self._drop(entry)
                     del self._found[key]
 
-    def _slice(self, key: Hashable, entry: _Encoded, encode: Callable[[], bytes], at: int) -> bytes:
+    def _slice(self, key: Hashable, entry: _EncodedPart, encode: Callable[[], bytes], at: int) -> bytes:
         data = entry.data
         if data is None:
             with self._encoding:
@@ -82,7 +82,7 @@ class Encodings:
             self._found.move_to_end(key)
         return data[at : at + SLICE_BYTES]
 
-    def _keep(self, entry: _Encoded, data: bytes) -> None:
+    def _keep(self, entry: _EncodedPart, data: bytes) -> None:
         with self._mutex:
             if entry.size not in (-1, len(data)):
                 raise Unavailable("a huge event has changed while it was sent")
@@ -96,7 +96,7 @@ class Encodings:
                 if other is not entry:
                     self._drop(other)
 
-    def _drop(self, entry: _Encoded) -> None:
+    def _drop(self, entry: _EncodedPart) -> None:
         if entry.data is not None:
             entry.data = None
             self._bytes -= entry.size

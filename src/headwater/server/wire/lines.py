@@ -33,7 +33,7 @@ from headwater.limits import Limits
 from headwater.server.wire.decoding import WRONG
 from headwater.server.wire.elements import more_than
 from headwater.server.wire.encodings import encoded
-from headwater.server.wire.parsed import Parsed, too_long, too_many
+from headwater.server.wire.parsed import ParsedEvents, too_long, too_many
 from headwater.server.wire.pieces import Cut, cut_off, joined, parted
 
 _FEW = 4  # so few events are faster one by one
@@ -211,7 +211,7 @@ def _span(batch: EventBatch, column: Column) -> Column:
 # In
 
 
-def parse(body: bytes, limits: Limits, *, events: bool = False) -> Parsed:
+def parse(body: bytes, limits: Limits, *, events: bool = False) -> ParsedEvents:
     """The events of lines. Raises Invalid, with the number of the line, for one that is not JSON or no event.
 
     Raises TooLarge for more lines than `batch_events_max`, blank ones among them, or more bytes than the limits allow.
@@ -231,7 +231,7 @@ def parse(body: bytes, limits: Limits, *, events: bool = False) -> Parsed:
     return _json([column for column in columns if column.count], limits)
 
 
-def parse_array(body: bytes, limits: Limits, *, events: bool = False, one: bool = False) -> Parsed:
+def parse_array(body: bytes, limits: Limits, *, events: bool = False, one: bool = False) -> ParsedEvents:
     """The events of a JSON array, one for each element; of anything else, or with `one`, a single event."""
     body = body.strip(_SPACE)
     if len(body) > limits.batch_bytes_max + 2 * limits.batch_events_max:
@@ -253,9 +253,9 @@ def parse_array(body: bytes, limits: Limits, *, events: bool = False, one: bool 
     return _json([Column.of(values)] if values else [], limits)
 
 
-def _json(columns: list[Column], limits: Limits) -> Parsed:
+def _json(columns: list[Column], limits: Limits) -> ParsedEvents:
     if not columns:
-        return Parsed("json", {}, 0)
+        return ParsedEvents("json", {}, 0)
     count = sum(column.count for column in columns)
     size = sum(column.bytes_of() for column in columns)
     if size > limits.batch_bytes_max:
@@ -268,7 +268,7 @@ def _json(columns: list[Column], limits: Limits) -> Parsed:
         whole = Column(count, b"".join([column.data for column in columns]), offsets)
     found: dict[int, Column | None] = {DATA: whole}
     given.check_columns(found, limits)
-    return Parsed("json", found, count)
+    return ParsedEvents("json", found, count)
 
 
 def _line_feeds(body: bytes) -> int:
@@ -336,7 +336,7 @@ def _one(value: bytes) -> Column:
     return Column.of([value])
 
 
-def _events(values: list[tuple[int, bytes]], limits: Limits, what: str) -> Parsed:
+def _events(values: list[tuple[int, bytes]], limits: Limits, what: str) -> ParsedEvents:
     """Events in the form in which they are read. All must have one content, as an append has."""
     data, contents, types, keys, metas = [], set(), [], [], []
     for number, value in values:
@@ -354,7 +354,7 @@ def _events(values: list[tuple[int, bytes]], limits: Limits, what: str) -> Parse
         types.append(line.type)
         metas.append(line.meta or None)
     if not data:
-        return Parsed("json", {}, 0)
+        return ParsedEvents("json", {}, 0)
     if len(contents) > 1:
         raise Invalid(
             f"the events are of several contents: {', '.join(sorted(contents))}",
@@ -362,7 +362,7 @@ def _events(values: list[tuple[int, bytes]], limits: Limits, what: str) -> Parse
             code="several_contents",
         )
     content, columns, _ = given.encode_many(data, contents.pop(), types, keys, metas, limits)
-    return Parsed(content, columns, len(data))
+    return ParsedEvents(content, columns, len(data))
 
 
 def _reason(error: Exception) -> str:

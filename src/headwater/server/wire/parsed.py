@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedEvents:
     """Events of one content, their columns by kind as `Rows.many` takes them, checked against the limits.
 
     `partition` is the one that the body names, if it does. With a count of 0 there is nothing to append.

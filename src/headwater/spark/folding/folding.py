@@ -21,11 +21,11 @@ from headwater.format.codec import codec
 from headwater.format.events import EventBatch
 from headwater.info import ViewError
 from headwater.limits import DOCUMENT_BYTES_MAX, MIB
-from headwater.spark.folding.grouping import Chunk, own, shards_of
-from headwater.spark.folding.sharding import Part, Task
+from headwater.spark.folding.grouping import KeyedChunk, own, shards_of
+from headwater.spark.folding.sharding import FoldRange, Task
 from headwater.views import database
 from headwater.views.app import Projection
-from headwater.views.bulk import Shard, Tally, failures_wanted
+from headwater.views.bulk import Shard, ShardTally, failures_wanted
 from headwater.views.codec import document_id, too_large
 from headwater.views.draft import Draft
 from headwater.views.failure import describe
@@ -51,7 +51,7 @@ def fold_shard(
     hw: Log, projections: Sequence[Projection], task: Task, fields: Sequence[str], file: Path, told: Told
 ) -> Shard:
     """Fold a shard into a new file, which is complete when this returns. What folds raise is in the result."""
-    tallies: dict[str, Tally] = {}
+    tallies: dict[str, ShardTally] = {}
     connection = database.create_scratch(file, fields)
     collecting = gc.isenabled()
     gc.disable()  # it would look through all documents again and again, and find nothing
@@ -62,8 +62,8 @@ def fold_shard(
             passed = 0
             for part in task.parts:
                 projection = projections[part.projection]
-                tally = tallies.setdefault(projection.name, Tally(missed={}, failed=[]))
-                folding = Folding(projection, draft, tally, task)
+                tally = tallies.setdefault(projection.name, ShardTally(missed={}, failed=[]))
+                folding = SparkFold(projection, draft, tally, task)
                 for next in folding.fold(_batches(hw, projection, part, tally)):
                     told(passed + next - part.start)
                 passed += part.end - part.start
@@ -78,7 +78,7 @@ def fold_shard(
     return Shard(str(file), tallies)
 
 
-def _batches(hw: Log, projection: Projection, part: Part, tally: Tally) -> Iterator[EventBatch]:
+def _batches(hw: Log, projection: Projection, part: FoldRange, tally: ShardTally) -> Iterator[EventBatch]:
     """The events of a part; those that retention takes before they are read are counted as missed."""
     next = part.start
     filters: dict[str, Any] = {"type": projection.type, "match": projection.match}
@@ -97,10 +97,10 @@ def _batches(hw: Log, projection: Projection, part: Part, tally: Tally) -> Itera
             next = oldest
 
 
-class Folding:
+class SparkFold:
     """One part of a shard at work: a projection over the events of one partition."""
 
-    def __init__(self, projection: Projection, draft: Draft, tally: Tally, task: Task) -> None:
+    def __init__(self, projection: Projection, draft: Draft, tally: ShardTally, task: Task) -> None:
         self._projection = projection
         self._draft = draft
         self._tally = tally
@@ -135,14 +135,14 @@ class Folding:
 
     def _fold_chunk(self, batches: list[EventBatch]) -> None:
         if self._projection.key is None:
-            chunk = Chunk(batches)
+            chunk = KeyedChunk(batches)
             batches.clear()  # the chunk has their events
             self._fold_by_key(chunk)
         else:
             self._fold_by_function(batches)
         gc.collect(0)
 
-    def _fold_by_key(self, chunk: Chunk) -> None:
+    def _fold_by_key(self, chunk: KeyedChunk) -> None:
         self._tally.skipped += chunk.skipped
         ids = [_id_of(key) for key in chunk.keys]
         for first, runs in chunk.runs():

@@ -31,7 +31,7 @@ PIECE_EVENTS = 2048  # of which objects are made together
 _COLUMNS = ("key", "offset", "ticks", "type", "data", "meta")
 
 
-class Chunk:
+class KeyedChunk:
     """Some batches of one partition, whose events have been put into the order of their keys."""
 
     def __init__(self, batches: Sequence[EventBatch]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.client.failures import Told, revive
+from headwater.client.failures import ErrorBody, revive
 from headwater.errors import HeadwaterError, Unavailable, Unsupported
 from headwater.spark.causes import cause
 from headwater.spark.folding import shipping
@@ -27,7 +27,7 @@ from headwater.spark.places import open_place
 from headwater.storage.disk import Disk
 from headwater.views import rebuild as local
 from headwater.views.app import App, Projection
-from headwater.views.bulk import Shard, Span
+from headwater.views.bulk import ProjectionRange, Shard
 from headwater.views.local import Local
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Done(msgspec.Struct, frozen=True):
     """What a task gives back: its shard, or the error that kept it from that."""
 
     shard: Shard | None = None
-    error: Told | None = None
+    error: ErrorBody | None = None
 
 
 class _OnSpark:
@@ -86,7 +86,13 @@ class _OnSpark:
         self._order = [each.name for each in projections]
 
     def fold(
-        self, spans: Sequence[Span], fields: Sequence[str], beside: Path, progress: Progress, *, by_partition: bool
+        self,
+        spans: Sequence[ProjectionRange],
+        fields: Sequence[str],
+        beside: Path,
+        progress: Progress,
+        *,
+        by_partition: bool,
     ) -> list[Shard]:
         places = {name: place for place, name in enumerate(self._order)}
         cores = self._spark.sparkContext.defaultParallelism
@@ -142,7 +148,7 @@ def _fold(job: _Job, number: int) -> _Done:
         with open_place(job.log) as hw, _telling(beside, number) as told:
             return _Done(fold_shard(hw, projections, job.tasks[number], job.fields, file, told))
     except HeadwaterError as error:
-        return _Done(error=Told(type(error).__name__, error.code, error.message, error.hint))
+        return _Done(error=ErrorBody(type(error).__name__, error.code, error.message, error.hint))
 
 
 # How far the tasks are: a file beside the new one, with a number for each

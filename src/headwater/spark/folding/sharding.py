@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from headwater.views.bulk import Span
+from headwater.views.bulk import ProjectionRange
 
 SHARD_EVENTS_MIN = 100_000  # fewer are not worth a task of their own
 TASKS_PER_CORE = 2  # so that none waits long for the slowest
 
 
-class Part(msgspec.Struct, frozen=True):
+class FoldRange(msgspec.Struct, frozen=True):
     """Events of one partition that one projection folds: `projection` is its place in the list of them."""
 
     projection: int
@@ -25,15 +25,15 @@ class Task(msgspec.Struct, frozen=True):
     """One shard: what is to be read, in this order, of which the documents of shard `shard` of `shards` are kept."""
 
     number: int
-    parts: list[Part]
+    parts: list[FoldRange]
     shard: int
     shards: int
 
 
-def plan(spans: Sequence[Span], places: Mapping[str, int], cores: int, *, by_partition: bool) -> list[Task]:
+def plan(spans: Sequence[ProjectionRange], places: Mapping[str, int], cores: int, *, by_partition: bool) -> list[Task]:
     """The tasks for these spans: as many as keep all cores busy, and each with enough to do."""
     parts = [
-        Part(places[span.projection.name], partition, start, end)
+        FoldRange(places[span.projection.name], partition, start, end)
         for span in spans
         for partition, (start, end) in enumerate(zip(span.starts, span.ends, strict=True))
         if start < end
@@ -47,5 +47,5 @@ def plan(spans: Sequence[Span], places: Mapping[str, int], cores: int, *, by_par
     return tasks
 
 
-def _events(parts: Sequence[Part]) -> int:
+def _events(parts: Sequence[FoldRange]) -> int:
     return sum(part.end - part.start for part in parts)

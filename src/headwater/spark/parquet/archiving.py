@@ -21,9 +21,9 @@ from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
 from headwater.event import At
 from headwater.format import parquet as format
-from headwater.format.parquet import Part
-from headwater.format.settings import Topic, TopicSettings
-from headwater.info import Archived, PartitionInfo
+from headwater.format.parquet import ParquetFile
+from headwater.format.settings import TopicRecord, TopicSettings
+from headwater.info import ArchivedRange, PartitionInfo
 from headwater.limits import MIB
 from headwater.spark.parquet import history
 from headwater.spark.places import open_place
@@ -47,7 +47,7 @@ class Work(msgspec.Struct, frozen=True):
 
     address: str
     url: str
-    topic: Topic
+    topic: TopicRecord
     partition: int
     start: int
     end: int
@@ -67,7 +67,7 @@ def archive(
     seal: bool = False,
     file_bytes: int = FILE_BYTES,
     progress: Progress | None = None,
-) -> list[Archived]:
+) -> list[ArchivedRange]:
     """Archive the finished segments of a log, or of some of its topics, that are not in `target` yet, as Parquet files.
 
     `target` is `parquet:a/directory`, `parquet:s3://bucket/prefix` or `parquet:objects:///…`; the log remembers it, for
@@ -82,7 +82,7 @@ def archive(
         store.begin(hw.uuid)
         if isinstance(hw, (Engine, Bucket)):  # a server has no place for it
             hw.remember_parquet(url)
-        run = _Run(spark, hw, store, (address, url), file_bytes, progress)
+        run = _ArchiveRun(spark, hw, store, (address, url), file_bytes, progress)
         names = hw.topics() if topics is None else [topics] if isinstance(topics, str) else topics
         for name in names:
             run.plan(name, seal=seal)
@@ -90,7 +90,7 @@ def archive(
     return run.result()
 
 
-class _Run:
+class _ArchiveRun:
     """One call of `archive`."""
 
     def __init__(
@@ -109,9 +109,9 @@ class _Run:
         self._places = places
         self._file_bytes = file_bytes
         self._progress = progress
-        self._topics: dict[str, tuple[Topic, list[int]]] = {}  # by name, and where each partition is archived to
+        self._topics: dict[str, tuple[TopicRecord, list[int]]] = {}  # by name, and where each partition is archived to
         self._failures: list[HeadwaterError] = []
-        self._done: list[Archived] = []
+        self._done: list[ArchivedRange] = []
 
     def plan(self, name: str, *, seal: bool) -> None:
         """Decide how far a topic is archived; what is wrong with it is told at the end."""
@@ -120,7 +120,7 @@ class _Run:
                 _seal(self._hw, name)
             info = self._hw.describe(name)
             chosen = msgspec.convert(info.settings, TopicSettings)
-            topic = Topic(name=name, uuid=info.uuid, partitions=len(info.partitions), settings=chosen)
+            topic = TopicRecord(name=name, uuid=info.uuid, partitions=len(info.partitions), settings=chosen)
             self._store.tell(topic)
             info, _ = history.look(self._hw, self._store, topic)
             self._topics[name] = topic, [_reach(each, seal=seal) for each in info.partitions]
@@ -142,7 +142,7 @@ class _Run:
         for topic, _ in self._topics.values():
             self._store.sweep(topic)
 
-    def result(self) -> list[Archived]:
+    def result(self) -> list[ArchivedRange]:
         """What was archived; raises the first error, if there was one."""
         if self._failures:
             self._failures[0].facts["archived"] = len(self._done)
@@ -184,20 +184,20 @@ class _Commits:
         self._next: dict[tuple[str, int], list[Work]] = {}
         for work in reversed(works):
             self._next.setdefault(work.log, []).append(work)
-        self._waiting: dict[tuple[str, int, int], Part] = {}
+        self._waiting: dict[tuple[str, int, int], ParquetFile] = {}
 
-    def add(self, work: Work, part: Part) -> list[Archived]:
+    def add(self, work: Work, part: ParquetFile) -> list[ArchivedRange]:
         """Have the manifest name a file, and those that waited for it; returns what is archived by that."""
         self._waiting[*work.log, work.start] = part
         following = self._next[work.log]
-        ready: list[Part] = []
+        ready: list[ParquetFile] = []
         while following and (found := self._waiting.pop((*work.log, following[-1].start), None)) is not None:
             ready.append(found)
             following.pop()
         if not ready:
             return []
         named = {each.file for each in self._store.extend(work.topic, work.partition, ready).parts}
-        return [Archived(*work.log, each.start, each.end, each.bytes) for each in ready if each.file in named]
+        return [ArchivedRange(*work.log, each.start, each.end, each.bytes) for each in ready if each.file in named]
 
 
 def _seal(hw: Log, topic: str) -> None:
@@ -213,12 +213,12 @@ def _reach(there: PartitionInfo, *, seal: bool) -> int:
     return there.durable if seal or there.finished is None else min(there.finished, there.durable)
 
 
-def _run_all(spark: SparkSession, works: Sequence[Work]) -> Iterator[tuple[Work, Part | HeadwaterError]]:
+def _run_all(spark: SparkSession, works: Sequence[Work]) -> Iterator[tuple[Work, ParquetFile | HeadwaterError]]:
     """Each work and what became of it, as they are done: several jobs of Spark at once, each of a few tasks."""
     slots = 2 * spark.sparkContext.defaultParallelism  # so that none waits for the driver
     size = -(-slots // JOBS_MAX)
     tag = f"headwater-archive-{uuid.uuid4()}"
-    waiting: set[Future[list[tuple[Work, Part | HeadwaterError]]]] = set()
+    waiting: set[Future[list[tuple[Work, ParquetFile | HeadwaterError]]]] = set()
     with ThreadPoolExecutor(min(slots, JOBS_MAX), "headwater-archive") as pool:
         try:
             for lo in range(0, len(works), size):
@@ -234,14 +234,14 @@ def _run_all(spark: SparkSession, works: Sequence[Work]) -> Iterator[tuple[Work,
             raise
 
 
-def _run_job(spark: SparkSession, tag: str, works: Sequence[Work]) -> list[tuple[Work, Part | HeadwaterError]]:
+def _run_job(spark: SparkSession, tag: str, works: Sequence[Work]) -> list[tuple[Work, ParquetFile | HeadwaterError]]:
     context = spark.sparkContext
     context.addJobTag(tag)
     context.setJobDescription(f"archive {works[0].topic.name} as Parquet")
     return context.parallelize(works, len(works)).map(write).collect()
 
 
-def write(work: Work) -> tuple[Work, Part | HeadwaterError]:
+def write(work: Work) -> tuple[Work, ParquetFile | HeadwaterError]:
     """In a worker: write one file. What it raises is the answer, so that the driver raises it as it is."""
     try:
         with open_place(work.address) as hw, contextlib.closing(open_parquet(work.url)) as store:

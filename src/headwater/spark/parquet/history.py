@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headwater.errors import Conflict, NotFound
-from headwater.format.parquet import Manifest
-from headwater.format.settings import Topic
+from headwater.format.parquet import ParquetManifest
+from headwater.format.settings import TopicRecord
 from headwater.info import PartitionInfo, TopicInfo
 from headwater.storage.parquet.archive import ParquetStore
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from headwater.api import Log
 
 
-def look(hw: Log, store: ParquetStore, topic: Topic) -> tuple[TopicInfo, list[Manifest]]:
+def look(hw: Log, store: ParquetStore, topic: TopicRecord) -> tuple[TopicInfo, list[ParquetManifest]]:
     """A topic as it is now, and what is archived of each partition.
 
     The log goes on where each manifest ends, and is the one that was archived: else this raises Conflict, or NotFound
     where retention has deleted what was not archived yet. The log is looked at after its manifests, as that only grows.
     """
-    before: list[Manifest] | None = None
+    before: list[ParquetManifest] | None = None
     while True:
         manifests = [store.manifest(topic, partition) for partition in range(topic.partitions)]
         info = hw.describe(topic.name)
@@ -46,7 +46,7 @@ def other_topic(store: ParquetStore, name: str) -> Conflict:
     )
 
 
-def _check(hw: Log, there: PartitionInfo, manifest: Manifest) -> None:
+def _check(hw: Log, there: PartitionInfo, manifest: ParquetManifest) -> None:
     if not manifest.parts:
         return
     log = f"topic {manifest.topic!r}, partition {manifest.partition}"

@@ -20,8 +20,8 @@ from headwater.engine.bucket import Bucket
 from headwater.engine.engine import Engine
 from headwater.errors import NotFound
 from headwater.format import parquet as format
-from headwater.format.parquet import Manifest, Part
-from headwater.format.settings import Topic
+from headwater.format.parquet import ParquetFile, ParquetManifest
+from headwater.format.settings import TopicRecord
 from headwater.spark.parquet import history
 from headwater.spark.places import open_place
 from headwater.spark.reading.shaping import SCHEMA
@@ -59,7 +59,7 @@ def table(spark: SparkSession, address: str, topic: str, archive: str | None = N
     return _archived(spark, url, manifests).union(live.option("start", json.dumps(ends)).load(address))
 
 
-def _manifests(hw: Log, url: str, name: str, *, needed: bool) -> list[Manifest]:
+def _manifests(hw: Log, url: str, name: str, *, needed: bool) -> list[ParquetManifest]:
     """What is archived of each partition that has something there."""
     with contextlib.closing(open_parquet(url)) as store:
         try:
@@ -72,7 +72,7 @@ def _manifests(hw: Log, url: str, name: str, *, needed: bool) -> list[Manifest]:
         return [manifest for manifest in history.look(hw, store, topic)[1] if manifest.parts]
 
 
-def _archived(spark: SparkSession, url: str, manifests: list[Manifest]) -> DataFrame:
+def _archived(spark: SparkSession, url: str, manifests: list[ParquetManifest]) -> DataFrame:
     if url.startswith(DIRECTORY):
         root = url.removeprefix(DIRECTORY).rstrip("/")
         keys = [format.file_key(each.topic, part.file) for each in manifests for part in each.parts]
@@ -80,7 +80,7 @@ def _archived(spark: SparkSession, url: str, manifests: list[Manifest]) -> DataF
     return _in_workers(spark, url, manifests)
 
 
-def _in_workers(spark: SparkSession, url: str, manifests: list[Manifest]) -> DataFrame:
+def _in_workers(spark: SparkSession, url: str, manifests: list[ParquetManifest]) -> DataFrame:
     """The archive of a bucket, which Spark by itself cannot read: a task fetches a file, and gives it on as Arrow."""
     works = [msgspec.json.encode((_topic(each), each.partition, part)) for each in manifests for part in each.parts]
     rows = spark.sparkContext.parallelize([(bytearray(work),) for work in works], len(works))
@@ -88,8 +88,8 @@ def _in_workers(spark: SparkSession, url: str, manifests: list[Manifest]) -> Dat
     return frame.mapInArrow(partial(_rows, url, [field.split()[0] for field in SCHEMA.split(",")]), SCHEMA)
 
 
-def _topic(log: Manifest) -> Topic:
-    return Topic(name=log.topic, uuid=log.uuid, partitions=log.partition + 1)
+def _topic(log: ParquetManifest) -> TopicRecord:
+    return TopicRecord(name=log.topic, uuid=log.uuid, partitions=log.partition + 1)
 
 
 def _rows(url: str, columns: list[str], works: Iterator[pa.RecordBatch]) -> Iterator[Any]:
@@ -97,7 +97,7 @@ def _rows(url: str, columns: list[str], works: Iterator[pa.RecordBatch]) -> Iter
     with contextlib.closing(open_parquet(url)) as store:
         for batch in works:
             for work in filter(None, batch.column(0).to_pylist()):
-                topic, partition, part = msgspec.json.decode(work, type=tuple[Topic, int, Part])
+                topic, partition, part = msgspec.json.decode(work, type=tuple[TopicRecord, int, ParquetFile])
                 log = format.nothing(topic, partition)
                 where = reading.where_is(store.store, log, part)
                 with reading.fetched(store.store, log.topic, part.file, Disk()) as path:

@@ -23,14 +23,14 @@ Write = Callable[[Path], object]
 """Writes Parquet files to a directory, which is not there yet."""
 
 
-class Reached(msgspec.Struct, frozen=True):
+class FolderProgress(msgspec.Struct, frozen=True):
     """The last batch of a run whose files are all in place."""
 
     run: str
     batch: int
 
 
-class Folder:
+class PipelineFolder:
     """The directory `path`, of one pipeline. `notes` is the file that tells how far its batches are."""
 
     def __init__(self, path: Path, notes: Path, disk: Disk | None = None) -> None:
@@ -73,7 +73,7 @@ class Folder:
         rows = None
         if reached is None or not known or reached.batch < batch:
             rows = self._add(f"{run}-{batch}", write) if known else self.replace(write)
-            self._disk.replace(self._notes, msgspec.json.encode(Reached(run, batch)))
+            self._disk.replace(self._notes, msgspec.json.encode(FolderProgress(run, batch)))
         self._disk.remove_tree(self._beside)
         return rows
 
@@ -112,9 +112,9 @@ class Folder:
         directories.sync(self._disk, staged)
         return staged
 
-    def _reached(self) -> Reached | None:
+    def _reached(self) -> FolderProgress | None:
         try:
-            return msgspec.json.decode(self._disk.read_file(self._notes), type=Reached)
+            return msgspec.json.decode(self._disk.read_file(self._notes), type=FolderProgress)
         except FileNotFoundError:
             return None
 

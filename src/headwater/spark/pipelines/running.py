@@ -22,8 +22,8 @@ from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound
 from headwater.spark.causes import cause
 from headwater.spark.pipelines import runs
 from headwater.spark.pipelines.frames import bounds, frames, passed
-from headwater.spark.pipelines.runs import Notebook, Plan, Status
-from headwater.spark.pipelines.targets import Batches, target_of
+from headwater.spark.pipelines.runs import Notebook, RunPlan, Status
+from headwater.spark.pipelines.targets import StreamWrites, target_of
 from headwater.spark.places import open_place
 from headwater.spark.progress import watching
 from headwater.views.app import App
@@ -65,7 +65,7 @@ def run(
     place = absolute(os.fspath(address))
     root = runs.root_of(place, checkpoints)
     ending = stop or threading.Event()
-    all_of_them = [_Run(spark, place, app, each, root, ending, told) for each in _chosen(app, names)]
+    all_of_them = [_PipelineRun(spark, place, app, each, root, ending, told) for each in _chosen(app, names)]
     now = [each for each in all_of_them if not (follow and each.pipeline.mode == "stream")]
     for each in now:
         if not ending.is_set():
@@ -86,7 +86,7 @@ def _chosen(app: App, names: Sequence[str] | None) -> list[Pipeline]:
     return [each for name, each in app.pipelines.items() if not names or name in names]
 
 
-def _follow(streams: list[_Run], fresh: bool, stop: threading.Event) -> None:
+def _follow(streams: list[_PipelineRun], fresh: bool, stop: threading.Event) -> None:
     """Run streams together until they are stopped, or one of them fails: then all end."""
     with contextlib.ExitStack() as stack:
         queries = [(each, stack.enter_context(each.streaming(fresh, follow=True))) for each in streams]
@@ -95,7 +95,7 @@ def _follow(streams: list[_Run], fresh: bool, stop: threading.Event) -> None:
                 each.look(query)
 
 
-class _Run:
+class _PipelineRun:
     """One pipeline, while it is run."""
 
     def __init__(
@@ -117,7 +117,7 @@ class _Run:
         shelf = app.binders.get(pipeline.target.place)
         indexes = shelf.indexes if shelf is not None and pipeline.target.kind == "binder" else []
         self._target = target_of(address, pipeline, indexes, self._notebook.path)
-        self._batches = Batches()
+        self._batches = StreamWrites()
         self._began_s = 0.0
         self._seen = "", -2  # the time and the batch of what was noted last of a stream
         self.status = Status(pipeline.name, pipeline.mode, list(pipeline.topics), str(pipeline.target))
@@ -134,7 +134,7 @@ class _Run:
             if plan is not None:
                 self._batch(plan)
 
-    def _batch_plan(self, fresh: bool) -> Plan | None:
+    def _batch_plan(self, fresh: bool) -> RunPlan | None:
         """What to do: what a run that was killed has left, or all that is there now; None if this was done before.
 
         Only what is appended must not be done again: anything else is replaced by the same, or by more.
@@ -152,7 +152,7 @@ class _Run:
             self._target.settle(plan.run)
         return runs.new_plan(self.pipeline, ends, runs.between(starts, ends))
 
-    def _batch(self, plan: Plan) -> None:
+    def _batch(self, plan: RunPlan) -> None:
         self._notebook.keep(plan)
         with watching(self._spark, self._tasks):
             result = self._computed(frames(self._spark, self._address, self.pipeline, plan.ends))
@@ -181,7 +181,7 @@ class _Run:
             if error is not None and not self._stop.is_set():
                 raise self._batches.raised or error
 
-    def _started(self, plan: Plan, follow: bool) -> StreamingQuery:
+    def _started(self, plan: RunPlan, follow: bool) -> StreamingQuery:
         """A stream that has begun, or failed. Spark gives a process that it starts for it ten seconds, busy or not."""
         for _ in range(STARTS_MAX - 1):
             query = self._start(plan, follow)
@@ -191,7 +191,7 @@ class _Run:
                 return query
         return self._start(plan, follow)
 
-    def _start(self, plan: Plan, follow: bool) -> StreamingQuery:
+    def _start(self, plan: RunPlan, follow: bool) -> StreamingQuery:
         result = self._computed(frames(self._spark, self._address, self.pipeline, None))
 
         writer = self._target.stream(result, plan.run, self._batches).queryName(self.pipeline.name)

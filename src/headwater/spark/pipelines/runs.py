@@ -33,7 +33,7 @@ Ends = dict[str, dict[int, int]]
 """The next offset of each partition of each topic."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RunPlan(msgspec.Struct, frozen=True):
     """What a run does. `declared` is what its pipeline said of itself; `ends` and `events` tell what a batch reads."""
 
     run: str
@@ -111,15 +111,15 @@ class Notebook:
         finally:
             self._disk.release(fd)
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> RunPlan | None:
         """What the last run did, or was doing."""
-        return self._read("plan.json", Plan)
+        return self._read("plan.json", RunPlan)
 
-    def keep(self, plan: Plan) -> None:
+    def keep(self, plan: RunPlan) -> None:
         """Remember what a run does, durably."""
         self._disk.replace(self.path / "plan.json", msgspec.json.encode(plan))
 
-    def checkpoint(self, plan: Plan) -> Path:
+    def checkpoint(self, plan: RunPlan) -> Path:
         """Where Spark keeps what it knows of a stream; those of other runs are removed."""
         found = f"checkpoint-{plan.run}"
         for name in self._disk.names(self.path):
@@ -154,9 +154,9 @@ class Notebook:
             raise Corrupt(f"{path} cannot be read: {error}", hint=hint, path=str(path)) from error
 
 
-def new_plan(pipeline: Pipeline, ends: Ends | None = None, events: int = 0) -> Plan:
+def new_plan(pipeline: Pipeline, ends: Ends | None = None, events: int = 0) -> RunPlan:
     """One with a name that no other has."""
-    return Plan(Clock.random_bytes(8).hex(), pipeline.declared(), ends or {}, events)
+    return RunPlan(Clock.random_bytes(8).hex(), pipeline.declared(), ends or {}, events)
 
 
 def between(starts: Ends, ends: Ends) -> int:
@@ -168,7 +168,7 @@ def between(starts: Ends, ends: Ends) -> int:
     )
 
 
-def check_same(plan: Plan, pipeline: Pipeline) -> None:
+def check_same(plan: RunPlan, pipeline: Pipeline) -> None:
     """Raise Conflict if a stream that was begun would go on as another one."""
     now = pipeline.declared()
     changed = [name for name in now if now[name] != plan.declared.get(name)]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 from headwater.address import is_server
 from headwater.errors import Invalid, Unsupported
 from headwater.spark.pipelines.documents import encoded
-from headwater.spark.pipelines.folders import Folder
+from headwater.spark.pipelines.folders import PipelineFolder
 from headwater.spark.places import open_place
 from headwater.spark.writing import publishing
-from headwater.spark.writing.spreading import Targets
-from headwater.spark.writing.staging import Staging, Write
+from headwater.spark.writing.spreading import TopicTargets
+from headwater.spark.writing.staging import StagedWrite, StagingArea
 from headwater.views import filling
-from headwater.views.filling import Batch
+from headwater.views.filling import PipelineBatch
 from headwater.views.local import Local
 from headwater.views.pipeline import Pipeline
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-class Batches:
+class StreamWrites:
     """What the batches of a stream have written so far, and what one of them raised, as it was raised."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Batches:
         self.raised: Exception | None = None
 
 
-class Target(Protocol):
+class PipelineWriter(Protocol):
     """One place to write to."""
 
     def check(self) -> None:
@@ -45,14 +45,14 @@ class Target(Protocol):
     def write(self, frame: DataFrame, run: str) -> int | None:
         """All rows, durable when it returns; how many, None if a run of this name has written them before."""
 
-    def stream(self, frame: DataFrame, run: str, batches: Batches) -> DataStreamWriter:
+    def stream(self, frame: DataFrame, run: str, batches: StreamWrites) -> DataStreamWriter:
         """What writes each batch of a stream, durable when it is over."""
 
     def settle(self, run: str) -> None:
         """Finish what a run has left that will not be gone on with, where it can be seen that it is not whole."""
 
 
-def target_of(address: str, pipeline: Pipeline, indexes: Sequence[str], directory: Path) -> Target:
+def target_of(address: str, pipeline: Pipeline, indexes: Sequence[str], directory: Path) -> PipelineWriter:
     """Where a pipeline writes to. The directory is its own, for what the place itself cannot keep."""
     if pipeline.target.kind == "topic":
         return ToTopic(address, pipeline, directory)
@@ -77,7 +77,7 @@ class ToTopic:
     def check(self) -> None:
         """The topic is made, so that it is there also if no row comes."""
         with open_place(self._address) as hw:
-            _ = Targets(hw, None)[self._options["topic"]]
+            _ = TopicTargets(hw, None)[self._options["topic"]]
 
     def write(self, frame: DataFrame, run: str) -> int | None:
         from pyspark.sql import Observation
@@ -91,13 +91,13 @@ class ToTopic:
         writer.mode("append").save(self._address)
         return int(rows.get["rows"])
 
-    def stream(self, frame: DataFrame, run: str, batches: Batches) -> DataStreamWriter:  # noqa: ARG002  # a checkpoint is of one
+    def stream(self, frame: DataFrame, run: str, batches: StreamWrites) -> DataStreamWriter:  # noqa: ARG002  # a checkpoint is of one
         writer = frame.writeStream.outputMode("append").format("headwater")
         return writer.options(**self._options).option("path", self._address)
 
     def settle(self, run: str) -> None:
-        write = Write.of_transaction(self._transaction(run))
-        with contextlib.closing(Staging.at(self._staging or self._address)) as staging:
+        write = StagedWrite.of_transaction(self._transaction(run))
+        with contextlib.closing(StagingArea.at(self._staging or self._address)) as staging:
             if staging.manifest(write) is not None:
                 with open_place(self._address) as hw:
                     publishing.publish(hw, staging, write, [])
@@ -107,7 +107,7 @@ class ToTopic:
 
 
 def _each_batch(
-    frame: DataFrame, mode: str, write: Callable[[DataFrame, int], int | None], batches: Batches
+    frame: DataFrame, mode: str, write: Callable[[DataFrame, int], int | None], batches: StreamWrites
 ) -> DataStreamWriter:
     def one(rows: DataFrame, number: int) -> None:
         try:
@@ -137,12 +137,14 @@ class ToBinder:
 
     def write(self, frame: DataFrame, run: str) -> int | None:
         with self._open() as hw:
-            return filling.replace(hw, self._binder, Batch(self._pipeline, run), encoded(frame), self._indexes)
+            return filling.replace(hw, self._binder, PipelineBatch(self._pipeline, run), encoded(frame), self._indexes)
 
-    def stream(self, frame: DataFrame, run: str, batches: Batches) -> DataStreamWriter:
+    def stream(self, frame: DataFrame, run: str, batches: StreamWrites) -> DataStreamWriter:
         def write(rows: DataFrame, number: int) -> int | None:
             with self._open() as hw:
-                return filling.put(hw, self._binder, Batch(self._pipeline, run, number), encoded(rows), self._indexes)
+                return filling.put(
+                    hw, self._binder, PipelineBatch(self._pipeline, run, number), encoded(rows), self._indexes
+                )
 
         return _each_batch(frame, "update", write, batches)
 
@@ -163,7 +165,7 @@ class ToParquet:
     """A directory of Parquet files."""
 
     def __init__(self, pipeline: Pipeline, notes: Path) -> None:
-        self._folder = Folder(Path(pipeline.target.place), notes)
+        self._folder = PipelineFolder(Path(pipeline.target.place), notes)
         self._columns = pipeline.partition_by
 
     def check(self) -> None:
@@ -173,7 +175,7 @@ class ToParquet:
     def write(self, frame: DataFrame, run: str) -> int | None:  # noqa: ARG002  # the same again is the same
         return self._folder.replace(lambda path: self._save(frame, path))
 
-    def stream(self, frame: DataFrame, run: str, batches: Batches) -> DataStreamWriter:
+    def stream(self, frame: DataFrame, run: str, batches: StreamWrites) -> DataStreamWriter:
         def write(rows: DataFrame, number: int) -> int | None:
             return self._folder.put(run, number, lambda path: self._save(rows, path))
 

@@ -21,9 +21,9 @@ from headwater.errors import Invalid
 from headwater.format import events
 from headwater.requests import FilterOptions
 from headwater.spark.places import open_place
-from headwater.spark.querying.partial import Function, Measure, Partial
+from headwater.spark.querying.partial import ColumnMeasure, Function, PartialAggregate
 from headwater.spark.reading import options, planning, scan
-from headwater.spark.reading.shaping import Shape
+from headwater.spark.reading.shaping import RowShape
 from headwater.spark.session import ROWS_MAX
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from headwater.format.events import EventBatch
     from headwater.spark.reading.fields import Mode
-    from headwater.spark.reading.options import ReadOptions
-    from headwater.spark.reading.scan import Piece
+    from headwater.spark.reading.options import SourceOptions
+    from headwater.spark.reading.scan import PlannedSplit
 
 Names = str | Sequence[str]
 At = str | int | datetime | Mapping[Any, Any]
@@ -98,7 +98,7 @@ def aggregate(
     read = options.parse({name: text for name, text in given.items() if text is not None})
     known = _known(schema)
     groups = [_column(known, name) for name in _names(by)]
-    measures = [_Measured("count", None, "count", t.LongType())] if count else []
+    measures = [_MeasureColumn("count", None, "count", t.LongType())] if count else []
     asked: dict[Function, Names] = {"sum": sum, "min": min, "max": max}
     measures += [_measured(known, function, name) for function, names in asked.items() for name in _names(names)]
     if not measures:
@@ -134,7 +134,7 @@ def _column(known: Mapping[str, t.StructField], name: str) -> t.StructField:
     return known[name]
 
 
-class _Measured(NamedTuple):
+class _MeasureColumn(NamedTuple):
     """What is asked of a column, what comes of it in a part, and in the end."""
 
     function: Function
@@ -143,7 +143,7 @@ class _Measured(NamedTuple):
     type: t.DataType
 
 
-def _measured(known: Mapping[str, t.StructField], function: Function, name: str) -> _Measured:
+def _measured(known: Mapping[str, t.StructField], function: Function, name: str) -> _MeasureColumn:
     field = _column(known, name)
     kind = field.dataType
     if function != "sum":
@@ -155,16 +155,16 @@ def _measured(known: Mapping[str, t.StructField], function: Function, name: str)
         kind = t.DoubleType() if isinstance(kind, t.FractionalType) else t.LongType()
     else:
         raise Invalid(f"{name} is {kind.simpleString()}, which has no sum", hint="numbers have one")
-    return _Measured(function, field, f"{function}({name})", kind)
+    return _MeasureColumn(function, field, f"{function}({name})", kind)
 
 
 class _Work(NamedTuple):
     """What all tasks do, and the pieces of each."""
 
-    read: ReadOptions
-    tasks: Sequence[Sequence[Piece]]
+    read: SourceOptions
+    tasks: Sequence[Sequence[PlannedSplit]]
     groups: Sequence[t.StructField]
-    measures: Sequence[_Measured]
+    measures: Sequence[_MeasureColumn]
     checked: bool  # whether a sum that is too large is an error
 
     @property
@@ -174,11 +174,11 @@ class _Work(NamedTuple):
         return t.StructType(fields + [t.StructField(f"m{n}", each.type) for n, each in enumerate(self.measures)])
 
 
-def _tasks(pieces: Sequence[Piece], wanted: int) -> list[list[Piece]]:
+def _tasks(pieces: Sequence[PlannedSplit], wanted: int) -> list[list[PlannedSplit]]:
     """The pieces in about so many tasks, in order, or in more where those would be huge."""
     whole = sum(piece.split.bytes for piece in pieces)
     share = min(TASK_BYTES_MAX, whole // wanted + 1)
-    found: list[list[Piece]] = []
+    found: list[list[PlannedSplit]] = []
     size = share
     for piece in pieces:
         if size >= share:
@@ -203,7 +203,7 @@ def _parts(spark: SparkSession, work: _Work) -> DataFrame:
     return spark.range(0, count, 1, count).mapInArrow(run, work.schema)
 
 
-def _merged(parts: DataFrame, groups: Sequence[t.StructField], measures: Sequence[_Measured]) -> DataFrame:
+def _merged(parts: DataFrame, groups: Sequence[t.StructField], measures: Sequence[_MeasureColumn]) -> DataFrame:
     merge = {"count": f.sum, "sum": f.sum, "min": f.min, "max": f.max}
     by = [f.col(f"g{number}") for number in range(len(groups))]
     found = [merge[each.function](f"m{number}").cast(each.type) for number, each in enumerate(measures)]
@@ -216,13 +216,13 @@ def _merged(parts: DataFrame, groups: Sequence[t.StructField], measures: Sequenc
     return frame.toDF(*[group.name for group in groups], *[each.name for each in measures])
 
 
-def _aggregated(work: _Work, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+def _aggregated(work: _Work, pieces: Sequence[PlannedSplit]) -> Iterator[pa.RecordBatch]:
     """The groups of some pieces."""
     arrow = to_arrow_schema(work.schema, timezone="UTC")
     columns = {field.name: field for field in (*work.groups, *(each.field for each in work.measures if each.field))}
     read = _Columns(list(columns.values()), work.read.mode)
-    measures = [Measure(each.function, each.field.name if each.field else "") for each in work.measures]
-    partial = Partial([group.name for group in work.groups], measures, arrow, checked=work.checked)
+    measures = [ColumnMeasure(each.function, each.field.name if each.field else "") for each in work.measures]
+    partial = PartialAggregate([group.name for group in work.groups], measures, arrow, checked=work.checked)
     waiting: list[pa.Table] = []
     rows = 0
     with open_place(work.read.address) as hw:
@@ -244,7 +244,7 @@ class _Columns:
     def __init__(self, fields: Sequence[t.StructField], mode: Mode) -> None:
         others = [field for field in fields if field.name != "type"]
         self._own = ["type"] if len(others) < len(fields) else [_CHEAPEST]
-        self._shape = Shape(t.StructType(others), mode) if others else None
+        self._shape = RowShape(t.StructType(others), mode) if others else None
         self.has_data = self._shape is not None and self._shape.has_data
 
     def table(self, gathered: list[EventBatch]) -> pa.Table:

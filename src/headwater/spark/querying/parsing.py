@@ -23,7 +23,7 @@ _COMPARING = {"Union", "Except", "Intersect", "Distinct", "Deduplicate"}  # all 
 _POSITIONAL = {"Pivot", "Unpivot", "UnresolvedSubqueryColumnAliases", "PipeOperator"}  # they mean some without a name
 
 
-class Parsed(NamedTuple):
+class QueryNames(NamedTuple):
     """The names in a query."""
 
     tables: list[str]  # without those that the query itself makes
@@ -32,7 +32,7 @@ class Parsed(NamedTuple):
     whole: bool  # whether columns are meant without a name: by a star, or by their place
 
 
-def parse(spark: SparkSession, query: str) -> Parsed:
+def parse(spark: SparkSession, query: str) -> QueryNames:
     """The names in a query. Raises Invalid for what is none: a syntax error, or a command."""
     java: Any = spark._jsparkSession  # noqa: SLF001  # the only way to Spark's parser
     try:
@@ -43,7 +43,7 @@ def parse(spark: SparkSession, query: str) -> Parsed:
     walk.through(plan)
     words = frozenset(word.strip("`").lower() for word in _WORD.findall(query))
     tables = [name for name in walk.tables if name.lower() not in walk.made]
-    return Parsed(tables, list(walk.qualified), words, walk.whole or "natural" in words)
+    return QueryNames(tables, list(walk.qualified), words, walk.whole or "natural" in words)
 
 
 class _Walk:

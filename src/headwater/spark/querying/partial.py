@@ -20,20 +20,22 @@ GROUPS_MAX = 1_048_576  # rows of groups that are kept before they are put toget
 _MERGE: dict[Function, Function] = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 
 
-class Measure(NamedTuple):
+class ColumnMeasure(NamedTuple):
     """What is computed of a column; a count is of rows, and has none."""
 
     function: Function
     column: str = ""
 
 
-class Partial:
+class PartialAggregate:
     """The aggregates of all tables that were added; `schema` has first the groups and then the measures.
 
     A sum of integers or decimals that does not fit its type raises Invalid, if that is `checked`; else it wraps.
     """
 
-    def __init__(self, by: Sequence[str], measures: Sequence[Measure], schema: pa.Schema, *, checked: bool) -> None:
+    def __init__(
+        self, by: Sequence[str], measures: Sequence[ColumnMeasure], schema: pa.Schema, *, checked: bool
+    ) -> None:
         self._by = list(by)
         self._measures = measures
         self._schema = schema

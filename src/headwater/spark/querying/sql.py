@@ -22,7 +22,7 @@ from headwater.errors import Invalid, NotFound
 from headwater.spark.places import open_place
 from headwater.spark.querying import failures, tables
 from headwater.spark.querying.aggregating import LOG_COLUMNS
-from headwater.spark.querying.parsing import Parsed, parse
+from headwater.spark.querying.parsing import QueryNames, parse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,12 +81,12 @@ class _Tables:
         self._hw = hw
         self._mode = mode
 
-    def analysed(self, query: str, parsed: Parsed) -> DataFrame:
+    def analysed(self, query: str, parsed: QueryNames) -> DataFrame:
         """The query, over tables with the columns that it can mean."""
         with _views(self._spark, self._found(parsed)):
             return self._spark.sql(query)
 
-    def _found(self, parsed: Parsed) -> dict[str, DataFrame]:
+    def _found(self, parsed: QueryNames) -> dict[str, DataFrame]:
         """The tables by the names that the query has for them. Raises NotFound."""
         topics, binders = self._hw.topics(), tables.binders(self._hw)
         for name in parsed.qualified:
@@ -111,7 +111,7 @@ class _Tables:
             raise Invalid(f"a schema is given for {unknown[0]!r}, which the query does not name")
         return found
 
-    def _topic(self, topic: str, schema: t.StructType | None, parsed: Parsed) -> DataFrame:
+    def _topic(self, topic: str, schema: t.StructType | None, parsed: QueryNames) -> DataFrame:
         fields = tables.topic_fields(self._hw, topic) if schema is None else schema
         own = [field for field in LOG_COLUMNS if parsed.whole or field.name in parsed.words]
         own = [field for field in own if field.name not in UNUSUAL or field.name in parsed.words]
@@ -121,13 +121,13 @@ class _Tables:
         reader = self._spark.read.format("headwater").schema(wanted).option("topic", topic)
         return reader.option("mode", self._mode).load(self._address)
 
-    def _binder(self, binder: str, schema: t.StructType | None, parsed: Parsed) -> DataFrame:
+    def _binder(self, binder: str, schema: t.StructType | None, parsed: QueryNames) -> DataFrame:
         fields = tables.binder_fields(self._hw, binder) if schema is None else schema
         chosen = [field for field in _chosen(fields, parsed) if field.name != tables.ID]
         return tables.documents(self._spark, self._address, binder, t.StructType(chosen), self._mode)
 
 
-def _chosen(fields: t.StructType, parsed: Parsed) -> list[t.StructField]:
+def _chosen(fields: t.StructType, parsed: QueryNames) -> list[t.StructField]:
     """The fields that a query can mean: those of which the name, or a part of it, is a word of it."""
     if parsed.whole:
         return fields.fields

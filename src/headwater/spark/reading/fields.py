@@ -61,7 +61,7 @@ def path_of(name: str) -> tuple[str, ...]:
     return found
 
 
-def reader(schema: StructType, mode: Mode = "permissive") -> Fields:
+def reader(schema: StructType, mode: Mode = "permissive") -> FieldReader:
     """What reads the fields that a schema names, which has no others. Raises Invalid for types that data cannot have.
 
     With the mode `failfast`, an event whose data or field does not fit raises an error that names it.
@@ -69,7 +69,7 @@ def reader(schema: StructType, mode: Mode = "permissive") -> Fields:
     found = to_arrow_schema(schema, timezone="UTC")
     for field in found:
         _check_nullable(field, field.name)
-    return Fields([_Field(field.name, path_of(field.name), field.type) for field in found], mode)
+    return FieldReader([_Field(field.name, path_of(field.name), field.type) for field in found], mode)
 
 
 def _check_nullable(field: Any, name: str) -> None:
@@ -93,7 +93,7 @@ class _Field(NamedTuple):
     type: Any
 
 
-class Fields:
+class FieldReader:
     """Reads the same fields again and again; from one thread at a time."""
 
     def __init__(self, fields: Sequence[_Field], mode: Mode) -> None:
@@ -183,13 +183,13 @@ class Fields:
                 for row, value in enumerate(_at(documents, field.path)):
                     if value is not None:
                         found[row] = convert(value)
-            except _Unfit as error:
+            except _FieldMismatch as error:
                 raise _failure(where(lo + row), f"the field {field.name!r} {error}") from None
             columns.append(pa.array(found, field.type))
         return columns
 
 
-class _Unfit(Exception):
+class _FieldMismatch(Exception):
     """A way out with the reason, which no caller sees."""
 
 
@@ -199,7 +199,7 @@ def _drop(_value: Any, _type: Any) -> None:
 
 def _refuse(value: Any, type: Any) -> NoReturn:
     text = repr(value)
-    raise _Unfit(f"is {text if len(text) < 40 else text[:39] + '…'}, not {type}")
+    raise _FieldMismatch(f"is {text if len(text) < 40 else text[:39] + '…'}, not {type}")
 
 
 def _failure(where: str, why: str) -> Invalid:

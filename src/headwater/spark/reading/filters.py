@@ -28,8 +28,8 @@ from pyspark.sql.types import StructType
 
 from headwater.errors import Invalid
 from headwater.match.pattern import compile_pattern, exactly
-from headwater.spark.reading.planning import Narrowing
-from headwater.spark.reading.scan import Wanted
+from headwater.spark.reading.planning import FilterBounds
+from headwater.spark.reading.scan import EventFilter
 
 # Only columns that are declared as they are: in another type, values compare otherwise. A key may be null.
 _TYPES = {
@@ -46,10 +46,10 @@ _MICROSECOND = timedelta(microseconds=1)  # Spark's times have no smaller part: 
 class Filters:
     """What is left of a read by the filters that were taken over."""
 
-    def __init__(self, schema: StructType, wanted: Wanted) -> None:
+    def __init__(self, schema: StructType, wanted: EventFilter) -> None:
         """`wanted` is what the options ask for already."""
         self.wanted = wanted
-        self.narrowing = Narrowing()
+        self.narrowing = FilterBounds()
         self._columns = {
             field.name for field in schema.fields if _TYPES.get(field.name) == field.dataType.simpleString()
         }

@@ -20,7 +20,7 @@ from headwater.errors import Invalid
 from headwater.limits import SPLIT_BYTES
 from headwater.match.selection import Selection
 from headwater.position import OFFSET_MAX
-from headwater.spark.reading.scan import Wanted
+from headwater.spark.reading.scan import EventFilter
 
 T = TypeVar("T")
 
@@ -41,14 +41,14 @@ _POSITIONS = 'write earliest, latest, an offset, a time (2025-03-01T12:00), or o
 _BY_TOPIC = 'write {"orders": {"0": 17}}'
 
 
-class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is read, from where to where, and how; parsed and checked, but not looked up in any log."""
 
     address: str
     topics: tuple[str, ...]  # names and patterns
     start: Start = "earliest"
     end: Start = "latest"
-    wanted: Wanted = Wanted()
+    wanted: EventFilter = EventFilter()
     mode: Mode = "permissive"
     split_bytes: int = SPLIT_BYTES
     fail_on_data_loss: bool = True
@@ -67,14 +67,14 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         return any(map(is_pattern, self.topics))
 
 
-def parse(given: Mapping[str, str], known: tuple[str, ...] = READ) -> ReadOptions:
+def parse(given: Mapping[str, str], known: tuple[str, ...] = READ) -> SourceOptions:
     """The options of a read, or with `STREAM` of a stream. Raises Invalid for any that is unknown or means nothing."""
     options = {name.lower(): value for name, value in given.items()}
     check_names(given, known)
     address = options.get("path", "").strip()
     if not address:
         raise Invalid("no log is named", hint='write .load("data"), or .load("http://host:7450")')
-    read = ReadOptions(
+    read = SourceOptions(
         address=absolute(address),
         topics=_topics(options.get("topic", "")),
         wanted=_wanted(options),
@@ -115,7 +115,7 @@ def _topics(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _position(name: str, text: str, read: ReadOptions) -> Start:
+def _position(name: str, text: str, read: SourceOptions) -> Start:
     if text.strip().startswith("{"):
         return _offsets(name, text, read)
     try:
@@ -127,7 +127,7 @@ def _position(name: str, text: str, read: ReadOptions) -> Start:
     return at
 
 
-def _offsets(name: str, text: str, read: ReadOptions) -> Offsets:
+def _offsets(name: str, text: str, read: SourceOptions) -> Offsets:
     """Offsets by partition, of the one topic that is read, or by topic and partition."""
     given: dict[str, int | dict[str, int]] = _json(name, text, dict[str, int | dict[str, int]])
     by_topic = {topic: offsets for topic, offsets in given.items() if isinstance(offsets, dict)}
@@ -146,10 +146,10 @@ def _offsets(name: str, text: str, read: ReadOptions) -> Offsets:
     return {topic: {int(partition): at for partition, at in each.items()} for topic, each in by_topic.items()}
 
 
-def _wanted(options: Mapping[str, str]) -> Wanted:
+def _wanted(options: Mapping[str, str]) -> EventFilter:
     match = options.get("match")
     key = options.get("key")
-    wanted = Wanted(
+    wanted = EventFilter(
         type=options.get("type"),
         key=key.encode() if key is not None else None,
         match=_json("match", match, dict[str, Any]) if match is not None else None,

@@ -13,24 +13,24 @@ from headwater.spark.reading import scan
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headwater.spark.reading.options import ReadOptions
-    from headwater.spark.reading.scan import Piece, Wanted
-    from headwater.spark.reading.shaping import Shape
+    from headwater.spark.reading.options import SourceOptions
+    from headwater.spark.reading.scan import EventFilter, PlannedSplit
+    from headwater.spark.reading.shaping import RowShape
 
 TASK_BYTES_MIN = 4 * 1024 * 1024  # smaller splits are read by one task together: starting one costs more than they do
 
 
-class Part(InputPartition):
+class ReadTask(InputPartition):
     """The splits that one task reads."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[PlannedSplit]) -> None:
         super().__init__(None)
         self.pieces = pieces
 
 
-def parts(pieces: Iterable[Piece]) -> list[InputPartition]:
+def parts(pieces: Iterable[PlannedSplit]) -> list[InputPartition]:
     """A part for each split, or for several small ones that follow each other."""
-    gathered: list[list[Piece]] = []
+    gathered: list[list[PlannedSplit]] = []
     size = 0
     for piece in pieces:
         if not gathered or size + piece.split.bytes > TASK_BYTES_MIN:
@@ -38,12 +38,14 @@ def parts(pieces: Iterable[Piece]) -> list[InputPartition]:
             size = 0
         gathered[-1].append(piece)
         size += piece.split.bytes
-    return [Part(each) for each in gathered]
+    return [ReadTask(each) for each in gathered]
 
 
-def read(read: ReadOptions, wanted: Wanted, shape: Shape, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+def read(
+    read: SourceOptions, wanted: EventFilter, shape: RowShape, partition: InputPartition | None
+) -> Iterator[pa.RecordBatch]:
     """The wanted rows of a part; none if there is nothing to read at all, for which Spark makes a part of its own."""
-    if not isinstance(partition, Part):
+    if not isinstance(partition, ReadTask):
         return
     with open_place(read.address) as hw:
         loss, data = read.fail_on_data_loss, shape.has_data

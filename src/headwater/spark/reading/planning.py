@@ -15,8 +15,8 @@ import msgspec
 from headwater.errors import Denied, Invalid, NotFound, Unavailable
 from headwater.info import TopicInfo
 from headwater.position import OFFSET_MAX
-from headwater.spark.reading.options import ReadOptions, Start
-from headwater.spark.reading.scan import Piece, nodes
+from headwater.spark.reading.options import SourceOptions, Start
+from headwater.spark.reading.scan import PlannedSplit, nodes
 
 if TYPE_CHECKING:
     from headwater.api import Log
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FIRST = datetime(1582, 10, 15, tzinfo=UTC)  # what ticks are counted from: no event is older
 
 
-class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
+class FilterBounds(msgspec.Struct, frozen=True, kw_only=True):
     """What filters leave of a read, told by topic, partition and ranges; half-open. Everything by default."""
 
     topics: frozenset[str] | None = None
@@ -34,7 +34,7 @@ class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
     times: tuple[datetime | None, datetime | None] = (None, None)
 
 
-EVERYTHING = Narrowing()
+EVERYTHING = FilterBounds()
 
 
 def look(hw: Log, topic: str) -> TopicInfo:
@@ -51,14 +51,14 @@ def look(hw: Log, topic: str) -> TopicInfo:
     return info
 
 
-def plan(hw: Log, options: ReadOptions, narrowing: Narrowing = EVERYTHING) -> list[Piece]:
+def plan(hw: Log, options: SourceOptions, narrowing: FilterBounds = EVERYTHING) -> list[PlannedSplit]:
     """The splits of a batch read, topic after topic; empty if there is nothing."""
     topics = options.chosen(hw.topics() if options.has_pattern else ())
     wanted = [topic for topic in topics if narrowing.topics is None or topic in narrowing.topics]
     return [piece for topic in wanted for piece in _of_topic(hw, topic, options, narrowing)]
 
 
-def _of_topic(hw: Log, topic: str, options: ReadOptions, narrowing: Narrowing) -> list[Piece]:
+def _of_topic(hw: Log, topic: str, options: SourceOptions, narrowing: FilterBounds) -> list[PlannedSplit]:
     while True:
         info = look(hw, topic)
         bounds = begin(hw, info, options), resolved(hw, info, options.end, "end")
@@ -71,7 +71,7 @@ def _of_topic(hw: Log, topic: str, options: ReadOptions, narrowing: Narrowing) -
 
 
 def _narrowed(
-    hw: Log, info: TopicInfo, starts: list[int], ends: list[int], narrowing: Narrowing
+    hw: Log, info: TopicInfo, starts: list[int], ends: list[int], narrowing: FilterBounds
 ) -> tuple[list[int], list[int]]:
     lo, hi = narrowing.offsets
     after, before = narrowing.times
@@ -88,12 +88,12 @@ def _narrowed(
     return starts, ends
 
 
-def begin(hw: Log, info: TopicInfo, options: ReadOptions) -> list[int]:
+def begin(hw: Log, info: TopicInfo, options: SourceOptions) -> list[int]:
     """Where a read of a topic begins in each partition; raises NotFound where retention has passed an offset."""
     return held(info, resolved(hw, info, options.start, "start"), options)
 
 
-def held(info: TopicInfo, starts: list[int], options: ReadOptions) -> list[int]:
+def held(info: TopicInfo, starts: list[int], options: SourceOptions) -> list[int]:
     """The same places, or where losses are allowed the oldest events that are left. Else raises NotFound."""
     for each, start in zip(info.partitions, starts, strict=True):
         if start < each.start and options.fail_on_data_loss:
@@ -138,10 +138,10 @@ def since(hw: Log, info: TopicInfo, time: datetime) -> list[int]:
     return [first[each.partition] for each in info.partitions]
 
 
-def pieces(hw: Log, topic: str, uuid: str, starts: list[int], ends: list[int], split_bytes: int) -> list[Piece]:
+def pieces(hw: Log, topic: str, uuid: str, starts: list[int], ends: list[int], split_bytes: int) -> list[PlannedSplit]:
     """The splits of a topic between these offsets, in order; empty if there is nothing."""
     if not any(start < end for start, end in zip(starts, ends, strict=True)):
         return []
     known = nodes(uuid, len(starts))
     found = hw.splits(topic, start=starts, end=ends, split_bytes=split_bytes)
-    return [Piece(split, known[split.partition]) for split in found]
+    return [PlannedSplit(split, known[split.partition]) for split in found]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CUTS = 16  # in how many parts what is looked at for a trigger is cut, to admit as many of them as fit
 
 
-class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TopicProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a stream is in one topic: from where it began to before `end`, in each partition."""
 
     uuid: str
@@ -29,7 +29,7 @@ class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end: list[int]
 
 
-Positions: TypeAlias = dict[str, Reached]
+Positions: TypeAlias = dict[str, TopicProgress]
 """By topic, sorted."""
 
 
@@ -62,7 +62,7 @@ def latest(before: Positions, there: Mapping[str, TopicInfo], *, fail_on_data_lo
         known = before.get(topic)
         ends = [each.durable for each in info.partitions]
         if known is None:
-            found[topic] = Reached(info.uuid, [each.start for each in info.partitions], ends)
+            found[topic] = TopicProgress(info.uuid, [each.start for each in info.partitions], ends)
         elif known.uuid != info.uuid:
             raise remade(topic)
         else:
@@ -108,7 +108,7 @@ def within_bytes(
     return {topic: msgspec.structs.replace(reached, end=ends[topic]) for topic, reached in after.items()}
 
 
-def _near(starts: list[int], reached: Reached, info: TopicInfo | None, bytes_max: int) -> Reached:
+def _near(starts: list[int], reached: TopicProgress, info: TopicInfo | None, bytes_max: int) -> TopicProgress:
     """Not further than twice the bytes take it, by the mean size of events: what is looked at costs for its length."""
     if info is None:
         return reached

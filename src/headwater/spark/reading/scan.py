@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BATCH_BYTES_MAX = 16 * 1024 * 1024  # of one Arrow batch: a few huge events are not kept together
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class EventFilter(msgspec.Struct, frozen=True):
     """Which events of a split are read; everything by default."""
 
     type: str | None = None
@@ -34,10 +34,10 @@ class Wanted(msgspec.Struct, frozen=True):
     match: Mapping[str, Any] | None = None
 
 
-EVERYTHING = Wanted()
+EVERYTHING = EventFilter()
 
 
-class Piece(msgspec.Struct, frozen=True):
+class PlannedSplit(msgspec.Struct, frozen=True):
     """A split, and the node that the ids of its events share: that of another topic with the same name differs."""
 
     split: Split
@@ -50,7 +50,12 @@ def nodes(uuid: str, partitions: int) -> list[int]:
 
 
 def pieces(
-    hw: Log, pieces: Iterable[Piece], wanted: Wanted = EVERYTHING, *, fail_on_data_loss: bool = True, data: bool = True
+    hw: Log,
+    pieces: Iterable[PlannedSplit],
+    wanted: EventFilter = EVERYTHING,
+    *,
+    fail_on_data_loss: bool = True,
+    data: bool = True,
 ) -> Iterator[list[EventBatch]]:
     """The wanted batches of several splits, one after the other, gathered; those of huge events with their `data`.
 
@@ -70,7 +75,9 @@ def remade(topic: str) -> Conflict:
     )
 
 
-def _checked(hw: Log, piece: Piece, wanted: Wanted, fail_on_data_loss: bool, bytes_max: int) -> Iterator[EventBatch]:
+def _checked(
+    hw: Log, piece: PlannedSplit, wanted: EventFilter, fail_on_data_loss: bool, bytes_max: int
+) -> Iterator[EventBatch]:
     """The wanted batches of a split that was planned before, perhaps long ago and by another process.
 
     Huge events have their data, if that is not above `bytes_max`.
@@ -95,7 +102,7 @@ def _checked(hw: Log, piece: Piece, wanted: Wanted, fail_on_data_loss: bool, byt
         raise remade(split.topic)  # no event has told of which topic it is
 
 
-def _stored(hw: Log, split: Split, wanted: Wanted) -> Iterator[EventBatch]:
+def _stored(hw: Log, split: Split, wanted: EventFilter) -> Iterator[EventBatch]:
     return hw.read_batches(
         split.topic,
         partition=split.partition,

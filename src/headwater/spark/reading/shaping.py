@@ -18,7 +18,7 @@ from headwater.format import arrow, events
 
 if TYPE_CHECKING:
     from headwater.format.events import EventBatch
-    from headwater.spark.reading.fields import Fields
+    from headwater.spark.reading.fields import FieldReader
     from headwater.spark.reading.options import Mode
 
 SCHEMA = (
@@ -27,7 +27,7 @@ SCHEMA = (
 )
 
 
-class Shape:
+class RowShape:
     """The rows of a schema. Can be pickled; what reads fields is made where they are read.
 
     Raises Invalid for a schema without columns, and for a type that a column cannot have.
@@ -80,7 +80,7 @@ class Shape:
         return to_arrow_schema(self._schema, timezone="UTC")
 
     @cached_property
-    def _fields(self) -> Fields | None:
+    def _fields(self) -> FieldReader | None:
         if not self._others.fields:
             return None
         from headwater.spark.reading import fields  # which takes long to import, in every process

@@ -25,10 +25,10 @@ from headwater.errors import NotFound
 from headwater.info import TopicInfo
 from headwater.spark.places import open_place
 from headwater.spark.reading import parts, planning, positions
-from headwater.spark.reading.options import ReadOptions
-from headwater.spark.reading.positions import Positions, Reached
-from headwater.spark.reading.scan import Piece, remade
-from headwater.spark.reading.shaping import Shape
+from headwater.spark.reading.options import SourceOptions
+from headwater.spark.reading.positions import Positions, TopicProgress
+from headwater.spark.reading.scan import PlannedSplit, remade
+from headwater.spark.reading.shaping import RowShape
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,9 +44,9 @@ LOOK_S, SERVER_LOOK_S, BUCKET_LOOK_S = 0.05, 0.1, 1.0
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what is durable, as far as it may go in one trigger."""
 
-    def __init__(self, read: ReadOptions, schema: StructType) -> None:
+    def __init__(self, read: SourceOptions, schema: StructType) -> None:
         self._read = read
-        self._shape = Shape(schema, read.mode)
+        self._shape = RowShape(schema, read.mode)
         self._hw: Log | None = None
         self._first: Positions | None = None
         self._last: Positions | None = None
@@ -61,7 +61,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             hw = self._open()
             self._look()
             starts = {topic: planning.begin(hw, info, self._read) for topic, info in self._there.items()}
-            self._first = {topic: Reached(self._there[topic].uuid, at, at) for topic, at in starts.items()}
+            self._first = {topic: TopicProgress(self._there[topic].uuid, at, at) for topic, at in starts.items()}
         return positions.told(self._first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -138,7 +138,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._there = there
         self._look_after = time.monotonic() + _look_s(self._read.address)
 
-    def _pieces(self, topic: str, starts: list[int], reached: Reached) -> list[Piece]:
+    def _pieces(self, topic: str, starts: list[int], reached: TopicProgress) -> list[PlannedSplit]:
         hw, read = self._open(), self._read
         try:
             found = planning.pieces(hw, topic, reached.uuid, starts, reached.end, read.split_bytes)

@@ -20,7 +20,7 @@ WHERE = ("topic", "partition")
 READ_ONLY = ("offset", "time", "id", "content", "ticks", "data_bytes")  # what reading tells, and appending decides
 
 
-class Events(msgspec.Struct, frozen=True):
+class EventRows(msgspec.Struct, frozen=True):
     """Rows as events, and where each of them says that it goes."""
 
     table: pa.Table  # with the columns of EVENT that there are
@@ -54,11 +54,11 @@ class Layout(msgspec.Struct, frozen=True):
             _check_type(name, schema.field(name).type)
         return cls(names, () if "data" in schema.names else others, content)
 
-    def events(self, batches: Sequence[pa.RecordBatch]) -> Events:
+    def events(self, batches: Sequence[pa.RecordBatch]) -> EventRows:
         """Rows of a DataFrame as events, in their order."""
         table = pa.Table.from_batches([self._events(batch) for batch in batches]).combine_chunks()
         found = {name: table.column(name) for name in WHERE if name in self.names}
-        return Events(table.select([name for name in EVENT if name in table.schema.names]), **found)
+        return EventRows(table.select([name for name in EVENT if name in table.schema.names]), **found)
 
     def _events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = {name: batch.column(name) for name in self.names}

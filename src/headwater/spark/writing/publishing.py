@@ -28,9 +28,16 @@ from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.format import batch
 from headwater.format.batch import DATA, KEY, META, TYPE, Batch
 from headwater.limits import DEFAULTS
-from headwater.spark.writing.spreading import Target
-from headwater.spark.writing.staging import JOB_S_MAX, Chunk, Destination, Manifest, Staging, Write
-from headwater.storage.bucket.records import Found
+from headwater.spark.writing.spreading import TopicTarget
+from headwater.spark.writing.staging import (
+    JOB_S_MAX,
+    StagedBatch,
+    StagedPartition,
+    StagedWrite,
+    StagingArea,
+    WriteManifest,
+)
+from headwater.storage.bucket.records import RecordVersion
 
 if TYPE_CHECKING:
     from headwater.api import Log
@@ -41,15 +48,15 @@ PARTITIONS_AT_ONCE = 4  # that are appended to; each holds a chunk or two in mem
 SWEEP_EVERY = 64  # batches of a query: looking for orphans lists all files
 
 
-class Sent(msgspec.Struct, frozen=True):
+class PublishedBatch(msgspec.Struct, frozen=True):
     """A chunk, and where it goes."""
 
-    target: Target
+    target: TopicTarget
     partition: int
-    chunk: Chunk
+    chunk: StagedBatch
 
 
-def publish(hw: Log, staging: Staging, write: Write, sent: Sequence[Sent], title: str = "") -> int:
+def publish(hw: Log, staging: StagingArea, write: StagedWrite, sent: Sequence[PublishedBatch], title: str = "") -> int:
     """Append what was staged, once; returns how many events are there by this write, in this run or another."""
     found = staging.manifest(write)
     again = found is not None
@@ -69,7 +76,7 @@ def publish(hw: Log, staging: Staging, write: Write, sent: Sequence[Sent], title
     return found.record.events
 
 
-def abandon(staging: Staging, write: Write, files: Iterable[str]) -> None:
+def abandon(staging: StagingArea, write: StagedWrite, files: Iterable[str]) -> None:
     """A run has failed: drop the files that it staged, but what a manifest names, which another run will finish.
 
     Of a write that nobody can run again, everything goes.
@@ -83,10 +90,12 @@ def abandon(staging: Staging, write: Write, files: Iterable[str]) -> None:
         staging.drop(write)
 
 
-def _manifest(hw: Log, staging: Staging, write: Write, sent: Sequence[Sent], title: str) -> Manifest:
+def _manifest(
+    hw: Log, staging: StagingArea, write: StagedWrite, sent: Sequence[PublishedBatch], title: str
+) -> WriteManifest:
     """What is to be published; raises if that cannot be, before anything is."""
-    chunks: dict[tuple[str, int], list[Chunk]] = {}
-    targets: dict[str, Target] = {}
+    chunks: dict[tuple[str, int], list[StagedBatch]] = {}
+    targets: dict[str, TopicTarget] = {}
     for each in sent:
         chunks.setdefault((each.target.name, each.partition), []).append(each.chunk)
         known = targets.setdefault(each.target.name, each.target)
@@ -95,7 +104,7 @@ def _manifest(hw: Log, staging: Staging, write: Write, sent: Sequence[Sent], tit
     _check_files(staging, write, {each.chunk.file for each in sent})
     infos = {name: _same_topic(hw, name, target.uuid) for name, target in targets.items()}
     destinations = [
-        Destination(
+        StagedPartition(
             name,
             targets[name].uuid,
             targets[name].partitions,
@@ -106,10 +115,10 @@ def _manifest(hw: Log, staging: Staging, write: Write, sent: Sequence[Sent], tit
         for name, partition in sorted(chunks)
     ]
     created_ms = int(staging.now().timestamp() * 1000)
-    return Manifest(created_ms, sum(each.chunk.count for each in sent), destinations, title)
+    return WriteManifest(created_ms, sum(each.chunk.count for each in sent), destinations, title)
 
 
-def _check_files(staging: Staging, write: Write, files: set[str]) -> None:
+def _check_files(staging: StagingArea, write: StagedWrite, files: set[str]) -> None:
     there = staging.files(write)
     missing = files - there.keys()
     if missing:
@@ -142,7 +151,9 @@ def _made_anew(topic: str) -> Conflict:
     )
 
 
-def _finish(hw: Log, staging: Staging, write: Write, found: Found[Manifest], *, again: bool) -> None:
+def _finish(
+    hw: Log, staging: StagingArea, write: StagedWrite, found: RecordVersion[WriteManifest], *, again: bool
+) -> None:
     """Append what is missing of a manifest, and mark it. `again`: another run may have begun with it."""
     topics: dict[str, TopicInfo] = {}
     for destination in found.record.destinations:
@@ -157,7 +168,7 @@ def _finish(hw: Log, staging: Staging, write: Write, found: Found[Manifest], *, 
         staging.finish(write, found)
 
 
-def _append_all(hw: Log, staging: Staging, write: Write, destinations: Sequence[Destination]) -> bool:
+def _append_all(hw: Log, staging: StagingArea, write: StagedWrite, destinations: Sequence[StagedPartition]) -> bool:
     """Append to all partitions, some at once; False if the files are gone because somebody else has finished it."""
     if not destinations:
         return True
@@ -170,7 +181,7 @@ def _append_all(hw: Log, staging: Staging, write: Write, destinations: Sequence[
             raise
 
 
-def _append(hw: Log, staging: Staging, write: Write, destination: Destination) -> bool:
+def _append(hw: Log, staging: StagingArea, write: StagedWrite, destination: StagedPartition) -> bool:
     """Append the chunks of one partition, each a request."""
     chunks = destination.chunks
     for number, read in enumerate(_read_all(staging, write, chunks)):
@@ -189,7 +200,7 @@ def _append(hw: Log, staging: Staging, write: Write, destination: Destination) -
     return True
 
 
-def _read_all(staging: Staging, write: Write, chunks: Sequence[Chunk]) -> Iterator[Batch | None]:
+def _read_all(staging: StagingArea, write: StagedWrite, chunks: Sequence[StagedBatch]) -> Iterator[Batch | None]:
     """The chunks in order. Of what is far away, the next one is read meanwhile; else that costs more than it saves."""
     if not staging.far:
         yield from (_read(staging, write, chunk) for chunk in chunks)
@@ -203,7 +214,7 @@ def _read_all(staging: Staging, write: Write, chunks: Sequence[Chunk]) -> Iterat
         yield following.result()
 
 
-def _read(staging: Staging, write: Write, chunk: Chunk) -> Batch | None:
+def _read(staging: StagingArea, write: StagedWrite, chunk: StagedBatch) -> Batch | None:
     """A chunk, verified; None if its file is gone because all of it was published."""
     stored = staging.read(chunk)
     if stored is None:
@@ -218,12 +229,17 @@ def _read(staging: Staging, write: Write, chunk: Chunk) -> Batch | None:
     return read
 
 
-def _producer(write: Write) -> str:
+def _producer(write: StagedWrite) -> str:
     return f"spark-{write.name}"
 
 
 def _check_memory(
-    hw: Log, staging: Staging, write: Write, manifest: Manifest, destination: Destination, told: TopicInfo
+    hw: Log,
+    staging: StagingArea,
+    write: StagedWrite,
+    manifest: WriteManifest,
+    destination: StagedPartition,
+    told: TopicInfo,
 ) -> None:
     """Raise Conflict if the log may have forgotten what it has of a manifest that another run began with."""
     if told.partitions[destination.partition].end == destination.end:
@@ -245,7 +261,7 @@ def _check_memory(
         )
 
 
-def _tidy(staging: Staging, write: Write) -> None:
+def _tidy(staging: StagingArea, write: StagedWrite) -> None:
     """Drop what is not needed any more. Whatever is left by a crash here is dropped by the next, or swept."""
     staging.drop(write)
     if not write.repeatable:

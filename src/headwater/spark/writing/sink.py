@@ -22,9 +22,9 @@ from headwater.errors import Invalid, NotFound
 from headwater.spark.places import open_place
 from headwater.spark.writing import publishing, spreading
 from headwater.spark.writing.layout import Layout
-from headwater.spark.writing.publishing import Sent
-from headwater.spark.writing.spreading import Encoded, Targets
-from headwater.spark.writing.staging import Chunk, Staging, Write
+from headwater.spark.writing.publishing import PublishedBatch
+from headwater.spark.writing.spreading import EncodedBatch, TopicTargets
+from headwater.spark.writing.staging import StagedBatch, StagedWrite, StagingArea
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ OF_SPARK = ("checkpointlocation", "queryname", "outputmode")  # what it hands to
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # properties of a task of a stream
 
 
-class Settings(msgspec.Struct, frozen=True):
+class SinkSettings(msgspec.Struct, frozen=True):
     """Where and how a DataFrame is written, checked in the driver."""
 
     address: str
@@ -56,12 +56,12 @@ class Settings(msgspec.Struct, frozen=True):
                 raise
             return open_place(self.address, mode="create")
 
-    def staged(self, write: Write) -> Staging:
+    def staged(self, write: StagedWrite) -> StagingArea:
         """Where a write is staged."""
-        return Staging.at(self.staging or self.address, durable=write.repeatable)
+        return StagingArea.at(self.staging or self.address, durable=write.repeatable)
 
 
-def settings(options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> Settings:
+def settings(options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> SinkSettings:
     """What the options say; raises Invalid for what they cannot."""
     if overwrite:
         raise Invalid(
@@ -84,7 +84,7 @@ def settings(options: Mapping[str, str], schema: StructType, *, overwrite: bool,
     address = absolute(given["path"])
     repeatable = streaming or transaction is not None
     place = _staging(given, address, repeatable=repeatable)
-    return Settings(address, topic, layout, _partitions(given.get("partitions")), place, transaction)
+    return SinkSettings(address, topic, layout, _partitions(given.get("partitions")), place, transaction)
 
 
 def _partitions(text: str | None) -> int | None:
@@ -109,10 +109,10 @@ def _staging(given: Mapping[str, str], address: str, *, repeatable: bool) -> str
     return os.path.join(tempfile.gettempdir(), f"headwater-{os.getuid()}")
 
 
-class Staged(WriterCommitMessage):
+class StagedFiles(WriterCommitMessage):
     """What an attempt of a task has staged: the one file, and the batches in it."""
 
-    def __init__(self, write: Write, sent: list[Sent]) -> None:
+    def __init__(self, write: StagedWrite, sent: list[PublishedBatch]) -> None:
         self.write = write
         self.sent = sent
 
@@ -122,44 +122,46 @@ class Staged(WriterCommitMessage):
         return {each.chunk.file for each in self.sent}
 
 
-def stage(chosen: Settings, write: Write, rows: Iterable[pa.RecordBatch], turn: int) -> Staged:
+def stage(chosen: SinkSettings, write: StagedWrite, rows: Iterable[pa.RecordBatch], turn: int) -> StagedFiles:
     """Encode and stage the rows of one attempt. Memory is bounded; if it raises, nothing is left."""
     with chosen.open() as hw:
-        batches = spreading.encode(rows, chosen.layout, Targets(hw, chosen.partitions), chosen.topic, turn)
+        batches = spreading.encode(rows, chosen.layout, TopicTargets(hw, chosen.partitions), chosen.topic, turn)
         first = next(batches, None)
         if first is None:
-            return Staged(write, [])
+            return StagedFiles(write, [])
         staging = chosen.staged(write)
-        file, sent = staging.new_file(write), list[Sent]()
+        file, sent = staging.new_file(write), list[PublishedBatch]()
         try:
             staging.put(file, _pieces(chain((first,), batches), file, sent))
         finally:
             staging.close()
-    return Staged(write, sent)
+    return StagedFiles(write, sent)
 
 
-def _pieces(batches: Iterable[Encoded], file: str, sent: list[Sent]) -> Iterator[bytes]:
+def _pieces(batches: Iterable[EncodedBatch], file: str, sent: list[PublishedBatch]) -> Iterator[bytes]:
     """The bytes of a file; what is where in it is noted."""
     position = 0
     for each in batches:
-        sent.append(Sent(each.target, each.partition, Chunk(file, position, len(each.stored), each.events)))
+        sent.append(
+            PublishedBatch(each.target, each.partition, StagedBatch(file, position, len(each.stored), each.events))
+        )
         yield each.stored
         position += len(each.stored)
 
 
-class Writer(DataSourceArrowWriter):
+class BatchWriter(DataSourceArrowWriter):
     """A batch write. Made in the driver, copied to the tasks."""
 
-    def __init__(self, chosen: Settings) -> None:
+    def __init__(self, chosen: SinkSettings) -> None:
         """The topic is made here, so that it is there also if there are no rows."""
         self._chosen = chosen
         transaction = chosen.transaction
-        self._write = Write.once() if transaction is None else Write.of_transaction(transaction)
+        self._write = StagedWrite.once() if transaction is None else StagedWrite.of_transaction(transaction)
         if chosen.topic is not None:
             with chosen.open() as hw:
-                _ = Targets(hw, chosen.partitions)[chosen.topic]
+                _ = TopicTargets(hw, chosen.partitions)[chosen.topic]
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:  # type: ignore[override]  # as writers of Arrow are
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFiles:  # type: ignore[override]  # as writers of Arrow are
         """In a task: stage its rows."""
         return stage(self._chosen, self._write, iterator, _task().partitionId())
 
@@ -175,16 +177,16 @@ class Writer(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """The writes of a streaming query, batch by batch. Made anew for each."""
 
-    def __init__(self, chosen: Settings) -> None:
+    def __init__(self, chosen: SinkSettings) -> None:
         self._chosen = chosen
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:  # type: ignore[override]  # as writers of Arrow are
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFiles:  # type: ignore[override]  # as writers of Arrow are
         """In a task: stage its rows, under the query and the batch that Spark runs it for."""
         task = _task()
         query, batch = task.getLocalProperty(QUERY), task.getLocalProperty(BATCH)
         if query is None or batch is None:
             raise Invalid("a task of a stream does not know its query", hint="use Spark 4.2 or later")
-        return stage(self._chosen, Write.of_query(query, int(batch)), iterator, task.partitionId() + int(batch))
+        return stage(self._chosen, StagedWrite.of_query(query, int(batch)), iterator, task.partitionId() + int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """In the driver: publish a batch."""
@@ -197,16 +199,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
             _abandon(self._chosen, write, messages)
 
 
-def _writes(messages: list[WriterCommitMessage | None], batch: int) -> set[Write]:
+def _writes(messages: list[WriterCommitMessage | None], batch: int) -> set[StagedWrite]:
     """The one write that all tasks were of; none if there was no task."""
-    found = {message.write for message in messages if isinstance(message, Staged)}
+    found = {message.write for message in messages if isinstance(message, StagedFiles)}
     if len(found) > 1 or any(write.batch != batch for write in found):
         raise Invalid(f"batch {batch} has tasks of {sorted(write.key for write in found)}")
     return found
 
 
-def _publish(chosen: Settings, write: Write, messages: list[WriterCommitMessage | None], title: str) -> None:
-    sent = [each for message in messages if isinstance(message, Staged) for each in message.sent]
+def _publish(chosen: SinkSettings, write: StagedWrite, messages: list[WriterCommitMessage | None], title: str) -> None:
+    sent = [each for message in messages if isinstance(message, StagedFiles) for each in message.sent]
     staging = chosen.staged(write)
     try:
         with chosen.open() as hw:
@@ -215,8 +217,8 @@ def _publish(chosen: Settings, write: Write, messages: list[WriterCommitMessage 
         staging.close()
 
 
-def _abandon(chosen: Settings, write: Write, messages: list[WriterCommitMessage | None]) -> None:
-    files = {file for message in messages if isinstance(message, Staged) for file in message.files}
+def _abandon(chosen: SinkSettings, write: StagedWrite, messages: list[WriterCommitMessage | None]) -> None:
+    files = {file for message in messages if isinstance(message, StagedFiles) for file in message.files}
     staging = chosen.staged(write)
     try:
         publishing.abandon(staging, write, files)

@@ -22,7 +22,7 @@ from headwater.format.column import I64
 from headwater.format.contents import check_column
 from headwater.format.names import partitions_of_column
 from headwater.limits import DEFAULTS, Limits
-from headwater.spark.writing.layout import Events, Layout
+from headwater.spark.writing.layout import EventRows, Layout
 
 if TYPE_CHECKING:
     from headwater.api import Log
@@ -34,7 +34,7 @@ CHUNK_BYTES = 4 * 1024 * 1024  # of data in one batch: a commit of the log takes
 CHUNK_EVENTS = DEFAULTS.pack_events
 
 
-class Target(msgspec.Struct, frozen=True):
+class TopicTarget(msgspec.Struct, frozen=True):
     """A topic that events go to, as it was when they were encoded."""
 
     name: str
@@ -43,31 +43,31 @@ class Target(msgspec.Struct, frozen=True):
     data_bytes_max: int = 0  # 0: as usual
 
 
-class Encoded(NamedTuple):
+class EncodedBatch(NamedTuple):
     """A batch for one partition of a topic."""
 
-    target: Target
+    target: TopicTarget
     partition: int
     events: int
     stored: bytes
 
 
-class Targets:
+class TopicTargets:
     """The topics of a log, each made when it is first met and not there."""
 
     def __init__(self, hw: Log, partitions: int | None) -> None:
         """`partitions` is for topics that are made; those that are there may have another number."""
         self._hw = hw
         self._partitions = partitions
-        self._known: dict[str, Target] = {}
+        self._known: dict[str, TopicTarget] = {}
 
-    def __getitem__(self, topic: str) -> Target:
+    def __getitem__(self, topic: str) -> TopicTarget:
         found = self._known.get(topic)
         if found is None:
             found = self._known[topic] = self._target(topic)
         return found
 
-    def _target(self, topic: str) -> Target:
+    def _target(self, topic: str) -> TopicTarget:
         try:
             told = self._hw.describe(topic)
         except NotFound:
@@ -77,12 +77,12 @@ class Targets:
                 if error.code != "partitions_differ":  # else another task was first, and its own count serves
                     raise
             told = self._hw.describe(topic)
-        return Target(told.name, told.uuid, len(told.partitions), int(told.settings.get("data_bytes_max") or 0))
+        return TopicTarget(told.name, told.uuid, len(told.partitions), int(told.settings.get("data_bytes_max") or 0))
 
 
 def encode(
-    rows: Iterable[pa.RecordBatch], layout: Layout, targets: Targets, topic: str | None, turn: int
-) -> Iterator[Encoded]:
+    rows: Iterable[pa.RecordBatch], layout: Layout, targets: TopicTargets, topic: str | None, turn: int
+) -> Iterator[EncodedBatch]:
     """The batches of a task's rows. Those without a topic go to `topic`; those without a key go in `turn`."""
     partitions = targets[topic].partitions if topic is not None else 1
     enough = min(max(GATHER_BYTES, partitions * GATHER_BYTES_EACH), GATHER_BYTES_MAX)
@@ -108,7 +108,7 @@ def _gathered(rows: Iterable[pa.RecordBatch], enough: int) -> Iterator[list[pa.R
         yield gathered
 
 
-def _by_topic(events: Events, topic: str | None) -> Iterator[tuple[str, Events]]:
+def _by_topic(events: EventRows, topic: str | None) -> Iterator[tuple[str, EventRows]]:
     if events.topic is None:
         yield _named(topic), events
         return
@@ -132,7 +132,7 @@ def _named(topic: str | None) -> str:
     return topic
 
 
-def _by_partition(events: Events, target: Target, turn: int) -> Iterator[tuple[int, pa.Table]]:
+def _by_partition(events: EventRows, target: TopicTarget, turn: int) -> Iterator[tuple[int, pa.Table]]:
     """As append does it: by the column `partition`, else by the hash of the key, else in turn."""
     where = _partitions(events, target, turn)
     if isinstance(where, int):
@@ -143,7 +143,7 @@ def _by_partition(events: Events, target: Target, turn: int) -> Iterator[tuple[i
         yield partition, events.table if whole else events.table.take(rows)
 
 
-def _partitions(events: Events, target: Target, turn: int) -> I64 | int:
+def _partitions(events: EventRows, target: TopicTarget, turn: int) -> I64 | int:
     if events.partition is not None and not events.partition.null_count:
         return _asked(events.partition, target)
     keyed = "key" in events.table.schema.names and target.partitions > 1
@@ -166,7 +166,7 @@ def _of_keys(keys: Any, partitions: int, turn: int) -> I64 | int:
     return where
 
 
-def _asked(column: Any, target: Target) -> I64:
+def _asked(column: Any, target: TopicTarget) -> I64:
     where: I64 = np.asarray(column.cast(pa.int64()))
     if len(where) and not 0 <= int(where.min()) <= int(where.max()) < target.partitions:
         wrong = int(where.max()) if int(where.min()) >= 0 else int(where.min())
@@ -187,12 +187,12 @@ def _runs(numbers: Any) -> Iterator[tuple[int, Any]]:
     yield from zip(ordered[starts].tolist(), np.split(order, starts[1:]), strict=True)
 
 
-def _taken(events: Events, rows: Any) -> Events:
+def _taken(events: EventRows, rows: Any) -> EventRows:
     partition = None if events.partition is None else events.partition.take(rows)
-    return Events(events.table.take(rows), None, partition)
+    return EventRows(events.table.take(rows), None, partition)
 
 
-def _chunks(table: pa.Table, layout: Layout, target: Target, partition: int) -> Iterator[Encoded]:
+def _chunks(table: pa.Table, layout: Layout, target: TopicTarget, partition: int) -> Iterator[EncodedBatch]:
     limits = _limits(target)
     (whole,) = table.combine_chunks().to_batches()
     for start, stop in _cuts(whole.column("data")):
@@ -201,7 +201,7 @@ def _chunks(table: pa.Table, layout: Layout, target: Target, partition: int) -> 
         given.check_columns(columns, limits)
         if content == "bson":
             check_column(columns[DATA])
-        yield Encoded(target, partition, stop - start, batch.encode(0, 0, stop - start, content, columns))
+        yield EncodedBatch(target, partition, stop - start, batch.encode(0, 0, stop - start, content, columns))
 
 
 def _cuts(data: Any) -> Sequence[tuple[int, int]]:
@@ -217,7 +217,7 @@ def _cuts(data: Any) -> Sequence[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def _limits(target: Target) -> Limits:
+def _limits(target: TopicTarget) -> Limits:
     if not target.data_bytes_max:
         return DEFAULTS
     return msgspec.structs.replace(DEFAULTS, data_bytes_max=target.data_bytes_max)

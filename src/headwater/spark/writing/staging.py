@@ -25,8 +25,8 @@ from headwater.event import UNIX_EPOCH_TICKS
 from headwater.storage.bucket.collection import delete_all
 from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.records import Found, Records
-from headwater.storage.bucket.store import Listed, Store
+from headwater.storage.bucket.records import Records, RecordVersion
+from headwater.storage.bucket.store import ObjectEntry, ObjectStore
 from headwater.storage.disk import Clock, Disk
 
 TICKS_PER_S = 10_000_000
@@ -35,24 +35,24 @@ ORPHAN_S = 7 * 86_400.0  # files that no manifest names go after this
 JOB_S_MAX = ORPHAN_S / 2  # older files are not published any more: nobody can be just about to sweep younger ones
 
 
-class Write(msgspec.Struct, frozen=True):
+class StagedWrite(msgspec.Struct, frozen=True):
     """Which write it is: of all who have the same name and batch, one is published."""
 
     name: str
     batch: int = 0
 
     @classmethod
-    def of_query(cls, query: str, batch: int) -> Write:
+    def of_query(cls, query: str, batch: int) -> StagedWrite:
         """A batch of a streaming query, which is run again after a crash."""
         return cls(f"query-{query}", batch)
 
     @classmethod
-    def of_transaction(cls, transaction: str) -> Write:
+    def of_transaction(cls, transaction: str) -> StagedWrite:
         """A batch write with a name of its own, which may be run again."""
         return cls(f"transaction-{hashlib.sha256(transaction.encode()).hexdigest()[:32]}")
 
     @classmethod
-    def once(cls) -> Write:
+    def once(cls) -> StagedWrite:
         """A batch write that nobody can run again."""
         return cls(f"once-{os.urandom(16).hex()}")
 
@@ -72,7 +72,7 @@ class Write(msgspec.Struct, frozen=True):
         return f"{self.name}.{self.batch:020d}"
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
+class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
     """One encoded batch of a staged file."""
 
     file: str
@@ -81,7 +81,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
-class Destination(msgspec.Struct, frozen=True):
+class StagedPartition(msgspec.Struct, frozen=True):
     """What goes to one partition, in order. `topic_uuid` and `partitions` are of the topic that it was meant for."""
 
     topic: str
@@ -89,15 +89,15 @@ class Destination(msgspec.Struct, frozen=True):
     partitions: int
     partition: int
     end: int  # of the partition, before anything of this was published
-    chunks: list[Chunk]
+    chunks: list[StagedBatch]
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class WriteManifest(msgspec.Struct, frozen=True):
     """What a write publishes. Of one that is `finished`, only the counts are kept."""
 
     created_ms: int
     events: int
-    destinations: list[Destination] = []
+    destinations: list[StagedPartition] = []
     title: str = ""  # the transaction or the query, for people
     finished: bool = False
 
@@ -106,17 +106,17 @@ class Manifest(msgspec.Struct, frozen=True):
         return {chunk.file for destination in self.destinations for chunk in destination.chunks}
 
 
-class Staging:
+class StagingArea:
     """The staged files and manifests at one place. Safe from any thread, process and machine."""
 
-    def __init__(self, store: Store, prefix: str, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, prefix: str, clock: Clock) -> None:
         self._store = store
         self._prefix = prefix
         self._clock = clock
-        self._manifests = Records(store, clock, Manifest)
+        self._manifests = Records(store, clock, WriteManifest)
 
     @classmethod
-    def at(cls, address: str, *, durable: bool = True) -> Staging:
+    def at(cls, address: str, *, durable: bool = True) -> StagingArea:
         """The one of a directory or a bucket. If it need not be `durable`, files are not synced."""
         clock = Clock()
         if is_bucket(address):
@@ -125,7 +125,7 @@ class Staging:
             raise Invalid(
                 f"nothing can be staged at {address!r}", hint="staging is a directory, s3://… or objects:///…"
             )
-        disk = Disk() if durable else _Hasty()
+        disk = Disk() if durable else _UnsyncedDisk()
         return cls(DirectoryStore(Path(address) / FOLDER, disk, clock), "", clock)
 
     @property
@@ -133,7 +133,7 @@ class Staging:
         """Whether a read waits for a server."""
         return not isinstance(self._store, DirectoryStore)
 
-    def new_file(self, write: Write) -> str:
+    def new_file(self, write: StagedWrite) -> str:
         """The key of a file that no other attempt has."""
         return f"{self._files(write)}{os.urandom(8).hex()}"
 
@@ -141,33 +141,33 @@ class Staging:
         """Put the pieces as one file. If taking a piece raises, nothing is put."""
         self._store.put_pieces(file, pieces)
 
-    def read(self, chunk: Chunk) -> memoryview | None:
+    def read(self, chunk: StagedBatch) -> memoryview | None:
         """The bytes of a chunk, fewer where the file ends; None if that is gone."""
         return self._store.get_range(chunk.file, chunk.position, chunk.size)
 
-    def files(self, write: Write) -> dict[str, Listed]:
+    def files(self, write: StagedWrite) -> dict[str, ObjectEntry]:
         """The files of a write, of all its attempts and runs."""
         return {each.key: each for each in self._store.list(self._files(write))}
 
-    def manifest(self, write: Write) -> Found[Manifest] | None:
+    def manifest(self, write: StagedWrite) -> RecordVersion[WriteManifest] | None:
         """The manifest; None if there is none."""
         return self._manifests.read(self._manifest(write))
 
-    def create(self, write: Write, manifest: Manifest) -> Found[Manifest] | None:
+    def create(self, write: StagedWrite, manifest: WriteManifest) -> RecordVersion[WriteManifest] | None:
         """Put a manifest, durably; None if there is one."""
         version = self._manifests.create(self._manifest(write), manifest)
-        return None if version is None else Found(manifest, version)
+        return None if version is None else RecordVersion(manifest, version)
 
-    def finish(self, write: Write, found: Found[Manifest]) -> None:
+    def finish(self, write: StagedWrite, found: RecordVersion[WriteManifest]) -> None:
         """Note durably that all of it is published. Files may go then, and the manifests of earlier batches."""
-        done = Manifest(found.record.created_ms, found.record.events, title=found.record.title, finished=True)
+        done = WriteManifest(found.record.created_ms, found.record.events, title=found.record.title, finished=True)
         self._manifests.swap(self._manifest(write), done, found.version)  # else somebody else has done so
 
-    def passed(self, write: Write) -> bool:
+    def passed(self, write: StagedWrite) -> bool:
         """Whether a later batch of the same query was begun, and so this one finished."""
         return next(self._store.list(f"{self._prefix}manifests/{write.name}.", self._manifest(write)), None) is not None
 
-    def drop(self, write: Write) -> None:
+    def drop(self, write: StagedWrite) -> None:
         """Delete the files of a write, of all its attempts and runs."""
         delete_all(self._store, self.files(write))
 
@@ -175,11 +175,11 @@ class Staging:
         """Delete some files."""
         delete_all(self._store, files)
 
-    def drop_manifest(self, write: Write) -> None:
+    def drop_manifest(self, write: StagedWrite) -> None:
         """Forget a write that nobody can run again."""
         self._store.delete([self._manifest(write)])
 
-    def drop_earlier(self, write: Write) -> None:
+    def drop_earlier(self, write: StagedWrite) -> None:
         """Forget the batches of a query before this one."""
         listed = self._store.list(f"{self._prefix}manifests/{write.name}.")
         delete_all(self._store, [each.key for each in listed if each.key < self._manifest(write)])
@@ -212,14 +212,14 @@ class Staging:
         now, listed = self.now(), self._store.list(self._prefix + folder)
         return [each.key for each in listed if (now - each.modified).total_seconds() > age_s]
 
-    def _files(self, write: Write) -> str:
+    def _files(self, write: StagedWrite) -> str:
         return f"{self._prefix}files/{write.key}."
 
-    def _manifest(self, write: Write) -> str:
+    def _manifest(self, write: StagedWrite) -> str:
         return f"{self._prefix}manifests/{write.key}"
 
 
-class _Hasty(Disk):
+class _UnsyncedDisk(Disk):
     """Files that need not outlive a crash, because whoever could use them does not: nothing is synced."""
 
     def fdatasync(self, _fd: Any) -> None:

@@ -18,30 +18,30 @@ import msgspec
 from headwater.errors import Conflict, Corrupt, HeadwaterError, NotFound, Unavailable
 from headwater.format import archive as format
 from headwater.format import settings
-from headwater.format.archive import Manifest, Root
+from headwater.format.archive import Root, SegmentManifest
 from headwater.format.names import directory_of
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.limits import Limits
-from headwater.storage.archive.cache import Cache
+from headwater.storage.archive.cache import ArchiveCache
 from headwater.storage.bucket.probe import probe
-from headwater.storage.bucket.records import Found, Records
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.records import Records, RecordVersion
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 
 SETTINGS_FILE = "archive.json"
 
-Open = Callable[[str], Store]
+Open = Callable[[str], ObjectStore]
 
 
 class ArchiveStore:
     """The records of an archive in its store: whose it is, its topics, the manifest of each log."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self.store = store
         self.clock = clock
         self.roots = Records(store, clock, Root)
-        self.topics = Records(store, clock, Topic)
-        self.manifests = Records(store, clock, Manifest)
+        self.topics = Records(store, clock, TopicRecord)
+        self.manifests = Records(store, clock, SegmentManifest)
 
     def owner(self) -> str:
         """The uuid of the log directory whose archive it is; raises NotFound if it is none."""
@@ -54,7 +54,7 @@ class ArchiveStore:
         """The names by which `topic_in` finds the topics, or the named one."""
         return [directory_of(topic)] if topic is not None else list(self.store.folders(f"{format.FOLDER}/"))
 
-    def topic_in(self, directory: str) -> Topic:
+    def topic_in(self, directory: str) -> TopicRecord:
         """A topic as it was when it was archived last; raises NotFound, and Corrupt."""
         key = f"{format.FOLDER}/{directory}/topic"
         found = self.topics.read(key)
@@ -65,7 +65,7 @@ class ArchiveStore:
             raise Corrupt(f"{where} is of topic {found.record.name!r}", path=where, position=0, size=0)
         return found.record
 
-    def manifest(self, topic: Topic, partition: int, log: bytes) -> Found[Manifest] | None:
+    def manifest(self, topic: TopicRecord, partition: int, log: bytes) -> RecordVersion[SegmentManifest] | None:
         """What is archived of a log (its uuid); None if nothing is. Raises Corrupt if that cannot be."""
         key = format.manifest_key(topic.name, topic.uuid, partition)
         found = self.manifests.read(key)
@@ -74,7 +74,7 @@ class ArchiveStore:
         return found
 
 
-class Archive:
+class SegmentArchive:
     """The archive of one log directory, if it has one."""
 
     def __init__(self, path: Path, disk: Disk, clock: Clock, limits: Limits, open: Open | None = None) -> None:
@@ -85,12 +85,12 @@ class Archive:
         self._open = open or partial(_open_store, disk, clock, limits)
         self._opened: tuple[str, ArchiveStore] | None = None
         self._opening = threading.Lock()  # protects `_opened`
-        self.cache = Cache(path / "archived", disk, clock, limits)
+        self.cache = ArchiveCache(path / "archived", disk, clock, limits)
 
     def url(self) -> str | None:
         """Where it is; None if the directory has none. Raises Corrupt if the file that tells is damaged."""
         try:
-            return settings.decode(self._disk.read_file(self._path), format.Archive).url
+            return settings.decode(self._disk.read_file(self._path), format.ArchiveAddress).url
         except (FileNotFoundError, NotADirectoryError):
             return None
         except Corrupt as error:
@@ -143,7 +143,7 @@ class Archive:
         if known != url:
             # From here on retention keeps what is not archived, in every process. An address holds no credentials: the
             # stores refuse one that does.
-            self._disk.replace(self._path, settings.encode(format.Archive(url=url)))
+            self._disk.replace(self._path, settings.encode(format.ArchiveAddress(url=url)))
         return opened
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ def _out_of_reach(url: str, error: HeadwaterError) -> Unavailable:
     )
 
 
-def _open_store(disk: Disk, clock: Clock, limits: Limits, url: str) -> Store:
+def _open_store(disk: Disk, clock: Clock, limits: Limits, url: str) -> ObjectStore:
     from headwater.storage.bucket.opening import open_store  # only who has an archive pays for it
 
     retry_s = min(limits.store_retry_s, limits.archive_retry_s)

@@ -16,15 +16,15 @@ from crc32c import crc32c
 
 from headwater.errors import Corrupt, NotFound
 from headwater.format import blob as blob_format
-from headwater.format.archive import ArchivedFile, ArchivedSegment, Note, blob_name, file_key
+from headwater.format.archive import ArchivedFile, ArchivedSegment, ArchiveNote, blob_name, file_key
 from headwater.format.batch import corrupt
 from headwater.format.names import file_of
 from headwater.limits import BLOB_CHUNK_BYTES
 from headwater.storage.archive import note
-from headwater.storage.archive.archive import Archive, reaching
+from headwater.storage.archive.archive import SegmentArchive, reaching
 from headwater.storage.archive.transfer import download
 from headwater.storage.keys import KeyIndexes
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.segment import SegmentFile
 
 OPEN_MAX = 8  # fetched segments of a log that are kept open: each may have been deleted from the cache meanwhile
@@ -32,19 +32,19 @@ TRIES = 20  # a file that was just fetched may be deleted by others, who need th
 RANGE_CHUNKS = 8  # of a huge event, asked for at once
 
 
-class Archived:
+class ArchiveReader:
     """What of one log is in the archive of its directory."""
 
-    def __init__(self, place: Place, archive: Archive) -> None:
+    def __init__(self, place: LogDirectory, archive: SegmentArchive) -> None:
         self._place = place
         self._archive = archive
         self._cached = msgspec.structs.replace(place, path=archive.cache.folder(place.uuid))
-        self._noted: tuple[int | None, Note | None] = None, None  # what identifies the note's file, and the note
+        self._noted: tuple[int | None, ArchiveNote | None] = None, None  # what identifies the note's file, and the note
         self._open: OrderedDict[int, SegmentFile] = OrderedDict()
         self._opening = threading.Lock()  # protects `_open`
         self.key_indexes = KeyIndexes(self._cached, lambda _base: None)
 
-    def note(self) -> Note | None:
+    def note(self) -> ArchiveNote | None:
         """What is archived, as far as this directory knows; None if nothing is."""
         there = self._place.disk.inode(self._place.archived)
         noted = self._noted
@@ -179,7 +179,7 @@ class Archived:
             raise NotFound(f"{self._place}: segment {base} is not in the archive", code="segment_not_found", base=base)
         return segment
 
-    def _manifest(self) -> Note:
+    def _manifest(self) -> ArchiveNote:
         known = self.note()
         assert known is not None
         return known

@@ -18,7 +18,7 @@ from headwater.storage.disk import Clock, Disk
 from headwater.storage.lockfile import locked
 
 
-class Cache:
+class ArchiveCache:
     """The fetched files of one log directory."""
 
     def __init__(self, path: Path, disk: Disk, clock: Clock, limits: Limits) -> None:

@@ -12,19 +12,19 @@ from pathlib import Path
 import msgspec
 
 from headwater.errors import Corrupt, HeadwaterError
-from headwater.format.archive import ArchivedFile, ArchivedSegment, Manifest, file_key, log_folder, manifest_key
+from headwater.format.archive import ArchivedFile, ArchivedSegment, SegmentManifest, file_key, log_folder, manifest_key
 from headwater.format.names import file_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.storage.archive.archive import reaching
 from headwater.storage.archive.restore import Fetch, fetch
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.check import Counts, Finding, check_index, lost_findings, walk
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.segment import SegmentFile
 
 
 def check(
-    store: Store, place: Place, manifest: Manifest, counts: Counts, advance: Callable[[int], None]
+    store: ObjectStore, place: LogDirectory, manifest: SegmentManifest, counts: Counts, advance: Callable[[int], None]
 ) -> Iterator[Finding]:
     """Everything that is wrong with an archived log, or worth knowing. Its segments are put into `place` meanwhile."""
     last_ticks = 0
@@ -36,9 +36,9 @@ def check(
 
 
 def _check_segment(
-    store: Store,
-    place: Place,
-    manifest: Manifest,
+    store: ObjectStore,
+    place: LogDirectory,
+    manifest: SegmentManifest,
     segment: ArchivedSegment,
     last_ticks: int,
     counts: Counts,
@@ -63,7 +63,7 @@ def _check_segment(
 
 
 def _check_content(
-    store: Store, place: Place, manifest: Manifest, archived: ArchivedSegment, counts: Counts
+    store: ObjectStore, place: LogDirectory, manifest: SegmentManifest, archived: ArchivedSegment, counts: Counts
 ) -> Iterator[Finding]:
     """What is wrong with a segment whose bytes are those that were archived."""
     log = archived.file(file_of(archived.base, "log"))
@@ -90,7 +90,7 @@ def _check_content(
         segment.close()
 
 
-def _strangers(store: Store, place: Place, manifest: Manifest) -> Iterator[Finding]:
+def _strangers(store: ObjectStore, place: LogDirectory, manifest: SegmentManifest) -> Iterator[Finding]:
     """Objects that no manifest names: what an archiver that was stopped had put."""
     folder = f"{log_folder(manifest.topic, manifest.uuid, manifest.partition)}/"
     files = chain.from_iterable(segment.files for segment in manifest.segments)
@@ -103,7 +103,9 @@ def _strangers(store: Store, place: Place, manifest: Manifest) -> Iterator[Findi
                 yield _finding(place, f"{store.url}/{listed.key}", 0, 0, problem, damage=False)
 
 
-def missing(place: Place, store: Store, manifest: Manifest | None, noted: Manifest | None) -> Iterator[Finding]:
+def missing(
+    place: LogDirectory, store: ObjectStore, manifest: SegmentManifest | None, noted: SegmentManifest | None
+) -> Iterator[Finding]:
     """What a log directory knows to be in its archive, and is not: it may have dropped that."""
     for segment in noted.segments if noted is not None else ():
         there = manifest.at(segment.base) if manifest is not None else None
@@ -112,11 +114,13 @@ def missing(place: Place, store: Store, manifest: Manifest | None, noted: Manife
             yield _finding(place, str(place.archived), 0, 0, problem)
 
 
-def total_bytes(manifest: Manifest) -> int:
+def total_bytes(manifest: SegmentManifest) -> int:
     """How much has to be fetched to check a log."""
     files: Iterator[ArchivedFile] = chain.from_iterable(segment.files for segment in manifest.segments)
     return sum(file.bytes for file in files)
 
 
-def _finding(place: Place, path: str | Path, position: int, size: int, problem: str, damage: bool = True) -> Finding:
+def _finding(
+    place: LogDirectory, path: str | Path, position: int, size: int, problem: str, damage: bool = True
+) -> Finding:
     return Finding(place.topic, place.partition, str(path), position, size, problem, damage)

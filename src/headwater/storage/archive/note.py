@@ -10,16 +10,16 @@ from __future__ import annotations
 from headwater.errors import Corrupt, HeadwaterError
 from headwater.format import archive as format
 from headwater.format import settings
-from headwater.format.archive import Manifest, Note
+from headwater.format.archive import ArchiveNote, SegmentManifest
 from headwater.storage.lockfile import locked
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 
 
-def read(place: Place) -> Note | None:
+def read(place: LogDirectory) -> ArchiveNote | None:
     """What is known to be archived of a log; None if nothing is. Raises Corrupt."""
     path = place.archived
     try:
-        note = settings.decode(place.disk.read_file(path), Note)
+        note = settings.decode(place.disk.read_file(path), ArchiveNote)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except HeadwaterError as error:
@@ -31,7 +31,7 @@ def read(place: Place) -> Note | None:
     return note
 
 
-def remember(place: Place, manifest: Manifest) -> None:
+def remember(place: LogDirectory, manifest: SegmentManifest) -> None:
     """Note what a manifest in the store told, durably, unless more is noted already."""
     with locked(place.path / "archived.lock", place.disk, place.clock, place.limits.lock_wait_s):
         try:
@@ -39,7 +39,7 @@ def remember(place: Place, manifest: Manifest) -> None:
         except Corrupt:
             known = None  # the store tells it anew
         if known is None or known.end < manifest.end:
-            note = Note(
+            note = ArchiveNote(
                 topic=manifest.topic, uuid=manifest.uuid, partition=manifest.partition, segments=manifest.segments
             )
             place.make_room(place.archived)

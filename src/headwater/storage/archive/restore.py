@@ -17,20 +17,20 @@ import msgspec
 import numpy as np
 
 from headwater.errors import Invalid
-from headwater.format.archive import ArchivedFile, ArchivedSegment, Manifest, file_key
+from headwater.format.archive import ArchivedFile, ArchivedSegment, SegmentManifest, file_key
 from headwater.format.batch import BLOB, DATA, KEY, LOST, META, TYPE, Batch, encode, encode_lost
 from headwater.format.names import file_of, offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.storage.archive.archive import reaching
 from headwater.storage.archive.transfer import download, pieces_of
-from headwater.storage.bucket.store import Store
-from headwater.storage.place import Place
+from headwater.storage.bucket.store import ObjectStore
+from headwater.storage.place import LogDirectory
 from headwater.storage.segment import SegmentFile
 
 CUT = "cut"  # the directory of a segment that is written anew, while it is
 
 
-class Bound(NamedTuple):
+class RestoreEnd(NamedTuple):
     """Where to end: before this offset, or before the first event with these ticks. Neither: at the archive's end."""
 
     offset: int | None = None
@@ -61,15 +61,15 @@ class Bound(NamedTuple):
 class Fetch(NamedTuple):
     """A file to fetch, and where to put it."""
 
-    manifest: Manifest
+    manifest: SegmentManifest
     file: ArchivedFile
     path: Path
 
 
-class LogRestore:
+class SegmentRestore:
     """One log that is being restored into `place`, whose directory is not part of a log yet."""
 
-    def __init__(self, place: Place, manifest: Manifest, bound: Bound) -> None:
+    def __init__(self, place: LogDirectory, manifest: SegmentManifest, bound: RestoreEnd) -> None:
         """Raises Invalid if the archive does not reach so far, or begins later."""
         self.place = place
         self._manifest = manifest
@@ -184,7 +184,7 @@ class LogRestore:
         return int.from_bytes(self.place.clock.random_bytes(4), "little")
 
 
-def fetch(store: Store, place: Place, wanted: Fetch, advance: Callable[[int], None]) -> None:
+def fetch(store: ObjectStore, place: LogDirectory, wanted: Fetch, advance: Callable[[int], None]) -> None:
     """Have a file, verified and durable but for its name, fetched unless an earlier try has it."""
     manifest, file, path = wanted
     disk = place.disk
@@ -214,7 +214,7 @@ def first_events(batch: Batch, rows: int, *, zstd: bool) -> bytes:
     return encode(batch.base_offset, batch.base_ticks, rows, batch.content, columns, ticks=ticks, zstd=zstd)
 
 
-def _is_there(place: Place, wanted: Fetch) -> bool:
+def _is_there(place: LogDirectory, wanted: Fetch) -> bool:
     disk = place.disk
     try:
         fd = disk.open_read(wanted.path)
@@ -231,7 +231,7 @@ def _is_there(place: Place, wanted: Fetch) -> bool:
         disk.close(fd)
 
 
-def _check_reach(place: Place, manifest: Manifest, bound: Bound) -> None:
+def _check_reach(place: LogDirectory, manifest: SegmentManifest, bound: RestoreEnd) -> None:
     end = max(manifest.end, 0)
     start = manifest.segments[0].base if manifest.segments else 0
     if bound.offset is not None and not start <= bound.offset <= end:

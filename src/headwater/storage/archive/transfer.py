@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from headwater.errors import Corrupt
 from headwater.format.archive import ArchivedFile
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Disk
 
 PIECE_BYTES = 8 * 1024 * 1024  # of a request: large enough to hide its latency, small enough to hold a few
@@ -33,7 +33,7 @@ def pieces_of(disk: Disk, fd: int, size: int, pause: Callable[[], None] = lambda
 
 
 def upload(
-    store: Store,
+    store: ObjectStore,
     key_of: Callable[[ArchivedFile], str],
     name: str,
     size: int,
@@ -64,7 +64,9 @@ def _unchanged(pieces: Iterable[bytes], file: ArchivedFile) -> Iterator[bytes]:
         )
 
 
-def download(store: Store, key: str, file: ArchivedFile, pause: Callable[[], None] = lambda: None) -> Iterator[bytes]:
+def download(
+    store: ObjectStore, key: str, file: ArchivedFile, pause: Callable[[], None] = lambda: None
+) -> Iterator[bytes]:
     """The bytes of an archived file, several pieces asked for at once.
 
     Behind the last one it raises Corrupt if they are not those that were archived: only then are they good for use.
@@ -86,7 +88,7 @@ def download(store: Store, key: str, file: ArchivedFile, pause: Callable[[], Non
         raise _damaged("its bytes are not those that were archived", where, 0, file.bytes)
 
 
-def _ranges(store: Store, key: str, size: int) -> Iterator[memoryview | None]:
+def _ranges(store: ObjectStore, key: str, size: int) -> Iterator[memoryview | None]:
     """The pieces of an object in their order; a few are asked for at once."""
     if size <= PIECE_BYTES:  # as indexes are: not worth threads
         if size:

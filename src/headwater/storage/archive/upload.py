@@ -18,17 +18,17 @@ import msgspec
 from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.format import producers
 from headwater.format import segment as segment_format
-from headwater.format.archive import ArchivedFile, ArchivedSegment, Manifest, blob_name, file_key, manifest_key
+from headwater.format.archive import ArchivedFile, ArchivedSegment, SegmentManifest, blob_name, file_key, manifest_key
 from headwater.format.batch import BLOB
 from headwater.format.index import Index
 from headwater.format.names import file_of
 from headwater.format.segment import HEADER_BYTES
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.storage.archive import note
 from headwater.storage.archive.archive import ArchiveStore, reaching
 from headwater.storage.archive.transfer import pieces_of, upload
 from headwater.storage.check import Counts, walk
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.segment import SegmentFile, read_header
 
 Pause = Callable[[], None]
@@ -37,13 +37,15 @@ Pause = Callable[[], None]
 class LogArchive:
     """The way of one log into an archive. For one thread."""
 
-    def __init__(self, place: Place, topic: Topic, archive: ArchiveStore, pause: Pause = lambda: None) -> None:
+    def __init__(
+        self, place: LogDirectory, topic: TopicRecord, archive: ArchiveStore, pause: Pause = lambda: None
+    ) -> None:
         """`pause` is called between pieces of work, and may raise to stop."""
         self.place = place
         self._archive = archive
         self._key = manifest_key(topic.name, topic.uuid, place.partition)
         self._pause = pause
-        empty = Manifest(topic=topic.name, uuid=topic.uuid, partition=place.partition, segments=[])
+        empty = SegmentManifest(topic=topic.name, uuid=topic.uuid, partition=place.partition, segments=[])
         with reaching(archive.store.url):
             found = archive.manifest(topic, place.partition, place.uuid)
         self.manifest = found.record if found is not None else empty
@@ -201,7 +203,7 @@ class LogArchive:
         return sum(map(place.disk.file_size, files)) + sum(blobs)
 
 
-def covered(place: Place, topic: Topic, archive: ArchiveStore) -> Manifest | None:
+def covered(place: LogDirectory, topic: TopicRecord, archive: ArchiveStore) -> SegmentManifest | None:
     """What the store says is archived of a log, after the directory has noted it; None if nothing is.
 
     Only what this tells may be dropped. Raises Unavailable if the store cannot be asked.
@@ -214,7 +216,7 @@ def covered(place: Place, topic: Topic, archive: ArchiveStore) -> Manifest | Non
     return found.record
 
 
-def holds(place: Place, manifest: Manifest, base: int, end: int) -> bool:
+def holds(place: LogDirectory, manifest: SegmentManifest, base: int, end: int) -> bool:
     """Whether a manifest has the events of a finished segment of this log."""
     there = manifest.at(base)
     try:
@@ -223,7 +225,7 @@ def holds(place: Place, manifest: Manifest, base: int, end: int) -> bool:
         return False
 
 
-def _is_of(place: Place, there: ArchivedSegment, base: int, end: int) -> bool:
+def _is_of(place: LogDirectory, there: ArchivedSegment, base: int, end: int) -> bool:
     """Whether an archived segment has the events of a finished local one: the ticks around them never come twice."""
     try:
         ticks = read_header(place, base).previous_ticks, read_header(place, end).previous_ticks
@@ -232,7 +234,7 @@ def _is_of(place: Place, there: ArchivedSegment, base: int, end: int) -> bool:
     return (there.end, there.previous_ticks, there.last_ticks) == (end, *ticks)
 
 
-def _sound_index(place: Place, base: int, file_id: int, size: int) -> bytes | None:
+def _sound_index(place: LogDirectory, base: int, file_id: int, size: int) -> bytes | None:
     """The bytes of the index of this very file; None if there is none, or it is damaged: sealing makes it again."""
     try:
         stored = place.disk.read_file(place.index(base))
@@ -242,7 +244,7 @@ def _sound_index(place: Place, base: int, file_id: int, size: int) -> bytes | No
     return stored if (index.file_id, index.segment_bytes) == (file_id, size) else None
 
 
-def _diverged(place: Place, why: str) -> Conflict:
+def _diverged(place: LogDirectory, why: str) -> Conflict:
     return Conflict(
         f"{place}: {why}",
         hint="the log was restored, or changed, behind its archive; archive it to another place",

@@ -14,8 +14,8 @@ from itertools import chain as chained
 
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable, Unsupported
 from headwater.format import object as format
-from headwater.format.object import Head, Told
-from headwater.format.producers import Answer
+from headwater.format.object import ObjectHead, ProducerRecord
+from headwater.format.producers import ProducerAnswer
 from headwater.storage import producers
 from headwater.storage.bucket.backoff import Backoff
 from headwater.storage.bucket.chain import Chain, Tip
@@ -350,7 +350,7 @@ class Appender:
         unit.finish()
         return True
 
-    def _built(self, units: list[Unit], tip: Tip) -> tuple[Head, list[bytes]]:
+    def _built(self, units: list[Unit], tip: Tip) -> tuple[ObjectHead, list[bytes]]:
         """The object that holds all units, behind the tip; every row learns where it will be."""
         place = self._place
         rows = list(chained.from_iterable(unit.rows for unit in units))
@@ -364,7 +364,7 @@ class Appender:
             for each in run:
                 each.offset, each.ticks = offset, ticks
                 offset, ticks = offset + each.count, ticks + each.count
-        head = Head(
+        head = ObjectHead(
             log=place.uuid.hex(),
             base=tip.end,
             end=offset,
@@ -379,7 +379,7 @@ class Appender:
         )
         return head, batches
 
-    def _told(self, units: Iterable[Unit], tip: Tip) -> list[Told]:
+    def _told(self, units: Iterable[Unit], tip: Tip) -> list[ProducerRecord]:
         """What the log remembers of its producers behind this object."""
         if not any(unit.rows[0].producer is not None for unit in units):
             return tip.producers
@@ -387,13 +387,13 @@ class Appender:
         for unit in units:
             first = unit.rows[0]
             if first.producer is not None:
-                answer = Answer(first.producer.seq, first.offset, first.ticks, first.count)
+                answer = ProducerAnswer(first.producer.seq, first.offset, first.ticks, first.count)
                 producers.note(known, first.producer, answer, self._place.limits)
         while len(known) > self._place.limits.object_producers_max:
             del known[next(iter(known))]
         return format.told(known)
 
-    def _put(self, head: Head, data: bytes) -> bool:
+    def _put(self, head: ObjectHead, data: bytes) -> bool:
         """Put an object at its place, durably; False if it is not in the log: another one was first."""
         knowledge = self._chain.knowledge
         ours = self._created(head, data)
@@ -406,7 +406,7 @@ class Appender:
             self._place.store.delete([self._place.events_at(head.base)])
         return landed
 
-    def _created(self, head: Head, data: bytes) -> bool:
+    def _created(self, head: ObjectHead, data: bytes) -> bool:
         """Put an object; False if another one is there."""
         store, key = self._place.store, self._place.events_at(head.base)
         backoff = Backoff(self._place.clock, FIRST_PAUSE_S, PAUSE_S_MAX, REFUSED_S_MAX)
@@ -426,7 +426,7 @@ class Appender:
 
     def _put_last(self) -> bool:
         tip = self._tip()
-        head = Head(
+        head = ObjectHead(
             log=self._place.uuid.hex(),
             base=tip.end,
             end=tip.end,

@@ -21,7 +21,7 @@ from headwater.storage.failures import offset_gone
 PIECES_WAITING = 8  # chunks that may wait for the store: bounded memory, and nobody waits for the other
 
 
-class _Discarded(Exception):
+class _DiscardedUploadError(Exception):
     """The event is not appended after all: nothing is to be put."""
 
 
@@ -101,7 +101,7 @@ class ObjectSpool:
     def _put(self) -> None:
         try:
             self._place.store.put_pieces(self._place.blob(self.path.name), self._taken())
-        except _Discarded:
+        except _DiscardedUploadError:
             return
         except HeadwaterError as error:
             self._error = error
@@ -109,10 +109,10 @@ class ObjectSpool:
     def _taken(self) -> Iterator[bytes]:
         while (chunk := self._chunks.get()) is not None:
             if self._discarded:
-                raise _Discarded
+                raise _DiscardedUploadError
             yield chunk
         if self._discarded:
-            raise _Discarded
+            raise _DiscardedUploadError
 
 
 class ObjectBlob:

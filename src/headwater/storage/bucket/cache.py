@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 
 
-class Cache:
+class ObjectCache:
     """Bytes by key and position, the ones that were used last."""
 
     def __init__(self, bytes_max: int) -> None:

@@ -14,8 +14,8 @@ import msgspec
 
 from headwater.errors import Corrupt, HeadwaterError
 from headwater.format import object as format
-from headwater.format.object import Head, Told
-from headwater.storage.bucket.cache import Cache
+from headwater.format.object import ObjectHead, ProducerRecord
+from headwater.storage.bucket.cache import ObjectCache
 from headwater.storage.bucket.meta import Knowledge, Meta, Point
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.disk import Word
@@ -40,7 +40,7 @@ class Tip(NamedTuple):
     end: int
     nonce: str
     ticks: int
-    producers: list[Told]
+    producers: list[ProducerRecord]
 
     @classmethod
     def of(cls, point: Point) -> Tip:
@@ -50,7 +50,7 @@ class Tip(NamedTuple):
 class Chain:
     """What this process knows of one partition."""
 
-    def __init__(self, place: ObjectPlace, cache: Cache) -> None:
+    def __init__(self, place: ObjectPlace, cache: ObjectCache) -> None:
         self.knowledge = Knowledge(place)
         self.cache = cache
         self._place = place
@@ -97,7 +97,7 @@ class Chain:
                 self.cache.put(self._place.events_at(tip.end), stored.data)
                 tip = self.take(head)
 
-    def take(self, head: Head) -> Tip:
+    def take(self, head: ObjectHead) -> Tip:
         """Note an object that was found or put at the tip; one that is known already changes nothing."""
         with self._advancing:
             tip = self._tip
@@ -151,7 +151,7 @@ class Chain:
             at = bisect_right(self._bases, base)
             return self._bases[at] if at < len(self._bases) else self.tip.end
 
-    def decode(self, key: str, data: memoryview) -> Head:
+    def decode(self, key: str, data: memoryview) -> ObjectHead:
         """The head of an object of this log; raises Corrupt for another's."""
         head, position = format.decode(data, self._place.path(key))
         if head.log != self._place.uuid.hex() or position + head.size > len(data):
@@ -237,7 +237,7 @@ class Chain:
         except msgspec.DecodeError:
             return meta.reached.offset
 
-    def _broken(self, head: Head, tip: Tip) -> Corrupt:
+    def _broken(self, head: ObjectHead, tip: Tip) -> Corrupt:
         path = self._place.path(self._place.events_at(head.base))
         return Corrupt(
             f"an object does not follow the one before it: {path}",

@@ -13,12 +13,12 @@ import msgspec
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unsupported
 from headwater.format import object as format
 from headwater.format.batch import BLOB
-from headwater.format.object import Head
+from headwater.format.object import ObjectHead
 from headwater.storage.bucket.blobs import ObjectBlob
-from headwater.storage.bucket.meta import Knowledge, Meta, Segment
+from headwater.storage.bucket.meta import Knowledge, Meta, ObjectSegment
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.check import Counts, Finding
-from headwater.storage.segment import Window
+from headwater.storage.segment import SegmentWindow
 
 LOOKS_MAX = 3  # then what is wrong is not the work of those who keep the log
 
@@ -82,7 +82,7 @@ def _walk(place: ObjectPlace, meta: Meta, counts: Counts, progress: Callable[[in
 
 
 def _check_object(
-    place: ObjectPlace, key: str, link: _Link, end: int | None, counts: Counts, segment: Segment | None = None
+    place: ObjectPlace, key: str, link: _Link, end: int | None, counts: Counts, segment: ObjectSegment | None = None
 ) -> Generator[Finding, None, _Link]:
     """What is wrong with one object; returns how far the walk has come with it."""
     base = segment.base if segment is not None else int(key.removeprefix(place.events))
@@ -113,7 +113,13 @@ def _check_object(
 
 
 def _wrong(
-    place: ObjectPlace, head: Head, base: int, end: int | None, link: _Link, segment: Segment | None, left: int
+    place: ObjectPlace,
+    head: ObjectHead,
+    base: int,
+    end: int | None,
+    link: _Link,
+    segment: ObjectSegment | None,
+    left: int,
 ) -> Iterator[str]:
     """What a head says that cannot be."""
     if head.log != place.uuid.hex():
@@ -130,9 +136,11 @@ def _wrong(
         yield "the object is not the segment that the record names"
 
 
-def _check_batches(place: ObjectPlace, key: str, head: Head, position: int, data: memoryview, counts: Counts) -> None:
+def _check_batches(
+    place: ObjectPlace, key: str, head: ObjectHead, position: int, data: memoryview, counts: Counts
+) -> None:
     """Verify all batches, and the huge events that they name; raises Corrupt."""
-    window = Window(data[: position + head.size], 0, place.path(key))
+    window = SegmentWindow(data[: position + head.size], 0, place.path(key))
     offset, ticks = head.base, head.previous_ticks
     for batch in window.batches(position, head.base):
         batch.validate()
@@ -151,9 +159,9 @@ def _check_batches(place: ObjectPlace, key: str, head: Head, position: int, data
         raise Corrupt(f"the object ends at offset {offset} instead of {head.end}", position=position, size=head.size)
 
 
-def _check_tables(place: ObjectPlace, key: str, head: Head, position: int, data: memoryview) -> None:
+def _check_tables(place: ObjectPlace, key: str, head: ObjectHead, position: int, data: memoryview) -> None:
     """Verify what a segment says of its batches, and of the objects that it was made of; raises Corrupt."""
-    window = Window(data[: position + head.size], 0, place.path(key))
+    window = SegmentWindow(data[: position + head.size], 0, place.path(key))
     found = [(each.base_offset, each.position, each.base_ticks) for each in window.batches(position, head.base)]
     if found != head.batches:
         raise Corrupt("the table of batches is wrong", position=0, size=position)

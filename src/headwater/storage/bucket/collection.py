@@ -19,7 +19,7 @@ from headwater.errors import Unavailable
 from headwater.storage.bucket.meta import Knowledge, Mark, Meta
 from headwater.storage.bucket.packed import read_head
 from headwater.storage.bucket.place import ObjectPlace
-from headwater.storage.bucket.store import Listed, Store
+from headwater.storage.bucket.store import ObjectEntry, ObjectStore
 
 DOOMED_MAX = 1000  # keys that `meta` notes at once: everybody reads them; more is noted the next time
 DELETED_AT_ONCE = 1000  # as many as a request of S3 takes
@@ -43,12 +43,12 @@ def collect(place: ObjectPlace, knowledge: Knowledge) -> int:
     return gone
 
 
-def all_older(store: Store, prefix: str, now: datetime, age_s: float) -> bool:
+def all_older(store: ObjectStore, prefix: str, now: datetime, age_s: float) -> bool:
     """Whether everything below a prefix is so old: nobody is just about to name it."""
     return all(_older(each, now, age_s) for each in store.list(prefix))
 
 
-def time_of(store: Store, key: str) -> datetime:
+def time_of(store: ObjectStore, key: str) -> datetime:
     """The time of the store, by putting something there. What happened before this call has an earlier one."""
     store.put(key, b"{}\n")
     for each in store.list(key):
@@ -57,7 +57,7 @@ def time_of(store: Store, key: str) -> datetime:
     raise Unavailable(f"{store.url} does not list {key}, which was just put there", code="store_unavailable")
 
 
-def delete_all(store: Store, keys: Iterable[str]) -> int:
+def delete_all(store: ObjectStore, keys: Iterable[str]) -> int:
     """Delete objects, some at a time; returns how many."""
     rest, gone = iter(keys), 0
     while some := list(islice(rest, DELETED_AT_ONCE)):
@@ -75,7 +75,7 @@ def _below(place: ObjectPlace, offset: int) -> Iterator[str]:
         yield each.key
 
 
-def _unnamed_segments(place: ObjectPlace, meta: Meta, found: list[Listed], now: datetime) -> list[str]:
+def _unnamed_segments(place: ObjectPlace, meta: Meta, found: list[ObjectEntry], now: datetime) -> list[str]:
     """Segments that `meta` does not name: of those who were second, died, merged them or trimmed them.
 
     Young ones are left: whoever put one may be about to have it named.
@@ -84,7 +84,7 @@ def _unnamed_segments(place: ObjectPlace, meta: Meta, found: list[Listed], now: 
     return [each.key for each in found if each.key not in named and _older(each, now, place.limits.collect_s)]
 
 
-def _unnamed_blobs(place: ObjectPlace, meta: Meta, found: list[Listed], now: datetime) -> list[str]:
+def _unnamed_blobs(place: ObjectPlace, meta: Meta, found: list[ObjectEntry], now: datetime) -> list[str]:
     """Huge events that no head names. Those that are not old may belong to an upload that goes on."""
     old = [each.key for each in found if _older(each, now, place.limits.blob_orphan_s)]
     if not old:
@@ -117,7 +117,7 @@ def _short(place: ObjectPlace, keys: list[str]) -> list[str]:
     return [place.short(key) for key in keys[:DOOMED_MAX]]
 
 
-def _older(each: Listed, now: datetime, age_s: float) -> bool:
+def _older(each: ObjectEntry, now: datetime, age_s: float) -> bool:
     return (now - each.modified).total_seconds() >= age_s
 
 

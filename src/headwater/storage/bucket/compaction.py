@@ -22,13 +22,13 @@ import msgspec
 from headwater.errors import Corrupt
 from headwater.format import object as format
 from headwater.format.batch import BLOB, Batch
-from headwater.format.object import Head
-from headwater.storage.bucket.cache import Cache
-from headwater.storage.bucket.meta import Knowledge, Meta, Point, Segment
+from headwater.format.object import ObjectHead
+from headwater.storage.bucket.cache import ObjectCache
+from headwater.storage.bucket.meta import Knowledge, Meta, ObjectSegment, Point
 from headwater.storage.bucket.place import ObjectPlace
-from headwater.storage.bucket.store import Listed
+from headwater.storage.bucket.store import ObjectEntry
 from headwater.storage.packing import Pause, packed, runs
-from headwater.storage.segment import Window
+from headwater.storage.segment import SegmentWindow
 
 NONCE_BYTES = 16
 TICKS_PER_MS = 10_000
@@ -40,12 +40,12 @@ class _Source(NamedTuple):
     """An object that goes into a segment: its head, where its batches begin, and all its bytes."""
 
     key: str
-    head: Head
+    head: ObjectHead
     position: int
     data: memoryview
 
 
-class _Raced(Exception):
+class _CompactionRaceError(Exception):
     """Somebody else compacted, trimmed or collected what was being read."""
 
 
@@ -55,7 +55,7 @@ def compact(
     pool: Pool,
     upto: int | None = None,
     pause: Pause = lambda: None,
-    cache: Cache | None = None,
+    cache: ObjectCache | None = None,
 ) -> int:
     """Make segments of what is worth it, durably; returns how many. With `upto`, of everything below that offset.
 
@@ -65,9 +65,9 @@ def compact(
     made = 0
     while upto is None or knowledge.look().reached.offset < upto:
         try:
-            if not _compact_once(place, knowledge, pool, pause, cache or Cache(0), all=upto is not None):
+            if not _compact_once(place, knowledge, pool, pause, cache or ObjectCache(0), all=upto is not None):
                 break
-        except _Raced:
+        except _CompactionRaceError:
             if upto is None:
                 break  # whoever was quicker goes on
             continue
@@ -76,7 +76,7 @@ def compact(
 
 
 def _compact_once(
-    place: ObjectPlace, knowledge: Knowledge, pool: Pool, pause: Pause, cache: Cache, *, all: bool
+    place: ObjectPlace, knowledge: Knowledge, pool: Pool, pause: Pause, cache: ObjectCache, *, all: bool
 ) -> bool:
     """Make one segment; False if nothing is worth it."""
     meta = knowledge.look()
@@ -97,10 +97,10 @@ def _compact_once(
     return True
 
 
-def _objects(place: ObjectPlace, meta: Meta) -> list[Listed]:
+def _objects(place: ObjectPlace, meta: Meta) -> list[ObjectEntry]:
     """The objects behind what is compacted, as many as one segment takes."""
     limits, size = place.limits, 0
-    found: list[Listed] = []
+    found: list[ObjectEntry] = []
     start = meta.reached.offset
     for each in place.store.list(place.events, place.events_at(start - 1) if start else ""):
         if found and (
@@ -114,7 +114,7 @@ def _objects(place: ObjectPlace, meta: Meta) -> list[Listed]:
     return found
 
 
-def _worth(place: ObjectPlace, objects: list[Listed], *, all: bool) -> bool:
+def _worth(place: ObjectPlace, objects: list[ObjectEntry], *, all: bool) -> bool:
     """Enough objects, or enough bytes: each segment costs requests, and a place in `meta`."""
     limits = place.limits
     if all:
@@ -123,14 +123,14 @@ def _worth(place: ObjectPlace, objects: list[Listed], *, all: bool) -> bool:
     return bool(enough or sum(each.size for each in objects) * 2 > limits.segment_bytes)
 
 
-def _merged(place: ObjectPlace, meta: Meta, size: int) -> list[Segment]:
+def _merged(place: ObjectPlace, meta: Meta, size: int) -> list[ObjectSegment]:
     """The last segments, if they are so small that they should become one with what is added.
 
     Each is at most twice as large as all that is behind it, so every event is rewritten a few times at most while
     segments grow to their size, and `meta` names few small ones. What spans too much time stays
     apart: it could not be trimmed.
     """
-    limits, found = place.limits, list[Segment]()
+    limits, found = place.limits, list[ObjectSegment]()
     if meta.compacted.offset != meta.reached.offset:
         return found
     for each in reversed(meta.segments):
@@ -142,7 +142,7 @@ def _merged(place: ObjectPlace, meta: Meta, size: int) -> list[Segment]:
     return found
 
 
-def _get(place: ObjectPlace, cache: Cache, key: str) -> memoryview | None:
+def _get(place: ObjectPlace, cache: ObjectCache, key: str) -> memoryview | None:
     data = cache.get(key)
     if data is None:
         stored = place.store.get(key)
@@ -151,18 +151,18 @@ def _get(place: ObjectPlace, cache: Cache, key: str) -> memoryview | None:
 
 
 def _read(
-    place: ObjectPlace, meta: Meta, merged: list[Segment], keys: list[str], pool: Pool, cache: Cache
+    place: ObjectPlace, meta: Meta, merged: list[ObjectSegment], keys: list[str], pool: Pool, cache: ObjectCache
 ) -> Iterator[_Source]:
     """The objects, each verified to follow the one before. Ends at the mark that the topic is deleted."""
     expected, nonce = (merged[0].base, None) if merged else (meta.reached.offset, meta.reached.nonce)
     for key, data in zip(keys, pool().map(partial(_get, place, cache), keys), strict=True):
         if data is None:
-            raise _Raced
+            raise _CompactionRaceError
         head, position = format.decode(data, place.path(key))
         follows = head.base == expected and (nonce is None or head.previous == nonce)
         if head.log != place.uuid.hex() or position + head.size > len(data) or not follows:
             if Knowledge(place).look().reached.offset != meta.reached.offset:
-                raise _Raced  # a place was freed, and a sleeper put something there
+                raise _CompactionRaceError  # a place was freed, and a sleeper put something there
             raise _broken(place.path(key), len(data))
         if head.closed:
             return
@@ -170,14 +170,14 @@ def _read(
         expected, nonce = head.end, head.nonce
 
 
-def _put(place: ObjectPlace, sources: list[_Source], pause: Pause) -> Segment:
+def _put(place: ObjectPlace, sources: list[_Source], pause: Pause) -> ObjectSegment:
     """Put a segment that holds all batches of some objects, durably; nobody knows of it yet."""
     first, last = sources[0].head, sources[-1].head
     blobs: list[int] = []
     batches = list(
         chained.from_iterable(packed(run, place) for run in runs(_batches(place, sources, blobs), place, pause))
     )
-    head = Head(
+    head = ObjectHead(
         log=first.log,
         base=first.base,
         end=last.end,
@@ -192,14 +192,14 @@ def _put(place: ObjectPlace, sources: list[_Source], pause: Pause) -> Segment:
     pieces = format.encode_segment(head, batches, table)
     nonce = place.clock.random_bytes(NONCE_BYTES).hex()
     size = place.store.put_pieces(place.segment(head.base, head.end, nonce), pieces)
-    return Segment(head.base, head.end, nonce, size, head.previous_ticks, head.ticks, sum(blobs))
+    return ObjectSegment(head.base, head.end, nonce, size, head.previous_ticks, head.ticks, sum(blobs))
 
 
 def _batches(place: ObjectPlace, sources: list[_Source], blobs: list[int]) -> Iterator[Batch]:
     """All batches in order; notes the bytes of huge events."""
     for source in sources:
         end = source.position + source.head.size
-        window = Window(source.data[:end], 0, place.path(source.key))
+        window = SegmentWindow(source.data[:end], 0, place.path(source.key))
         offset = source.head.base
         for batch in window.batches(source.position, offset):
             if batch.flags & BLOB:
@@ -219,7 +219,12 @@ def _table(place: ObjectPlace, source: _Source) -> bytes:
 
 
 def _name(
-    place: ObjectPlace, knowledge: Knowledge, seen: Meta, merged: list[Segment], segment: Segment, last: Head
+    place: ObjectPlace,
+    knowledge: Knowledge,
+    seen: Meta,
+    merged: list[ObjectSegment],
+    segment: ObjectSegment,
+    last: ObjectHead,
 ) -> None:
     """Have `meta` name a segment instead of those that were merged, durably; raises _Raced.
 
@@ -244,7 +249,7 @@ def _name(
         # Certainly nobody ever saw it. After a try, it may have been named and merged with others since: then it has
         # to stay for those who still believe in it, and is collected.
         place.store.delete([key])
-    raise _Raced
+    raise _CompactionRaceError
 
 
 def _broken(path: str, size: int) -> Corrupt:

@@ -10,28 +10,28 @@ from collections.abc import Iterable
 from urllib.parse import unquote
 
 from headwater.format import names
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.storage.bucket.place import prefix_of
 from headwater.storage.bucket.records import Records
-from headwater.storage.bucket.store import Store
-from headwater.storage.coordinator import CursorRecord, Kept, Sign
+from headwater.storage.bucket.store import ObjectStore
+from headwater.storage.coordinator import CursorRecord, CursorVersion, Sign
 from headwater.storage.disk import Clock
 
 
 class BucketCoordinator:
     """All consumers of the topics in a store."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store
         self._records = Records(store, clock, CursorRecord)
 
-    def names(self, topic: Topic) -> list[str]:
+    def names(self, topic: TopicRecord) -> list[str]:
         """The names of all consumers of a topic, sorted."""
         prefix = f"{prefix_of(topic)}consumers/"
         # Not by its folders: one may be named for a while when what was in it is deleted.
         return sorted({unquote(each.key.removeprefix(prefix).partition("/")[0]) for each in self._store.list(prefix)})
 
-    def consumer(self, topic: Topic, name: str) -> BucketCursors:
+    def consumer(self, topic: TopicRecord, name: str) -> BucketCursors:
         """What is kept of one."""
         prefix, folder = prefix_of(topic), names.directory_of(name)
         return BucketCursors(self._store, self._records, f"{prefix}consumers/{folder}/", f"{prefix}members/{folder}/")
@@ -43,7 +43,7 @@ class BucketCoordinator:
 class BucketCursors:
     """What is kept of one consumer of one topic."""
 
-    def __init__(self, store: Store, records: Records[CursorRecord], cursors: str, members: str) -> None:
+    def __init__(self, store: ObjectStore, records: Records[CursorRecord], cursors: str, members: str) -> None:
         self._store = store
         self._records = records
         self._cursors = cursors
@@ -60,10 +60,10 @@ class BucketCursors:
         found = (listed.key.removeprefix(self._cursors) for listed in self._store.list(self._cursors))
         return {int(name) for name in found if name.isascii() and name.isdecimal()}
 
-    def read(self, partition: int) -> Kept | None:
+    def read(self, partition: int) -> CursorVersion | None:
         """The record; None if there is none."""
         found = self._records.read(self._key(partition))
-        return None if found is None else Kept(*found)
+        return None if found is None else CursorVersion(*found)
 
     def create(self, partition: int, record: CursorRecord) -> None:
         """Put a record where none is; one that is there stays."""

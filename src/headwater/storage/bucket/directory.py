@@ -31,7 +31,7 @@ from headwater.errors import Corrupt, HeadwaterError, Invalid, Unavailable, Unsu
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.limits import DEFAULTS
 from headwater.storage.bucket.keys import RESERVED, checked, checked_prefix
-from headwater.storage.bucket.store import Listed, Stored
+from headwater.storage.bucket.store import ObjectEntry, StoredObject
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.lockfile import locked
 
@@ -64,7 +64,7 @@ class DirectoryStore:
         """Where it is."""
         return f"objects://{self.path}"
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredObject | None:
         """The object; None if it is not there."""
         return self._read(key, self._whole)
 
@@ -121,13 +121,13 @@ class DirectoryStore:
             with self._failures(str(directory)):
                 self._disk.sync_directory(directory)
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectEntry]:
         """All objects whose keys begin so, behind the key `after`, in the order of their keys."""
         checked_prefix(prefix)
         for key in self._keys(prefix.rpartition("/")[0], prefix, after):
             with self._failures(key), contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 found = self._disk.status(self.path / key)
-                yield Listed(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+                yield ObjectEntry(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
     def folders(self, prefix: str) -> builtins.list[str]:
         """The next parts of the keys that begin with `prefix`, if they go on behind them; sorted, each once."""
@@ -168,9 +168,9 @@ class DirectoryStore:
             self._synced.clear()
         self._synced[directory] = now
 
-    def _whole(self, fd: int) -> Stored:
+    def _whole(self, fd: int) -> StoredObject:
         data = self._bytes(fd, 0, self._disk.size(fd))
-        return Stored(data, self._version(fd, data))
+        return StoredObject(data, self._version(fd, data))
 
     def _bytes(self, fd: int, start: int, length: int) -> memoryview:
         """What the system gives at once is about 2 GiB at most; so a large object takes several calls."""

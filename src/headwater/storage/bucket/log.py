@@ -16,17 +16,17 @@ from headwater.event import Blob, Content
 from headwater.format.batch import Batch
 from headwater.format.losses import Ranges
 from headwater.format.object import known
-from headwater.format.producers import Known, Producer
+from headwater.format.producers import Producer, ProducerState
 from headwater.storage.bucket.appender import Appender, Unit
 from headwater.storage.bucket.blobs import ObjectBlob, ObjectSpool
-from headwater.storage.bucket.cache import Cache
+from headwater.storage.bucket.cache import ObjectCache
 from headwater.storage.bucket.chain import Chain
 from headwater.storage.bucket.place import ObjectPlace
-from headwater.storage.bucket.reader import Missed, ObjectCursor, Reader, TypeTest
+from headwater.storage.bucket.reader import MissingObject, ObjectCursor, ObjectReader, TypeTest
 from headwater.storage.extents import Extents
 from headwater.storage.open_files import open_files
 from headwater.storage.rows import Rows
-from headwater.storage.upload import Upload
+from headwater.storage.upload import BlobUpload
 
 
 class ObjectState(NamedTuple):
@@ -43,7 +43,7 @@ class ObjectLog:
     def __init__(
         self,
         place: ObjectPlace,
-        cache: Cache,
+        cache: ObjectCache,
         pool: Callable[[], Executor],
         *,
         patient: bool = False,
@@ -56,7 +56,7 @@ class ObjectLog:
         self.node = place.node
         self.blob_bytes_in_memory = place.limits.blob_bytes_in_memory
         self.chain = Chain(place, cache)
-        self._reader = Reader(place, self.chain, pool)
+        self._reader = ObjectReader(place, self.chain, pool)
         self.used = open_files.turn
         self._appender = Appender(place, self.chain, patient=patient, was_put=partial(was_put, self))
 
@@ -95,9 +95,9 @@ class ObjectLog:
         *,
         sync: bool,
         guard: tuple[int | None, Producer | None] | None = None,
-    ) -> Upload:
+    ) -> BlobUpload:
         """One event whose pieces arrive in their own time: bounded memory."""
-        return Upload(
+        return BlobUpload(
             self.place.limits,
             partial(ObjectSpool, self.place),
             self.append,
@@ -112,7 +112,7 @@ class ObjectLog:
     def sync(self) -> None:
         """Everything that is there is durable."""
 
-    def producers(self) -> tuple[int, dict[str, Known]]:
+    def producers(self) -> tuple[int, dict[str, ProducerState]]:
         """What is remembered of producers now, and the offset as of which that is."""
         tip = self.chain.advance()
         return tip.end, known(tip.producers)
@@ -193,7 +193,7 @@ class ObjectLog:
         """The data of a huge event."""
         try:
             id = self._reader.head(batch.path).blobs.get(str(batch.base_offset), "missing")
-        except Missed:  # its object was compacted since: the segment says it, too
+        except MissingObject:  # its object was compacted since: the segment says it, too
             self._reader.recover(batch.base_offset)
             (again,) = (each for each in self._reader.batches(batch.base_offset, batch.end_offset, backwards=False))
             id = self._reader.head(again.path).blobs.get(str(batch.base_offset), "missing")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headwater.format.object import Told
+from headwater.format.object import ProducerRecord
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.bucket.records import Records
 from headwater.storage.failures import deleted
@@ -29,10 +29,10 @@ class Point(msgspec.Struct, frozen=True):
     offset: int = 0
     nonce: str = ""
     ticks: int = 0
-    producers: list[Told] = []
+    producers: list[ProducerRecord] = []
 
 
-class Segment(msgspec.Struct, frozen=True):
+class ObjectSegment(msgspec.Struct, frozen=True):
     """A segment: `nonce` is a part of its key, `ticks` are of its last event, `bytes` those of the whole object.
 
     `blobs` are the bytes of the huge events that it names.
@@ -65,7 +65,7 @@ class Meta(msgspec.Struct, frozen=True):
     log: str
     trim: Point = Point()
     compacted: Point = Point()
-    segments: list[Segment] = []
+    segments: list[ObjectSegment] = []
     mark: Mark = Mark()
 
     @property
@@ -73,13 +73,13 @@ class Meta(msgspec.Struct, frozen=True):
         """The higher of the two: below it, objects of events are superfluous."""
         return max(self.trim, self.compacted, key=lambda point: point.offset)
 
-    def segment_of(self, offset: int) -> Segment | None:
+    def segment_of(self, offset: int) -> ObjectSegment | None:
         """The segment that holds an offset."""
         at = bisect_right(self.segments, offset, key=lambda segment: segment.base) - 1
         return self.segments[at] if at >= 0 and offset < self.segments[at].end else None
 
 
-class _Known(NamedTuple):
+class _MetaSnapshot(NamedTuple):
     """A look: what was seen, and when it began, by both clocks."""
 
     meta: Meta
@@ -94,7 +94,7 @@ class Knowledge:
         self._place = place
         self._records = Records(place.store, place.clock, Meta)
         self._mutex = threading.Lock()  # protects what is below; read as a whole, so that no look is taken for another
-        self._known: _Known | None = None
+        self._known: _MetaSnapshot | None = None
 
     def create(self) -> None:
         """Make the record of a new log. One that is there already is right, too: whoever made it was first."""
@@ -142,7 +142,7 @@ class Knowledge:
                 self._note(changed, now)
                 return changed
 
-    def _fresh(self, known: _Known) -> bool:
+    def _fresh(self, known: _MetaSnapshot) -> bool:
         """Whether a look may still be believed."""
         now_s, now_ticks = self._now()
         knowledge_s = self._place.limits.knowledge_s
@@ -155,4 +155,4 @@ class Knowledge:
     def _note(self, meta: Meta, now: tuple[float, int]) -> None:
         with self._mutex:
             if self._known is None or now[0] >= self._known.looked_s:
-                self._known = _Known(meta, *now)
+                self._known = _MetaSnapshot(meta, *now)

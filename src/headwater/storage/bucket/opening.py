@@ -16,7 +16,7 @@ from headwater.errors import Invalid, Unsupported
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.keys import checked
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.endpoints import is_plain, is_sealed
 
@@ -24,7 +24,7 @@ OPTIONS = ("allow_http", "endpoint", "region")
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
-def open_store(url: str, *, clock: Clock, disk: Disk, limits: Limits = DEFAULTS) -> Store:
+def open_store(url: str, *, clock: Clock, disk: Disk, limits: Limits = DEFAULTS) -> ObjectStore:
     """The store at an address. Nothing is asked of it yet, and nothing made.
 
     Raises Invalid for an address that cannot be one, Unsupported for another kind of place or a missing extra.
@@ -41,14 +41,14 @@ def open_store(url: str, *, clock: Clock, disk: Disk, limits: Limits = DEFAULTS)
     )
 
 
-def _directory(url: str, clock: Clock, disk: Disk, limits: Limits) -> Store:
+def _directory(url: str, clock: Clock, disk: Disk, limits: Limits) -> ObjectStore:
     path = url.removeprefix("objects://")
     if not path.startswith("/") or "\0" in path:
         raise Invalid(f"{url!r} names no directory", hint="objects:// and an absolute path: objects:///a/directory")
     return DirectoryStore(Path(path), disk, clock, limits.lock_wait_s)
 
 
-def _s3(url: str, clock: Clock, limits: Limits) -> Store:
+def _s3(url: str, clock: Clock, limits: Limits) -> ObjectStore:
     parts = _split(url)
     prefix = parts.path.strip("/")
     if prefix:

@@ -6,8 +6,8 @@ Readers need the batches alone (`reader.py`). This is for whoever must know what
 from __future__ import annotations
 
 from headwater.format import object as format
-from headwater.format.object import Head
-from headwater.storage.bucket.meta import Knowledge, Meta, Segment
+from headwater.format.object import ObjectHead
+from headwater.storage.bucket.meta import Knowledge, Meta, ObjectSegment
 from headwater.storage.bucket.place import ObjectPlace
 
 HEAD_BYTES = 16 * 1024  # enough for most heads in one request
@@ -26,7 +26,7 @@ def packed_in(place: ObjectPlace, meta: Meta, base: int, nonce: str) -> bool:
     return False
 
 
-def read_head(place: ObjectPlace, key: str) -> tuple[Head, int] | None:
+def read_head(place: ObjectPlace, key: str) -> tuple[ObjectHead, int] | None:
     """The head of an object, verified, and where its batches begin; None if it is not there."""
     data = place.store.get_range(key, 0, HEAD_BYTES)
     if data is not None and (size := format.head_bytes(data)) > len(data) >= format.PREFIX_BYTES:
@@ -34,7 +34,7 @@ def read_head(place: ObjectPlace, key: str) -> tuple[Head, int] | None:
     return None if data is None else format.decode(data, place.path(key))
 
 
-def table_of(place: ObjectPlace, segment: Segment) -> dict[int, str] | None:
+def table_of(place: ObjectPlace, segment: ObjectSegment) -> dict[int, str] | None:
     """The nonces of the objects that a segment was made of, by their first offsets; None if it is not there."""
     key = place.segment(segment.base, segment.end, segment.nonce)
     found = read_head(place, key)

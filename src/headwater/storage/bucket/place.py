@@ -7,9 +7,9 @@ from uuid import UUID
 import msgspec
 
 from headwater.format import names
-from headwater.format.settings import Topic
+from headwater.format.settings import TopicRecord
 from headwater.limits import Limits
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 
 TOPICS = "topics/"
@@ -20,7 +20,7 @@ def topic_key(name: str) -> str:
     return f"{TOPICS}{names.directory_of(name)}/topic"
 
 
-def prefix_of(topic: Topic) -> str:
+def prefix_of(topic: TopicRecord) -> str:
     """What the keys of a topic begin with; one of the same name that is made later has others."""
     return f"{TOPICS}{names.directory_of(topic.name)}/{topic.uuid}/"
 
@@ -28,7 +28,7 @@ def prefix_of(topic: Topic) -> str:
 class ObjectPlace(msgspec.Struct, frozen=True):
     """One log."""
 
-    store: Store
+    store: ObjectStore
     topic: str
     partition: int
     uuid: bytes
@@ -39,7 +39,9 @@ class ObjectPlace(msgspec.Struct, frozen=True):
     zstd: bool = False
 
     @classmethod
-    def of(cls, store: Store, topic: Topic, partition: int, disk: Disk, clock: Clock, limits: Limits) -> ObjectPlace:
+    def of(
+        cls, store: ObjectStore, topic: TopicRecord, partition: int, disk: Disk, clock: Clock, limits: Limits
+    ) -> ObjectPlace:
         """The place of one partition of a topic."""
         uuid = names.log_uuid(UUID(topic.uuid), partition)
         zstd = topic.settings.compression == "zstd"

@@ -7,7 +7,7 @@ written in the copy. So it is tried out by every process, once for each address.
 from __future__ import annotations
 
 from headwater.errors import Unsupported
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock
 
 PREFIX = "probe-"
@@ -15,7 +15,7 @@ PREFIX = "probe-"
 _passed: set[str] = set()  # the addresses of stores that were found good by this process
 
 
-def probe(store: Store, clock: Clock) -> None:
+def probe(store: ObjectStore, clock: Clock) -> None:
     """Try each condition at a key of its own, which is deleted after; raises Unsupported if one is ignored.
 
     Six requests, one after the other; none if this process has done so before. An answer that was lost on the way looks
@@ -35,7 +35,7 @@ def probe(store: Store, clock: Clock) -> None:
     _passed.add(store.url)
 
 
-def _probe(store: Store, name: str, missing: str) -> None:
+def _probe(store: ObjectStore, name: str, missing: str) -> None:
     first = store.create(name, b"first")
     if store.create(name, b"second") is not None:
         raise _ignored(store, "created an object that was there already (If-None-Match: *)")
@@ -49,7 +49,7 @@ def _probe(store: Store, name: str, missing: str) -> None:
         raise _ignored(store, "replaced an object that is not there (If-Match)")
 
 
-def _ignored(store: Store, what: str) -> Unsupported:
+def _ignored(store: ObjectStore, what: str) -> Unsupported:
     return Unsupported(
         f"{store.url} {what}: with several writers, events would be lost",
         hint="use a store that enforces conditional writes, such as AWS S3, Cloudflare R2, MinIO or SeaweedFS",

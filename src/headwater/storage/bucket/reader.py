@@ -1,7 +1,8 @@
 """Reading a partition of a bucket: objects and ranges of segments, fetched in parallel ahead of whoever reads on.
 
-A `Reader` belongs to one log in one process. An `ObjectCursor` moves through it and belongs to one thread. What was
-compacted or trimmed while somebody read is noticed when it is missed, or when `meta` was not looked at for too long.
+A `ObjectReader` belongs to one log in one process. An `ObjectCursor` moves through it and belongs to one thread. What
+was compacted or trimmed while somebody read is noticed when it is missed, or when `meta` was not looked at for too
+long.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import numpy as np
 from headwater.errors import Corrupt
 from headwater.format import object as format
 from headwater.format.batch import LOST, Batch, corrupt, decode
-from headwater.format.object import Head
+from headwater.format.object import ObjectHead
 from headwater.storage.bucket.chain import Chain
-from headwater.storage.bucket.meta import Meta, Segment
+from headwater.storage.bucket.meta import Meta, ObjectSegment
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.extents import Extents
 from headwater.storage.failures import offset_gone
@@ -34,7 +35,7 @@ DOUBTS_MAX = 5  # how often what is read may turn out to be compacted meanwhile,
 TypeTest = Callable[[bytes], bool]
 
 
-class Piece(NamedTuple):
+class FetchRange(NamedTuple):
     """A part of the log that is fetched at once: an object of events, or a range of a segment's batches."""
 
     base: int
@@ -44,18 +45,18 @@ class Piece(NamedTuple):
     size: int  # of the range; 0 for a whole object
 
 
-class Missed(Exception):
+class MissingObject(Exception):
     """What was to be fetched is not there, or cannot be believed any more: it was compacted or trimmed."""
 
 
-class Reader:
+class ObjectReader:
     """The reading side of one partition in one process. Safe from any thread."""
 
     def __init__(self, place: ObjectPlace, chain: Chain, pool: Callable[[], Executor]) -> None:
         self._place = place
         self._chain = chain
         self._pool = pool
-        self._heads: OrderedDict[str, Head] = OrderedDict()  # replaced and looked up by single operations
+        self._heads: OrderedDict[str, ObjectHead] = OrderedDict()  # replaced and looked up by single operations
 
     def start(self) -> int:
         """The oldest readable offset."""
@@ -65,12 +66,12 @@ class Reader:
         """The batches that hold the offsets from `start` to `stop`, whole."""
         return self._backwards(start, stop) if backwards else ObjectCursor(self, start).batches(stop)
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
+    def pieces(self, start: int, stop: int) -> list[FetchRange]:
         """What holds the offsets from `start` to before `stop`; raises NotFound for what is gone."""
         meta = self._chain.knowledge.meta()
         if start < meta.trim.offset:
             raise offset_gone(self._place, start, meta.trim.offset)
-        found: list[Piece] = []
+        found: list[FetchRange] = []
         if start < meta.compacted.offset:
             for segment in meta.segments:
                 if segment.end > start and segment.base < stop:
@@ -78,18 +79,18 @@ class Reader:
         if stop > meta.compacted.offset:
             events_at, end_of = self._place.events_at, self._chain.end_of
             bases = self._chain.bases(start, stop, meta.reached.offset)
-            found += [Piece(base, end_of(base), events_at(base), 0, 0) for base in bases]
+            found += [FetchRange(base, end_of(base), events_at(base), 0, 0) for base in bases]
         gaps = any(piece.end != behind.base for piece, behind in pairwise(found))
         if not found or found[0].base > start or found[-1].end < stop or gaps:
-            raise Missed
+            raise MissingObject
         return found
 
-    def fetched(self, pieces: list[Piece]) -> Iterator[tuple[Piece, memoryview]]:
+    def fetched(self, pieces: list[FetchRange]) -> Iterator[tuple[FetchRange, memoryview]]:
         """The bytes of each piece, in order, ever more of them ahead; raises Missed where one is gone."""
         if len(pieces) == 1:
             yield pieces[0], self._fetch(pieces[0])
             return
-        waiting: deque[tuple[Piece, Future[memoryview]]] = deque()
+        waiting: deque[tuple[FetchRange, Future[memoryview]]] = deque()
         most = self._place.limits.fetch_threads
         ahead = min(AHEAD_AT_FIRST, most)
         rest = iter(pieces)
@@ -106,7 +107,7 @@ class Reader:
             for _, future in waiting:
                 future.cancel()
 
-    def decoded(self, piece: Piece, data: memoryview) -> Iterator[Batch]:
+    def decoded(self, piece: FetchRange, data: memoryview) -> Iterator[Batch]:
         """The batches of a piece, their headers verified."""
         path = self._place.path(piece.key)
         position, offset = 0, piece.base
@@ -122,7 +123,7 @@ class Reader:
             position += batch.size
             yield batch
         if offset < piece.end and not piece.size:  # the next one is not where it was said to be
-            raise Missed
+            raise MissingObject
         if offset != piece.end:
             raise corrupt(f"an object ends at offset {offset} instead of {piece.end}", path, 0, end)
 
@@ -146,7 +147,7 @@ class Reader:
         for _ in range(DOUBTS_MAX):
             try:
                 return self._offset_at(ticks)
-            except Missed:
+            except MissingObject:
                 self._chain.knowledge.look()
         raise self.lost(self.start())
 
@@ -158,7 +159,7 @@ class Reader:
         for _ in range(DOUBTS_MAX):
             try:
                 return self._extents(start, min(stop, self.end()), whole)
-            except Missed:
+            except MissingObject:
                 self.recover(start)
         raise self.lost(start)
 
@@ -178,7 +179,7 @@ class Reader:
             sizes = self._sizes(bases)
             found += [(base, sizes.get(base, 0)) for base in bases]
         if start < stop and (not found or found[0][0] > start):
-            raise Missed
+            raise MissingObject
         return Extents.of([max(start, base) for base, _ in found], [size for _, size in found])
 
     def _sizes(self, bases: list[int]) -> dict[int, int]:
@@ -203,7 +204,7 @@ class Reader:
                 return batch.base_offset + int(np.searchsorted(batch.ticks(), ticks, "left"))
         return piece.end
 
-    def _piece_at(self, meta: Meta, ticks: int, end: int) -> Piece:
+    def _piece_at(self, meta: Meta, ticks: int, end: int) -> FetchRange:
         """The piece that holds the last event before these ticks, or the first one behind them."""
         if ticks <= meta.compacted.ticks:
             for segment in meta.segments:
@@ -214,14 +215,14 @@ class Reader:
         bases = self._chain.bases(meta.reached.offset, end, meta.reached.offset)
         at = bisect_right(bases, ticks, key=lambda base: self.head(self._place.events_at(base)).previous_ticks + 1) - 1
         base = bases[max(0, at)]
-        return Piece(base, self._chain.end_of(base), self._place.events_at(base), 0, 0)
+        return FetchRange(base, self._chain.end_of(base), self._place.events_at(base), 0, 0)
 
-    def _first_ticks(self, segment: Segment, ranges: list[Piece]) -> list[int]:
+    def _first_ticks(self, segment: ObjectSegment, ranges: list[FetchRange]) -> list[int]:
         table = self.head(self._place.segment(segment.base, segment.end, segment.nonce)).batches
         first = {offset: ticks for offset, _, ticks in table}
         return [first[piece.base] for piece in ranges]
 
-    def _ranges(self, segment: Segment, start: int, stop: int) -> list[Piece]:
+    def _ranges(self, segment: ObjectSegment, start: int, stop: int) -> list[FetchRange]:
         """The parts of a segment that hold some offsets, each about as large as one request should be."""
         key = self._place.segment(segment.base, segment.end, segment.nonce)
         head = self.head(key)
@@ -230,16 +231,16 @@ class Reader:
         hi = bisect_right(table, stop - 1, key=lambda entry: entry[0])
         ends = [*(entry[0] for entry in table[1:]), segment.end]
         positions = [*(entry[1] for entry in table), table[0][1] + head.size]
-        found: list[Piece] = []
+        found: list[FetchRange] = []
         first = lo
         for number in range(lo, hi):
             size = positions[number + 1] - positions[first]
             if number + 1 == hi or size >= self._place.limits.fetch_bytes:
-                found.append(Piece(table[first][0], ends[number], key, positions[first], size))
+                found.append(FetchRange(table[first][0], ends[number], key, positions[first], size))
                 first = number + 1
         return found
 
-    def head(self, key: str) -> Head:
+    def head(self, key: str) -> ObjectHead:
         """The head of an object; raises Missed if it is not there."""
         head = self._heads.get(key)
         if head is not None:
@@ -250,12 +251,12 @@ class Reader:
             if data is not None and (size := format.head_bytes(data)) > HEAD_BYTES:
                 data = self._place.store.get_range(key, 0, size)
         if data is None or not self._believed(key):
-            raise Missed
+            raise MissingObject
         head = format.decode(data, self._place.path(key))[0]
         self._note(key, head)
         return head
 
-    def _note(self, key: str, head: Head) -> None:
+    def _note(self, key: str, head: ObjectHead) -> None:
         self._heads[key] = head
         while len(self._heads) > HEADS_KEPT:
             try:
@@ -263,7 +264,7 @@ class Reader:
             except KeyError:  # another thread was first
                 break
 
-    def _fetch(self, piece: Piece) -> memoryview:
+    def _fetch(self, piece: FetchRange) -> memoryview:
         cache, store = self._chain.cache, self._place.store
         data = cache.get(piece.key, piece.position)
         if data is not None and len(data) >= piece.size:
@@ -276,7 +277,7 @@ class Reader:
             stored = store.get(piece.key)
             data = None if stored is None else stored.data
         if data is None or not self._believed(piece.key):
-            raise Missed
+            raise MissingObject
         if not piece.size:
             self._chain.decode(piece.key, data)
         cache.put(piece.key, data, piece.position)
@@ -304,7 +305,7 @@ class Reader:
                                 yield cut(batch, 0, stop) if begun else batch
                             stop, begun = batch.base_offset, True
                             doubts = 0
-            except Missed:
+            except MissingObject:
                 doubts += 1
                 if doubts > DOUBTS_MAX:
                     raise self.lost(stop - 1) from None
@@ -316,7 +317,7 @@ class Reader:
 class ObjectCursor:
     """A place in a log that moves forward over batches."""
 
-    def __init__(self, reader: Reader, offset: int) -> None:
+    def __init__(self, reader: ObjectReader, offset: int) -> None:
         self.offset = offset
         self.lost = 0  # a bucket is never repaired
         self._reader = reader
@@ -343,7 +344,7 @@ class ObjectCursor:
                         if not batch.flags & LOST:
                             yield cut(batch, lo, batch.end_offset) if begun else batch
                         begun = True
-            except Missed:
+            except MissingObject:
                 doubts += 1
                 if doubts > DOUBTS_MAX:
                     raise reader.lost(self.offset) from None

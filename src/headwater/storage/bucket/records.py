@@ -12,7 +12,7 @@ import msgspec
 from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock
 
 FORMAT = 1
@@ -21,7 +21,7 @@ NONCE_BYTES = 16
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Found(NamedTuple, Generic[T]):
+class RecordVersion(NamedTuple, Generic[T]):
     """A record as it was found. `version` is for the next swap."""
 
     record: T
@@ -31,17 +31,17 @@ class Found(NamedTuple, Generic[T]):
 class Records(Generic[T]):
     """Records of one kind, at any keys. Safe from any thread."""
 
-    def __init__(self, store: Store, clock: Clock, kind: type[T]) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock, kind: type[T]) -> None:
         self._store = store
         self._clock = clock
         self._decoder = msgspec.json.Decoder(kind)
 
-    def read(self, key: str) -> Found[T] | None:
+    def read(self, key: str) -> RecordVersion[T] | None:
         """The record; None if there is none. Raises Corrupt, and Unsupported for one of a later version."""
         stored = self._store.get(key)
         if stored is None:
             return None
-        return Found(self._decode(key, bytes(stored.data))[0], stored.version)
+        return RecordVersion(self._decode(key, bytes(stored.data))[0], stored.version)
 
     def create(self, key: str, record: T) -> str | None:
         """Put a record where none is, durably: its version, or None if somebody else's is there."""

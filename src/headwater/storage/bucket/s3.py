@@ -34,7 +34,7 @@ from headwater.storage.bucket.s3_failures import (
     refusal,
     without_conditions,
 )
-from headwater.storage.bucket.store import Listed, Stored
+from headwater.storage.bucket.store import ObjectEntry, StoredObject
 from headwater.storage.disk import Clock
 
 PAUSE_S = 0.05  # before the first repetition, at most
@@ -48,7 +48,7 @@ RANGE_BEHIND_THE_END = 416
 T = TypeVar("T")
 
 
-class _Process:
+class _ForkGuard:
     """`obstore`'s threads do not survive a fork, and a child that used it would wait for them forever."""
 
     used = False
@@ -56,7 +56,7 @@ class _Process:
 
 
 def _after_fork() -> None:
-    _Process.forked = _Process.used
+    _ForkGuard.forked = _ForkGuard.used
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -89,12 +89,12 @@ class S3Store:
         place = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
         return f"{place}?endpoint={self._endpoint}" if self._endpoint else place
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredObject | None:
         """The object; None if it is not there. Its bytes are not copied."""
 
-        def ask() -> Stored:
+        def ask() -> StoredObject:
             found = obstore.get(self._client, key)
-            return Stored(memoryview(found.bytes()), self._version(found.meta["e_tag"]))
+            return StoredObject(memoryview(found.bytes()), self._version(found.meta["e_tag"]))
 
         return self._look(checked(key), ask)
 
@@ -129,7 +129,7 @@ class S3Store:
 
     def put_pieces(self, key: str, pieces: Iterable[bytes]) -> int:
         """The same for one of any size; returns its bytes. A large one is sent in parts, some at once."""
-        taken = _Taken(pieces)
+        taken = _KeyTakenError(pieces)
         first: builtins.list[bytes] = []
         for piece in taken:
             first.append(piece)
@@ -159,7 +159,7 @@ class S3Store:
         while batch := [checked(key) for key in islice(rest, DELETE_MAX)]:
             self._call(batch[0], partial(obstore.delete, self._client, batch))
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectEntry]:
         """All objects whose keys begin so, behind the key `after`; those of one folder in the order of their keys.
 
         Some servers walk through folders: `a/b` may come before `a-b`, though not in the order of bytes.
@@ -177,7 +177,7 @@ class S3Store:
                     )
                 after = key
                 if key.startswith(prefix):
-                    yield Listed(key, each["size"], each["last_modified"])
+                    yield ObjectEntry(key, each["size"], each["last_modified"])
                 elif key > prefix:
                     return
 
@@ -219,13 +219,13 @@ class S3Store:
 
     def _call(self, key: str, ask: Callable[[], T]) -> T:
         """Ask, and ask again while that may help."""
-        if _Process.forked:
+        if _ForkGuard.forked:
             raise Unsupported(
                 f"{self.url} cannot be used in a process that was forked",
                 hint="start processes with multiprocessing's 'spawn', and open it there",
                 code="forked",
             )
-        _Process.used = True
+        _ForkGuard.used = True
         backoff = Backoff(self._clock, PAUSE_S, PAUSE_MAX_S, self._retry_s)
         while True:
             began_s = self._clock.monotonic()
@@ -277,7 +277,7 @@ class _Pages:
             raise
 
 
-class _Taken:
+class _KeyTakenError:
     """Pieces on their way: how many bytes were taken, and what failed if taking one did."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:

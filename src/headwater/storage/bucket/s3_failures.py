@@ -23,7 +23,7 @@ _TEMPORARY = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException",
 _ELSEWHERE = {"AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect"}
 
 
-class Answer(NamedTuple):
+class FailureDetails(NamedTuple):
     """What is known of a failed request: no status if there was no answer, no code if it gave none."""
 
     status: int
@@ -31,14 +31,14 @@ class Answer(NamedTuple):
     line: str
 
 
-def answer_of(error: Exception) -> Answer:
+def answer_of(error: Exception) -> FailureDetails:
     """Read it from the text of the client's error, which is all that it gives."""
     text = str(error)
     status = _STATUS.search(text)
     said = text[status.end() :] if status else ""
     code = _CODE.search(said)
     line = text.partition("\n")[0].partition(": <")[0]
-    return Answer(int(status[1]) if status else 0, code[1] if code else "", line)
+    return FailureDetails(int(status[1]) if status else 0, code[1] if code else "", line)
 
 
 def missing_bucket(url: str, error: Exception) -> NotFound | None:
@@ -69,7 +69,7 @@ def refusal(url: str, error: Exception, answered: bool) -> HeadwaterError | None
     return Invalid(f"{url}: {answer.line} {answer.code}".rstrip(), code="store_refused")
 
 
-def _misdirected(url: str, answer: Answer) -> Invalid | None:
+def _misdirected(url: str, answer: FailureDetails) -> Invalid | None:
     if "builder error" in answer.line:
         return Invalid(f"{url}: {answer.line}", hint="an endpoint with http:// needs allow_http=true", code="bad_url")
     if "redirect without LOCATION" in answer.line or answer.code in _ELSEWHERE:

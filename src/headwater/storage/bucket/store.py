@@ -13,14 +13,14 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     """An object as it was found. `version` changes with every write, and is only for `swap`."""
 
     data: memoryview
     version: str
 
 
-class Listed(NamedTuple):
+class ObjectEntry(NamedTuple):
     """An object in a list; `modified` is by the clock of the store."""
 
     key: str
@@ -28,14 +28,14 @@ class Listed(NamedTuple):
     modified: datetime
 
 
-class Store(Protocol):
+class ObjectStore(Protocol):
     """A place in an object store."""
 
     @property
     def url(self) -> str:
         """Where it is, for messages: without secrets."""
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredObject | None:
         """The object; None if it is not there."""
 
     def get_range(self, key: str, start: int, length: int) -> memoryview | None:
@@ -66,7 +66,7 @@ class Store(Protocol):
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; those that are not there are passed over. Durable when it returns."""
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectEntry]:
         """All objects whose keys begin so; those of one folder in the order of their keys.
 
         With `after`, a key of the folder that is asked for, only those behind it.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from headwater.format.batch import corrupt
-from headwater.info import Deleted
+from headwater.info import DeletedSegment
 from headwater.storage.bucket.chain import Chain
-from headwater.storage.bucket.meta import Meta, Point, Segment
+from headwater.storage.bucket.meta import Meta, ObjectSegment, Point
 from headwater.storage.bucket.packed import read_head
 from headwater.storage.bucket.place import ObjectPlace
 from headwater.storage.retention import TICKS_PER_MS, Rules, surplus
@@ -27,7 +27,7 @@ class _Piece(msgspec.Struct, frozen=True):
     point: Point | None = None
 
 
-def trim(place: ObjectPlace, chain: Chain, rules: Rules, *, dry_run: bool = False) -> list[Deleted]:
+def trim(place: ObjectPlace, chain: Chain, rules: Rules, *, dry_run: bool = False) -> list[DeletedSegment]:
     """Trim what need not be kept, durably; returns what went, or would go.
 
     Readers of this process see it at once, all others within `knowledge_s`: NotFound with the code `offset_gone`.
@@ -49,7 +49,7 @@ def trim(place: ObjectPlace, chain: Chain, rules: Rules, *, dry_run: bool = Fals
         found[:] = _due(place, chain.knowledge.look(), active, rules)
     else:
         chain.knowledge.change(change)
-    return [Deleted(place.topic, place.partition, each.base, each.end, each.bytes) for each in found]
+    return [DeletedSegment(place.topic, place.partition, each.base, each.end, each.bytes) for each in found]
 
 
 def _point(place: ObjectPlace, meta: Meta, last: _Piece) -> Point:
@@ -87,5 +87,5 @@ def _due(place: ObjectPlace, meta: Meta, active: _Piece, rules: Rules) -> list[_
     return due
 
 
-def _piece(segment: Segment) -> _Piece:
+def _piece(segment: ObjectSegment) -> _Piece:
     return _Piece(segment.base, segment.end, segment.bytes + segment.blobs, segment.ticks)

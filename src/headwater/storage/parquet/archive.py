@@ -17,17 +17,17 @@ from headwater.address import is_directory
 from headwater.errors import Conflict, Corrupt, Invalid, NotFound
 from headwater.format import parquet as format
 from headwater.format.archive import Root
-from headwater.format.parquet import Manifest, Part
-from headwater.format.settings import Topic
+from headwater.format.parquet import ParquetFile, ParquetManifest
+from headwater.format.settings import TopicRecord
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.bucket.probe import probe
-from headwater.storage.bucket.records import Found, Records
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.records import Records, RecordVersion
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 
 
-class Unnamed(NamedTuple):
+class UnnamedFile(NamedTuple):
     """A file that no manifest names. It is `superfluous` if none ever will: then it may be deleted at any time."""
 
     key: str
@@ -38,12 +38,12 @@ class Unnamed(NamedTuple):
 class ParquetStore:
     """The records of one archive. Safe from any thread."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self.store = store
         self._clock = clock
         self._roots = Records(store, clock, Root)
-        self._topics = Records(store, clock, Topic)
-        self._manifests = Records(store, clock, Manifest)
+        self._topics = Records(store, clock, TopicRecord)
+        self._manifests = Records(store, clock, ParquetManifest)
 
     def owner(self) -> str:
         """The uuid of the log whose archive it is; raises NotFound if it is none."""
@@ -70,12 +70,12 @@ class ParquetStore:
                 uuid=found.record.uuid,
             )
 
-    def topics(self) -> list[Topic]:
+    def topics(self) -> list[TopicRecord]:
         """All topics in it, by their names, as they were when they were archived last."""
         found = [self._topics.read(f"{format.RECORDS}/{name}/topic.json") for name in self._folders()]
         return sorted((each.record for each in found if each is not None), key=lambda topic: topic.name)
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> TopicRecord:
         """A topic as it was when it was archived last; raises NotFound, and Corrupt."""
         key = format.topic_key(name)
         found = self._topics.read(key)
@@ -86,7 +86,7 @@ class ParquetStore:
             raise Corrupt(f"{where} is of topic {found.record.name!r}", path=where, position=0, size=0)
         return found.record
 
-    def tell(self, topic: Topic) -> None:
+    def tell(self, topic: TopicRecord) -> None:
         """Have the archive know a topic as it is now, durably. Raises Conflict if it has another of that name."""
         key = format.topic_key(topic.name)
         while True:
@@ -103,12 +103,12 @@ class ParquetStore:
             if done is not None:
                 return
 
-    def manifest(self, topic: Topic, partition: int) -> Manifest:
+    def manifest(self, topic: TopicRecord, partition: int) -> ParquetManifest:
         """What is archived of a log, maybe nothing. Raises Corrupt if that cannot be."""
         found = self._found(topic, partition)
         return format.nothing(topic, partition) if found is None else found.record
 
-    def extend(self, topic: Topic, partition: int, parts: Sequence[Part]) -> Manifest:
+    def extend(self, topic: TopicRecord, partition: int, parts: Sequence[ParquetFile]) -> ParquetManifest:
         """Have the manifest name files that are all in the store, durably; returns what it is then.
 
         Those that do not follow on what it has are left out: somebody else was first, with other bounds.
@@ -129,13 +129,13 @@ class ParquetStore:
             if done is not None:
                 return longer
 
-    def sweep(self, topic: Topic) -> int:
+    def sweep(self, topic: TopicRecord) -> int:
         """Delete the files of a topic that were never named and never will be; returns how many."""
         gone = [each.key for each in self.unnamed(topic) if each.superfluous]
         self.store.delete(gone)
         return len(gone)
 
-    def unnamed(self, topic: Topic) -> list[Unnamed]:
+    def unnamed(self, topic: TopicRecord) -> list[UnnamedFile]:
         """The files of a topic that no manifest names: of somebody who archives just now, or was killed.
 
         They are listed before the manifests are read: what is named meanwhile is not among them.
@@ -145,13 +145,13 @@ class ParquetStore:
         listed = [each.key for prefix in prefixes for each in self.store.list(prefix)]
         manifests = [self.manifest(topic, partition) for partition in range(topic.partitions)]
         named = {format.file_key(topic.name, file) for each in manifests for part in each.parts for file in part.files}
-        found: list[Unnamed] = []
+        found: list[UnnamedFile] = []
         for key in listed:
             place = format.place_in(key)
             if place is not None and key not in named:
                 partition, start = place
                 end = manifests[partition].end if partition < len(manifests) else -1
-                found.append(Unnamed(key, partition, superfluous=start < end))
+                found.append(UnnamedFile(key, partition, superfluous=start < end))
         return found
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class ParquetStore:
     def _folders(self) -> list[str]:
         return list(self.store.folders(f"{format.RECORDS}/"))
 
-    def _found(self, topic: Topic, partition: int) -> Found[Manifest] | None:
+    def _found(self, topic: TopicRecord, partition: int) -> RecordVersion[ParquetManifest] | None:
         key = format.manifest_key(topic.name, partition)
         found = self._manifests.read(key)
         if found is not None:
@@ -168,9 +168,9 @@ class ParquetStore:
         return found
 
 
-def _following(manifest: Manifest, parts: Sequence[Part]) -> list[Part]:
+def _following(manifest: ParquetManifest, parts: Sequence[ParquetFile]) -> list[ParquetFile]:
     """The files that follow on what a manifest has, without a gap."""
-    found: list[Part] = []
+    found: list[ParquetFile] = []
     end = manifest.end
     for part in parts:
         if part.start == end or (end < 0 and not found):

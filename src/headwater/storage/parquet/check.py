@@ -12,8 +12,8 @@ from headwater.errors import Corrupt
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format import arrow
 from headwater.format import parquet as format
-from headwater.format.parquet import Manifest, Part
-from headwater.format.settings import Topic
+from headwater.format.parquet import ParquetFile, ParquetManifest
+from headwater.format.settings import TopicRecord
 from headwater.storage.check import Counts, Finding
 from headwater.storage.disk import Disk
 from headwater.storage.parquet import reading
@@ -26,7 +26,11 @@ _ALIKE = ("topic", "partition")  # columns of one value
 
 
 def check(
-    archive: ParquetStore, topic: Topic, manifests: list[Manifest], counts: Counts, advance: Callable[[int], None]
+    archive: ParquetStore,
+    topic: TopicRecord,
+    manifests: list[ParquetManifest],
+    counts: Counts,
+    advance: Callable[[int], None],
 ) -> Iterator[Finding]:
     """What is wrong with the files of a topic, and which of them no manifest names. What was looked at is counted."""
     for log in manifests:
@@ -38,7 +42,7 @@ def check(
 
 
 def _check_part(
-    archive: ParquetStore, log: Manifest, part: Part, counts: Counts, advance: Callable[[int], None]
+    archive: ParquetStore, log: ParquetManifest, part: ParquetFile, counts: Counts, advance: Callable[[int], None]
 ) -> Iterator[Finding]:
     disk, store = Disk(), archive.store
     for file in part.files:
@@ -62,7 +66,7 @@ def _check_part(
         yield Finding(log.topic, log.partition, where, 0, 0, problem, damage=False)
 
 
-def _check_rows(path: Path, log: Manifest, part: Part, where: str, counts: Counts) -> None:
+def _check_rows(path: Path, log: ParquetManifest, part: ParquetFile, where: str, counts: Counts) -> None:
     """Raise Corrupt unless a file has the events that its manifest says, in order."""
     offset, ticks, first = part.start - 1, 0, 0
     beside = {blob.offset for blob in part.blobs}
@@ -82,7 +86,7 @@ def _check_rows(path: Path, log: Manifest, part: Part, where: str, counts: Count
         raise reading.damaged("its first and last event are not those of its manifest", where, part.file.bytes)
 
 
-def _problem(rows: pa.RecordBatch, log: Manifest, offsets: Any, ticks: Any, beside: set[int]) -> str:
+def _problem(rows: pa.RecordBatch, log: ParquetManifest, offsets: Any, ticks: Any, beside: set[int]) -> str:
     """What is wrong with rows, each by itself; empty if nothing is."""
     times = np.asarray(rows.column("time").view(arrow.pyarrow().int64()))
     if not (times == (ticks - UNIX_EPOCH_TICKS) // 10).all():

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from headwater.errors import Conflict, Unavailable
 from headwater.format import settings
-from headwater.format.archive import Archive
+from headwater.format.archive import ArchiveAddress
 from headwater.storage.bucket.records import Records
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock, Disk
 
 NAME = "parquet.json"
@@ -20,7 +20,7 @@ NAME = "parquet.json"
 def read(directory: Path, disk: Disk) -> str | None:
     """The address that a log directory remembers; None if it has none. Raises Corrupt if the file is damaged."""
     try:
-        return settings.decode(disk.read_file(directory / NAME), Archive).url
+        return settings.decode(disk.read_file(directory / NAME), ArchiveAddress).url
     except FileNotFoundError:
         return None
 
@@ -28,20 +28,20 @@ def read(directory: Path, disk: Disk) -> str | None:
 def write(directory: Path, url: str, disk: Disk) -> None:
     """Have a log directory remember an address, durably."""
     try:
-        disk.replace(directory / NAME, settings.encode(Archive(url=url)))
+        disk.replace(directory / NAME, settings.encode(ArchiveAddress(url=url)))
     except OSError as error:
         raise Unavailable(f"{directory / NAME} cannot be written: {error.strerror}", code="read_only") from error
 
 
-def read_record(store: Store, clock: Clock) -> str | None:
+def read_record(store: ObjectStore, clock: Clock) -> str | None:
     """The address that a bucket remembers; None if it has none."""
-    found = Records(store, clock, Archive).read(NAME)
+    found = Records(store, clock, ArchiveAddress).read(NAME)
     return None if found is None else found.record.url
 
 
-def write_record(store: Store, clock: Clock, url: str) -> None:
+def write_record(store: ObjectStore, clock: Clock, url: str) -> None:
     """Have a bucket remember an address, durably. Raises Conflict if others change it all the time."""
-    records, record = Records(store, clock, Archive), Archive(url=url)
+    records, record = Records(store, clock, ArchiveAddress), ArchiveAddress(url=url)
     for _ in range(10):
         found = records.read(NAME)
         if found is not None and found.record.url == url:

@@ -12,9 +12,9 @@ from headwater.errors import Corrupt
 from headwater.format import arrow
 from headwater.format import parquet as format
 from headwater.format.archive import ArchivedFile
-from headwater.format.parquet import Manifest, Part
+from headwater.format.parquet import ParquetFile, ParquetManifest
 from headwater.storage.archive.transfer import download
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Disk
 from headwater.storage.parquet.writing import parquet
 
@@ -26,7 +26,7 @@ ROWS = 65_536  # of one Arrow batch
 
 @contextlib.contextmanager
 def fetched(
-    store: Store, topic: str, file: ArchivedFile, disk: Disk, advance: Callable[[int], None] = lambda _: None
+    store: ObjectStore, topic: str, file: ArchivedFile, disk: Disk, advance: Callable[[int], None] = lambda _: None
 ) -> Iterator[Path]:
     """The file in a temporary directory, as long as the block runs; raises Corrupt if it is not what was archived."""
     with tempfile.TemporaryDirectory(prefix="headwater-parquet-") as temporary:
@@ -43,7 +43,7 @@ def fetched(
         yield path
 
 
-def rows(path: Path, part: Part, where: str) -> Iterator[pa.RecordBatch]:
+def rows(path: Path, part: ParquetFile, where: str) -> Iterator[pa.RecordBatch]:
     """The rows of a fetched file; raises Corrupt if it is no table of this part."""
     try:
         with parquet().ParquetFile(path, page_checksum_verification=True) as file:
@@ -57,7 +57,7 @@ def rows(path: Path, part: Part, where: str) -> Iterator[pa.RecordBatch]:
         raise damaged(f"it cannot be read as Parquet: {error}", where, part.file.bytes) from error
 
 
-def where_is(store: Store, log: Manifest, part: Part) -> str:
+def where_is(store: ObjectStore, log: ParquetManifest, part: ParquetFile) -> str:
     """The place of a file, for messages."""
     return f"{store.url}/{format.file_key(log.topic, part.file)}"
 

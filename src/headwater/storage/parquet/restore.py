@@ -18,14 +18,14 @@ from headwater.event import Content
 from headwater.format import arrow
 from headwater.format.batch import BLOB, Batch, decode, encode, encode_lost, encode_one
 from headwater.format.column import I64
-from headwater.format.parquet import Manifest, Part
+from headwater.format.parquet import ParquetFile, ParquetManifest
 from headwater.limits import BLOB_CHUNK_BYTES
-from headwater.storage.archive.restore import Bound
-from headwater.storage.blobs import Spool
-from headwater.storage.bucket.store import Store
+from headwater.storage.archive.restore import RestoreEnd
+from headwater.storage.blobs import BlobSpool
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.log import LocalLog
 from headwater.storage.parquet import reading
-from headwater.storage.place import Place
+from headwater.storage.place import LogDirectory
 from headwater.storage.sealer import seal_all
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ TAKE_BYTES = 8 * 1024 * 1024  # of batches that are appended with one sync
 _STORED = ["data", "key", "type", "meta"]
 
 
-class _Run(NamedTuple):
+class _ContentRun(NamedTuple):
     """Rows of one content, with their places."""
 
     content: Content
@@ -44,10 +44,10 @@ class _Run(NamedTuple):
     rows: pa.RecordBatch
 
 
-class LogRestore:
+class ParquetRestore:
     """One log that is being restored, of a directory that is not a log yet. For one thread."""
 
-    def __init__(self, store: Store, manifest: Manifest, bound: Bound) -> None:
+    def __init__(self, store: ObjectStore, manifest: ParquetManifest, bound: RestoreEnd) -> None:
         """Raises Invalid if the archive does not reach as far as the bound."""
         start, end = max(manifest.start, 0), max(manifest.end, 0)
         if bound.offset is not None and not start <= bound.offset <= end:
@@ -69,7 +69,7 @@ class LogRestore:
         return max(self.manifest.start, 0)
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ParquetFile]:
         """The files that are needed."""
         offset, ticks = self._bound
         return [
@@ -83,7 +83,7 @@ class LogRestore:
         offset, ticks = self._bound
         return (offset is not None and end > offset) or (ticks is not None and last_ticks >= ticks)
 
-    def run(self, place: Place, advance: Callable[[int], None]) -> tuple[int, int]:
+    def run(self, place: LogDirectory, advance: Callable[[int], None]) -> tuple[int, int]:
         """Append what is not there yet, durably, and seal it; returns where the log begins and ends."""
         log = LocalLog(place, lambda _: None)
         try:
@@ -99,7 +99,7 @@ class LogRestore:
         finally:
             log.close()
 
-    def _append(self, appender: _Appender, part: Part, advance: Callable[[int], None]) -> bool:
+    def _append(self, appender: _Appender, part: ParquetFile, advance: Callable[[int], None]) -> bool:
         """Append the rows of one file; False if the rest of the archive is behind the bound."""
         store, manifest = self._store, self.manifest
         where = reading.where_is(store, manifest, part)
@@ -114,7 +114,7 @@ class LogRestore:
             appender.fill(part.end if self._bound.offset is None else min(part.end, self._bound.offset))
         return True
 
-    def _kept(self, run: _Run) -> _Run:
+    def _kept(self, run: _ContentRun) -> _ContentRun:
         """The rows of a run that are before the bound."""
         offset, ticks = self._bound
         hi = len(run.offsets)
@@ -124,7 +124,7 @@ class LogRestore:
             hi = min(hi, int(np.searchsorted(run.ticks, ticks)))
         return _cut(run, 0, hi)
 
-    def _take(self, appender: _Appender, part: Part, run: _Run) -> None:
+    def _take(self, appender: _Appender, part: ParquetFile, run: _ContentRun) -> None:
         """Append rows, behind those that an earlier try has appended: as batches up to a gap, and huge events alone."""
         run = _cut(run, int(np.searchsorted(run.offsets, appender.end)), len(run.offsets))
         if not len(run.offsets):
@@ -143,10 +143,10 @@ class LogRestore:
             else:
                 appender.add(_batch(some, zstd=appender.place.zstd))
 
-    def _take_huge(self, appender: _Appender, part: Part, run: _Run) -> None:
+    def _take_huge(self, appender: _Appender, part: ParquetFile, run: _ContentRun) -> None:
         (row,) = run.rows.to_pylist()
         offset, ticks = int(run.offsets[0]), int(run.ticks[0])
-        spool = Spool(appender.place)
+        spool = BlobSpool(appender.place)
         try:
             for piece in [row["data"]] if row["data"] is not None else self._beside(part, offset, appender.place):
                 spool.write(piece)
@@ -159,7 +159,7 @@ class LogRestore:
         finally:
             spool.close()
 
-    def _beside(self, part: Part, offset: int, place: Place) -> Iterator[bytes]:
+    def _beside(self, part: ParquetFile, offset: int, place: LogDirectory) -> Iterator[bytes]:
         """The data of an event that is too large for a column."""
         found = next((blob.file for blob in part.blobs if blob.offset == offset), None)
         if found is None:
@@ -206,7 +206,7 @@ class _Appender:
         self._waiting, self._bytes = [], 0
 
 
-def _runs(rows: pa.RecordBatch, where: str) -> Iterator[_Run]:
+def _runs(rows: pa.RecordBatch, where: str) -> Iterator[_ContentRun]:
     """Rows of the same content together, which is how batches have them."""
     contents = rows.column("content").dictionary_encode()
     codes = np.asarray(contents.indices)
@@ -217,11 +217,11 @@ def _runs(rows: pa.RecordBatch, where: str) -> Iterator[_Run]:
     stored = rows.select(_STORED)
     starts = np.flatnonzero(np.diff(codes, prepend=-1)).tolist()
     for lo, hi in zip(starts, [*starts[1:], len(codes)], strict=True):
-        yield _Run(names[codes[lo]], offsets[lo:hi], ticks[lo:hi], stored.slice(lo, hi - lo))
+        yield _ContentRun(names[codes[lo]], offsets[lo:hi], ticks[lo:hi], stored.slice(lo, hi - lo))
 
 
-def _cut(run: _Run, lo: int, hi: int) -> _Run:
-    return _Run(run.content, run.offsets[lo:hi], run.ticks[lo:hi], run.rows.slice(lo, hi - lo))
+def _cut(run: _ContentRun, lo: int, hi: int) -> _ContentRun:
+    return _ContentRun(run.content, run.offsets[lo:hi], run.ticks[lo:hi], run.rows.slice(lo, hi - lo))
 
 
 def _lengths(rows: pa.RecordBatch) -> I64:
@@ -230,7 +230,7 @@ def _lengths(rows: pa.RecordBatch) -> I64:
     return np.asarray(compute.binary_length(rows.column("data")).fill_null(0)).astype(np.int64)
 
 
-def _batch(run: _Run, *, zstd: bool) -> Batch:
+def _batch(run: _ContentRun, *, zstd: bool) -> Batch:
     content, columns = arrow.columns_of(run.rows, run.content)
     places = int(run.offsets[0]), int(run.ticks[0]), len(run.offsets)
     return _decoded(encode(*places, content, columns, ticks=run.ticks, zstd=zstd))

@@ -24,10 +24,10 @@ from headwater.format import parquet as format
 from headwater.format.archive import ArchivedFile
 from headwater.format.batch import BLOB
 from headwater.format.events import EventBatch
-from headwater.format.parquet import COLUMNS, Blob, Manifest, Part
+from headwater.format.parquet import COLUMNS, ParquetBlob, ParquetFile, ParquetManifest
 from headwater.limits import COLUMN_DATA_BYTES_MAX
 from headwater.storage.archive.transfer import pieces_of, upload
-from headwater.storage.bucket.store import Store
+from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Disk
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def parquet() -> Any:
     return importlib.import_module("pyarrow.parquet")
 
 
-def write_part(store: Store, log: Manifest, start: int, end: int, batches: Iterable[EventBatch]) -> Part:
+def write_part(
+    store: ObjectStore, log: ParquetManifest, start: int, end: int, batches: Iterable[EventBatch]
+) -> ParquetFile:
     """Put the file of the events from `start` to before `end`, which `batches` has, durably; returns what it holds.
 
     It is in the archive when a manifest names it. Raises Corrupt for a damaged batch, and if the file does not read
@@ -64,16 +66,16 @@ def write_part(store: Store, log: Manifest, start: int, end: int, batches: Itera
         writer.check()
         name = format.part_name(log.partition, start, end)
         file = _put_file(store, log, name, path, disk)
-    return Part(start, end, writer.rows, writer.first_ticks, writer.last_ticks, file, writer.blobs)
+    return ParquetFile(start, end, writer.rows, writer.first_ticks, writer.last_ticks, file, writer.blobs)
 
 
 class _Writer:
     """A Parquet file that grows by row groups, each with a fingerprint of what went into it."""
 
-    def __init__(self, path: Path, store: Store, log: Manifest, disk: Disk) -> None:
+    def __init__(self, path: Path, store: ObjectStore, log: ParquetManifest, disk: Disk) -> None:
         self.rows = self.first_ticks = self.last_ticks = 0
         self.first_offset, self.last_offset = -1, -1
-        self.blobs: list[Blob] = []
+        self.blobs: list[ParquetBlob] = []
         self._path = path
         self._store = store
         self._log = log
@@ -146,7 +148,7 @@ class _Writer:
             offset = batch.piece.batch.base_offset
             name = format.blob_name(self._log.partition, offset)
             key_of = partial(format.file_key, self._log.topic)
-            self.blobs.append(Blob(offset, upload(self._store, key_of, name, blob.size, blob.chunks)))
+            self.blobs.append(ParquetBlob(offset, upload(self._store, key_of, name, blob.size, blob.chunks)))
         return events.table([whole], COLUMNS)
 
 
@@ -165,7 +167,7 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _check_bounds(log: Manifest, written: _Writer, start: int, end: int) -> None:
+def _check_bounds(log: ParquetManifest, written: _Writer, start: int, end: int) -> None:
     if written.rows and not (start <= written.first_offset and written.last_offset < end):
         raise Corrupt(f"topic {log.topic!r}, partition {log.partition}: the log gave offsets outside {start} to {end}")
 
@@ -197,7 +199,7 @@ def _bytes_of(array: Any) -> Iterator[Any]:
         yield memoryview(array.buffers()[1] or b"")[array.offset * width : (array.offset + len(array)) * width]
 
 
-def _put_file(store: Store, log: Manifest, name: str, path: Path, disk: Disk) -> ArchivedFile:
+def _put_file(store: ObjectStore, log: ParquetManifest, name: str, path: Path, disk: Disk) -> ArchivedFile:
     fd = disk.open_read(path)
     try:
         size = disk.size(fd)
