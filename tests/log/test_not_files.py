@@ -316,14 +316,12 @@ def test_the_command_line_says_that_memory_is_short(tmp_path: Path) -> None:
 
 
 def test_a_map_that_the_system_refuses_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import mmap
-
     def refuse(*_args: object, **_options: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
     with open_unsynced(tmp_path / "data") as hw:
         hw.append_many("t", [b"x" * 1000] * 1000)
-        monkeypatch.setattr(mmap, "mmap", refuse)
+        monkeypatch.setattr("headwater.storage.disk.map_file", refuse)
         with pytest.raises(Unavailable) as caught:
             list(hw.read("t"))
         monkeypatch.undo()

@@ -15,6 +15,8 @@ from headwater.format.replication import LogState, TopicState
 from headwater.storage import copying
 from headwater.storage.log import LocalLog
 
+TICKS_PER_DAY = 24 * 3600 * 10_000_000
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[LocalLog]:
@@ -98,14 +100,18 @@ def test_what_is_remembered_of_producers_is_merged_and_survives(source: LocalLog
     recent = source.state().last_ticks
     more = {
         "q": ProducerState(3, [ProducerAnswer(7, 2, recent, 1)]),
-        "old": ProducerState(1, [ProducerAnswer(1, 0, 1, 1)]),  # so silent that it is forgotten
+        **{
+            f"day {day}": ProducerState(1, [ProducerAnswer(1, 0, recent - day * TICKS_PER_DAY, 1)])
+            for day in range(1, 10)
+        },
         "p": ProducerState(1, [ProducerAnswer(5, 15, recent, 6)]),
     }
     assert here.remember(more)
     _, known = here.producers()
     assert [answer.seq for answer in known["p"].answers] == [5, 6, 7, 8, 9]
     assert known["q"] == more["q"]
-    assert "old" not in known
+    assert "day 6" in known
+    assert "day 9" not in known, "it was silent for so long that it is forgotten"
     segments = len(here.place.segments())
     assert here.remember(more)
     assert len(here.place.segments()) == segments, "nothing is new, so nothing is written"

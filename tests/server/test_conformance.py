@@ -89,7 +89,7 @@ def raw(place: Place, sent: bytes) -> tuple[int, bytes]:
 
 Ask = Callable[[Place], httpx.Response | tuple[int, bytes]]
 CASES: list[tuple[int, str, str, Ask]] = [
-    (400, "Invalid", "bad_parameter", lambda place: place.open.http.get("/topic/orders/items?from=x")),
+    (400, "Invalid", "bad_position", lambda place: place.open.http.get("/topic/orders/items?from=x")),
     (400, "Invalid", "bad_parameter", lambda place: place.open.http.get("/topics?form=x")),
     (400, "Invalid", "bad_request", lambda place: raw(place, b"not HTTP\r\n\r\n")),
     (401, "Denied", "unauthenticated", lambda place: place.guarded.get("/topics")),

@@ -219,6 +219,7 @@ def _one_append() -> tuple[PlainAppends, Any, Any]:
         access=SimpleNamespace(known=lambda *_: connection.user),
         commits=SimpleNamespace(submit=lambda *_: None, write_answers=lambda _: None),
         metrics=Metrics(),
+        ignored=lambda _: False,
     )
     return (
         PlainAppends(cast(HttpApplication, SimpleNamespace(store=store, host_is_fine=lambda *_: True))),

@@ -134,7 +134,7 @@ def test_pipelined_requests_are_answered_in_their_order(server: Server) -> None:
     assert ids == list(range(end, end + 40))
 
 
-@pytest.mark.parametrize("count", [2000, 20_000])
+@pytest.mark.parametrize("count", [2000, 5000])
 def test_any_number_of_requests_in_one_write_are_answered_in_their_order(server: Server, count: int) -> None:
     before = _end(server)
     sent = b"".join(POST + HOST + b"Content-Length: %d\r\n\r\n%d" % (len(str(n)), n) for n in range(count))
@@ -374,7 +374,6 @@ def test_ab_keeps_its_connections(server: Server, tmp_path: Path, method: str) -
         "/topic/orders/items?format=arrow",
         "/topic/orders/items?format=batches&wait_for_more=true",
         "/api/events",
-        "/consumer/c/orders/items",
     ],
 )
 def test_proxies_are_asked_not_to_hold_back_what_streams(server: Server, path: str) -> None:

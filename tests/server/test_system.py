@@ -91,7 +91,7 @@ def test_the_figures_follow_the_traffic(server: Server) -> None:
     assert grew("headwater_http_requests_total", method="GET", route=ITEMS, status="400") == 1
     assert grew("headwater_http_request_seconds_count", method="POST", route=ITEMS) == 7
     assert grew("headwater_errors_total", code="topic_not_found") == 1
-    assert grew("headwater_errors_total", code="bad_parameter") == 1
+    assert grew("headwater_errors_total", code="bad_position") == 1
     assert after("headwater_log_events", topic="orders") == 8
     assert after("headwater_http_connections") >= 1
     assert grew("headwater_http_received_bytes_total") > 500

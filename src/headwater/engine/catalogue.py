@@ -171,7 +171,7 @@ class DirectoryCatalog:
         try:
             topic = settings.decode(self._disk.read_file(path), TopicRecord)
         except (FileNotFoundError, NotADirectoryError) as error:
-            if self._is_topic(path.parent):
+            if self._lacks_settings(path.parent):
                 raise _missing(path, f"the logs of topic {name!r} are there") from error
             raise not_found(name, self.path) from error
         except HeadwaterError as error:
@@ -198,7 +198,7 @@ class DirectoryCatalog:
             try:
                 topics.append(settings.decode(self._disk.read_file(path), TopicRecord))
             except FileNotFoundError:
-                if self._is_topic(path.parent):
+                if self._lacks_settings(path.parent):
                     broken.append(_missing(path, "the logs of the topic are there"))
                 elif name is not None:
                     self.find(name)  # raises
@@ -247,6 +247,23 @@ class DirectoryCatalog:
         """Whether a directory is one of a topic, though its settings may be missing."""
         there = self._disk.inode(directory / TOPIC_FILE) is not None
         return there or any(name.isdecimal() for name, is_directory in self._disk.entries(directory) if is_directory)
+
+    def _lacks_settings(self, directory: Path) -> bool:
+        """Tell whether the directory of a topic has logs and no settings.
+
+        Looks at one and the same directory, which it holds open: a topic that another process deletes or makes again at
+        this moment is not damaged.
+        """
+        try:
+            fd = self._disk.open_directory(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        try:
+            found = self._disk.names(fd)
+            lacks = TOPIC_FILE not in found and any(map(str.isdecimal, found))
+            return lacks and self._disk.inode(fd) == self._disk.inode(directory)
+        finally:
+            self._disk.close(fd)
 
     def _settle(self, store: LogSettings) -> bool:
         """Put the settings in place unless another process was first."""

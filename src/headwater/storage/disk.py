@@ -258,10 +258,10 @@ class Disk:
         """Whether a directory has this name."""
         return path.is_dir()
 
-    def names(self, path: Path) -> list[str]:
+    def names(self, path: Path | int) -> list[str]:
         """What a directory holds; nothing if it is not there."""
         try:
-            return _sparing(os.listdir, path)
+            return _sparing(lambda: os.listdir(path))
         except FileNotFoundError:
             return []
 

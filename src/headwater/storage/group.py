@@ -158,13 +158,21 @@ class Group:
         """Hand over the lead, if these rows have it. May be called again."""
         with self._mutex:
             if self._leader is rows:
-                self._leader = successor = self._queue.popleft() if self._queue else None
-                if successor is not None and successor.done is not None:
-                    successor.done.release()
+                self._leader = successor = self._successor()
+                if successor is not None:
+                    _wake(successor)
             elif not rows.settled and rows.leader is None:  # interrupted, and no leader has taken them
                 with contextlib.suppress(ValueError):
                     self._queue.remove(rows)
         rows.frame = None
+
+    def _successor(self) -> Rows | None:
+        """Take the next who waits from the queue; what an interrupted leader had settled already is left out."""
+        while self._queue:
+            rows = self._queue.popleft()
+            if not rows.settled:
+                return rows
+        return None
 
     def _lead(self, rows: Rows) -> None:
         group = [rows]
@@ -272,7 +280,12 @@ class WriterTurns:
 def _settle(group: list[Rows]) -> None:
     for rows in group[1:]:
         rows.settled = True
-        if rows.done is not None:
+        _wake(rows)
+
+
+def _wake(rows: Rows) -> None:
+    if rows.done is not None:
+        with contextlib.suppress(RuntimeError):  # it was woken before
             rows.done.release()
 
 

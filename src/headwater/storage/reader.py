@@ -81,7 +81,7 @@ class LogReader:
 
     def glance(self) -> TailSlot | None:
         """What is visible, as far as that can be told without a wait: None if the log must be recovered first."""
-        tail = self._tail = self._tail or Tail.open(self._place)
+        tail = self._tail or self._open_tail()
         slot = tail.newest() if tail is not None else None
         return slot if slot is not None and slot.boot_id == self._boot_id and slot.state == OPEN else None
 
@@ -277,7 +277,11 @@ class LogReader:
         """
         try:
             return self._open(base, slot)
+        except Corrupt:
+            self._check_identity()
+            raise
         except NotFound as error:
+            self._check_identity()
             if self._archived is not None and self._archived.has(base):
                 if base >= self._local:
                     self._bases = []  # retention has dropped it since they were listed
@@ -417,19 +421,32 @@ class LogReader:
     def _settle(self) -> TailSlot:
         """Open the tail; have the log recovered if it cannot be believed as it is."""
         place = self._place
-        tail = self._tail = Tail.open(place)
+        tail = self._open_tail()
         slot = tail.newest() if tail is not None else None
-        if place.disk.inode(place.lock) != self._identity:
-            raise deleted(place)
         if slot is not None and slot.boot_id == self._boot_id and slot.state != DELETING:
             assert tail is not None
             if tail.sound():
                 return slot
         if not place.disk.writable(place.lock):
-            return self._settle_read_only(slot)
+            try:
+                return self._settle_read_only(slot)
+            finally:
+                self._check_identity()  # what was deleted meanwhile cannot be written either
         slot = self._recover()
-        self._tail = Tail.open(place)
+        self._open_tail()
         return slot
+
+    def _open_tail(self) -> Tail | None:
+        """Map the tail of this log, not that of another one that has its name by now: raises NotFound."""
+        tail = Tail.open(self._place)
+        self._check_identity()
+        self._tail = tail
+        return tail
+
+    def _check_identity(self) -> None:
+        """Raise NotFound if the topic was deleted: what its files were called is of another one, or of none."""
+        if self._place.disk.inode(self._place.lock) != self._identity:
+            raise deleted(self._place)
 
     def _settle_read_only(self, known: TailSlot | None) -> TailSlot:
         """On read-only media nothing changes and nothing can be cut: read what is valid."""

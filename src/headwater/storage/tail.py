@@ -70,6 +70,10 @@ class Tail:
             now = self._slots.tobytes() if slot is None else seen  # both slots may have changed under our eyes
         return slot
 
+    def peek(self) -> TailSlot | None:
+        """The newest valid slot, for who is not the writer: what `changed` and `disturbed` tell stays as it is."""
+        return format.newest(bytes(self._map))
+
     def changed(self) -> bool:
         """Whether anybody has published since this object last looked or published."""
         return self._slots.tobytes() != self._looked[0]

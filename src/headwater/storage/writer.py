@@ -399,7 +399,7 @@ class LogWriter:
     def frozen(self) -> int | None:
         """The state of the log if it is frozen, by a look at memory; from any thread."""
         tail = self._tail
-        slot = tail.newest() if tail is not None else None
+        slot = tail.peek() if tail is not None else None
         return slot.state if slot is not None and slot.state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE) else None
 
     def thaw(self) -> None:
@@ -407,7 +407,7 @@ class LogWriter:
         opened_at = self._opened_at
         try:
             tail = self._lock()
-            newest = tail.newest()
+            newest = tail.peek()
             if newest is not None:
                 self._opened_at = newest.counter
             slot = self._absorb(tail)
@@ -450,8 +450,8 @@ class LogWriter:
         """Take the lock, and tell every process that the topic is being removed. Call `wake` when it is unlocked."""
         tail = self._lock()
         self._check_identity()
-        slot = tail.newest()
         self._slot = None
+        slot = tail.newest()
         if slot is not None and slot.state == OPEN:  # a frozen one stays frozen, should the removal fail
             tail.publish(slot.then(DELETING))
 
