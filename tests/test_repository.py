@@ -21,7 +21,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # An option that names an index, or the address of one.
 INDEX_ADDRESS = re.compile(
     r"""(?:index-url|index_url|find-links|find_links|trusted-host|trusted_host)["']?[\s=:]+["']?(?:\w+://|/|\w+\.\w)"""
-    r"""|://[^/\s]*(?:pypi|pythonhosted|devpi|artifactory|nexus)"""
+    r"""|://[^/\s]*(?:pypi|pythonhosted|devpi|artifactory|nexus|maven|npmjs)"""
     r"""|://[^\s"']+/simple(?:[/\s"']|$)""",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -67,6 +67,7 @@ def test_no_tracked_file_names_a_package_index() -> None:
         "trusted-" + "host = example.org",
         "https:" + "//pypi.example.org/packages/a.whl",
         "https:" + "//example.org/simple/",
+        "https:" + "//maven.example.org/a.jar",
     ],
 )
 def test_an_index_address_would_be_found(line: str) -> None:

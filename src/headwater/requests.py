@@ -27,9 +27,6 @@ from headwater.position import Positions
 ProducerLike = Producer | tuple[str, int, int]
 """A producer: its id, epoch and seq."""
 
-Columns = Mapping[int, Column | None]
-"""The columns of a batch, by their kind."""
-
 
 class EventOptions(TypedDict, total=False):
     """What may be said of one event: the options of `append` that a transaction takes, too."""
