@@ -1,17 +1,20 @@
-"""What docs/CLIENT.md shows runs against a real server."""
+"""What docs/CLIENT.md shows runs against a real server, and docs/BACKENDS.md says what each backend lacks."""
 
 from __future__ import annotations
 
-import re
+import inspect
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import headwater
-from headwater.engine.bucket import Bucket
-from headwater.engine.engine import Engine
-from headwater.engine.verbs import Verbs
+from headwater.backend import Backend
+from headwater.errors import Unsupported
+from headwater.store import Store
+from tests import backends
 from tests.server.serving import Server
 from tests.test_docs import ROOT, Block, python_blocks
 
@@ -26,30 +29,44 @@ def test_block_runs(block: Block, server: Server, tmp_path: Path, capsys: pytest
     assert "40" in capsys.readouterr().out or "payments" in block.code
 
 
-def test_the_table_names_every_verb(server: Server, tmp_path: Path) -> None:
-    named = set(re.findall(r"`(\w+)`", PAGE.partition("## Which verb works where")[2].partition("\n## ")[0]))
-    verbs = {name for each in (Bucket, Engine, Verbs) for name in vars(each) if not name.startswith("_")}
-    inner = {
-        "close",
-        "check_open",
-        "after_fork",
-        "holder",
-        "topic_for",
-        "limits",
-        "uuid",
-        "has_versions",
-        "submit",
-        "submit_many",
-        "frozen",
-        "thaw",
-    }  # of every log, or for its own parts
-    of_directories = {"path", "probe", "archive", "archiver", "archive_url", "check_archive", "replica", "settings_of"}
-    of_both = {"parquet_url", "remember_parquet"}
-    of_buckets = {"url", "append_later", "flush", "maintain"}
-    assert verbs - inner - {"probe"} <= named
-    with headwater.open(server.url) as hw:
-        for verb in verbs - inner - of_directories - of_buckets - of_both:
-            assert callable(getattr(hw, verb)), verb
-    with headwater.open(f"objects://{tmp_path}/bucket") as bucket:
-        for verb in verbs - inner - of_directories:
-            assert hasattr(bucket, verb), verb
+def test_the_table_of_backends_is_made_from_what_they_lack() -> None:
+    page = backends.PAGE.read_text(encoding="utf-8")
+    assert backends.written(page) == page, "run python -m tests.backends"
+
+
+@pytest.fixture(params=["directory", "bucket", "server"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Store]:
+    addresses = {"directory": f"{tmp_path}/data", "bucket": f"objects://{tmp_path}/bucket", "server": server.url}
+    with headwater.open(addresses[request.param]) as opened:
+        yield opened
+
+
+ARGUMENTS: dict[str, Any] = {"topic": "t", "name": "n", "data": b"", "key": "k"}
+
+
+def test_open_returns_a_store_whose_missing_verbs_raise_unsupported(store: Store) -> None:
+    assert type(store) is Store
+    lacks = store.backend.lacks
+    assert set(lacks) <= {*backends.verbs()}
+    for verb in backends.verbs():
+        assert store.can(verb) == (verb not in lacks)
+        if verb in lacks:
+            parameters = inspect.signature(getattr(store, verb)).parameters.values()
+            needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+            with pytest.raises(Unsupported) as error:
+                getattr(store, verb)(*(ARGUMENTS[name] for name in needed))
+            assert (error.value.code, error.value.hint) == ("verb_unsupported", lacks[verb].hint)
+
+
+def test_a_backend_is_a_small_protocol() -> None:
+    methods = [name for name, value in vars(Backend).items() if inspect.isfunction(value) and name[0] != "_"]
+    assert len(methods) <= 20
+
+
+def test_a_store_that_is_no_directory_says_so(store: Store) -> None:
+    if store.backend.kind == "directory":
+        assert store.path == store.directory.path
+        return
+    with pytest.raises(Unsupported) as error:
+        store.directory  # noqa: B018
+    assert error.value.code == "verb_unsupported"

@@ -46,8 +46,8 @@ def manifests(target: Path, topic: str = "t") -> list[ParquetManifest]:
     return [store.manifest(found, partition) for partition in range(found.partitions)]
 
 
-def described(hw: headwater.Engine, topic: str = "t") -> TopicRecord:
-    found = hw._catalogue.find(topic)
+def described(hw: headwater.Store, topic: str = "t") -> TopicRecord:
+    found = hw.directory._catalogue.find(topic)
     assert isinstance(found, TopicRecord)
     return found
 
@@ -62,7 +62,7 @@ def archived(target: Path, topic: str = "t") -> pa.Table:
     return pa.concat_tables([pq.read_table(file) for file in files(target, topic)])
 
 
-def logged(hw: headwater.Engine, topic: str = "t") -> pa.Table:
+def logged(hw: headwater.Store, topic: str = "t") -> pa.Table:
     """The same columns of the log itself, event by event, partition after partition."""
     events = sorted(hw.read(topic), key=lambda event: (event.partition, event.offset))
     rows = [

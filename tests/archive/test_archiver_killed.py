@@ -64,7 +64,7 @@ def test_died_at_any_call_to_the_store(tmp_path: Path, filled: tuple[Path, list[
                 pass
         with open_engine(path / "data") as hw:
             if hw.archive_url is not None:
-                assert not hw.check_archive().damaged
+                assert not hw.directory.check_archive().damaged
                 dropped = drop(hw)
                 noted = hw.describe("t").partitions[0].archived or 0
                 assert not dropped or dropped[-1].end <= noted
@@ -72,7 +72,7 @@ def test_died_at_any_call_to_the_store(tmp_path: Path, filled: tuple[Path, list[
             hw.archive(url)
             manifest = manifest_of(objects(path / "archive"), hw)
             assert (manifest.segments[0].base, manifest.end) == (0, len(expected))
-            assert not [finding for finding in hw.check_archive().findings if finding.damage]
+            assert not [finding for finding in hw.directory.check_archive().findings if finding.damage]
             drop(hw)
             assert everything(hw) == expected
         shutil.rmtree(path)
@@ -93,13 +93,13 @@ def test_a_killed_process_leaves_an_archive_that_the_next_one_finishes(tmp_path:
                 process.send_signal(signal.SIGKILL if turn < 2 else signal.SIGTERM)
                 code = process.wait(20)
             assert code == (-signal.SIGKILL if turn < 2 else 0)
-            assert not hw.check_archive().damaged
+            assert not hw.directory.check_archive().damaged
             drop(hw)
         expected = everything(hw)
         assert [event[1] for event in expected] == list(range(210))
         hw.archive(seal=True)
         wait_for(lambda: hw.describe("t").partitions[0].archived == 210)
-        assert not hw.check_archive().damaged
+        assert not hw.directory.check_archive().damaged
     restore(url, tmp_path / "back", disk=UnsyncedDisk())
     with open_engine(tmp_path / "back") as back:
         assert everything(back) == expected

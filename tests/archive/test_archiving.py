@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from headwater.engine.engine import Engine
 from headwater.engine.restoring import restore
 from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
 from headwater.format.archive import file_key
 from headwater.format.segment import HEADER_BYTES, decode
 from headwater.storage.sealer import reindex
+from headwater.store import Store
 from tests.archive.logs import FailingStore, everything, fill, manifest_of, objects, open_engine
 from tests.waiting import wait_for
 
@@ -24,9 +24,9 @@ def url(tmp_path: Path) -> str:
     return f"objects://{tmp_path / 'archive'}"
 
 
-def files_of(hw: Engine, topic: str = "t") -> dict[str, bytes]:
+def files_of(hw: Store, topic: str = "t") -> dict[str, bytes]:
     """The files of all finished segments, by their names."""
-    [log] = hw._topics.live(topic).logs
+    [log] = hw.directory._topics.live(topic).logs
     place, active = log.place, log.state().segment
     found = {}
     for base in place.segments():
@@ -36,9 +36,9 @@ def files_of(hw: Engine, topic: str = "t") -> dict[str, bytes]:
     return found
 
 
-def seal(hw: Engine) -> None:
+def seal(hw: Store) -> None:
     """Seal all of the topic, and let nobody be at it still, whose packed file would take the place of a damaged one."""
-    hw._sealer.close()
+    hw.directory._sealer.close()
     hw.seal("t")
 
 
@@ -58,7 +58,7 @@ def test_every_file_of_a_finished_segment_is_archived_byte_by_byte(tmp_path: Pat
         assert any(name.endswith(".blob") for name in local)
         assert [(each.first, each.end) for each in done] == [(each.base, each.end) for each in manifest.segments]
         assert manifest.segments[0].base == 0
-        assert manifest.end == hw._topics.live("t").logs[0].state().segment
+        assert manifest.end == hw.directory._topics.live("t").logs[0].state().segment
 
 
 def test_what_is_archived_is_not_archived_again(tmp_path: Path, url: str) -> None:
@@ -116,10 +116,10 @@ def test_an_archive_belongs_to_one_directory_and_a_directory_to_one_archive(tmp_
 def test_two_archivers_at_once_archive_each_segment_once(tmp_path: Path, url: str) -> None:
     with open_engine(tmp_path / "data") as first, open_engine(tmp_path / "data") as second:
         fill(first, 300)
-        first.archiver(url)
+        first.directory.archiver(url)
         errors: list[BaseException] = []
 
-        def work(hw: Engine) -> None:
+        def work(hw: Store) -> None:
             try:
                 hw.archive()
             except BaseException as error:  # noqa: BLE001  # whatever it is, the test tells
@@ -132,7 +132,7 @@ def test_two_archivers_at_once_archive_each_segment_once(tmp_path: Path, url: st
             thread.join(30)
         assert not errors
         segments = manifest_of(objects(tmp_path / "archive"), first).segments
-        assert [segment.base for segment in segments] == first._topics.live("t").logs[0].place.segments()[:-1]
+        assert [segment.base for segment in segments] == first.directory._topics.live("t").logs[0].place.segments()[:-1]
 
 
 def test_a_segment_that_is_packed_anew_leaves_the_archived_one_as_it_is(tmp_path: Path, url: str) -> None:
@@ -140,7 +140,7 @@ def test_a_segment_that_is_packed_anew_leaves_the_archived_one_as_it_is(tmp_path
         fill(hw)
         hw.archive(url)
         store = objects(tmp_path / "archive")
-        before, [log] = manifest_of(store, hw), hw._topics.live("t").logs
+        before, [log] = manifest_of(store, hw), hw.directory._topics.live("t").logs
         packed = log.place.segment(0).read_bytes()
         header = decode(packed)
         log.place.segment(0).write_bytes(replace(header, file_id=header.file_id ^ 1).encode() + packed[HEADER_BYTES:])
@@ -148,7 +148,7 @@ def test_a_segment_that_is_packed_anew_leaves_the_archived_one_as_it_is(tmp_path
         with open_engine(tmp_path / "data") as again:
             assert again.archive() == []
         assert manifest_of(store, hw) == before
-        assert hw.check_archive().findings == []
+        assert hw.directory.check_archive().findings == []
 
 
 def test_a_damaged_segment_is_not_archived_and_stops_its_log_alone(tmp_path: Path, url: str) -> None:
@@ -156,7 +156,7 @@ def test_a_damaged_segment_is_not_archived_and_stops_its_log_alone(tmp_path: Pat
         fill(hw)
         fill(hw, topic="sound")
         seal(hw)
-        [log] = hw._topics.live("t").logs
+        [log] = hw.directory._topics.live("t").logs
         third = log.place.segments()[2]
         damaged = bytearray(log.place.segment(third).read_bytes())
         damaged[len(damaged) // 2] ^= 1
@@ -169,14 +169,14 @@ def test_a_damaged_segment_is_not_archived_and_stops_its_log_alone(tmp_path: Pat
         assert manifest_of(store, hw, "sound").segments
         hw.repair("t", apply=True)
         assert hw.archive()
-        assert hw.check_archive().damaged is False
+        assert hw.directory.check_archive().damaged is False
 
 
 def test_a_damaged_index_is_made_again_and_archived(tmp_path: Path, url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
         seal(hw)
-        [log] = hw._topics.live("t").logs
+        [log] = hw.directory._topics.live("t").logs
         sound = log.place.index(0).read_bytes()
         log.place.index(0).write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
         hw.archive(url)
@@ -199,7 +199,7 @@ def test_a_history_other_than_the_archived_one_is_refused(tmp_path: Path, url: s
             back.archive(url, seal=True)
         assert other.value.code == "archive_diverged"
     with open_engine(tmp_path / "data") as hw:
-        assert hw.check_archive().findings == []
+        assert hw.directory.check_archive().findings == []
 
 
 def test_a_topic_that_is_deleted_and_made_again_is_archived_beside_the_old_one(tmp_path: Path, url: str) -> None:
@@ -210,7 +210,7 @@ def test_a_topic_that_is_deleted_and_made_again_is_archived_beside_the_old_one(t
         fill(hw, 60, seed=5)
         hw.archive(seal=True)
         expected = everything(hw)
-        assert not hw.check_archive().damaged
+        assert not hw.directory.check_archive().damaged
     restore(url, tmp_path / "back")
     with open_engine(tmp_path / "back") as back:
         assert everything(back) == expected
@@ -222,12 +222,12 @@ def test_an_archiver_that_runs_archives_what_others_finish_and_ends_when_it_is_t
     archived: list[int] = []
     failed: list[str] = []
     with open_engine(tmp_path / "data", store=store) as hw, open_engine(tmp_path / "data") as writer:
-        archiver = hw.archiver(url, stopping=stopping)
+        archiver = hw.directory.archiver(url, stopping=stopping)
         told = lambda done: archived.extend(each.end for each in done)  # noqa: E731
         thread = threading.Thread(target=archiver.run, args=(told, lambda error: failed.append(error.code)))
         thread.start()
         fill(writer, 60)
-        finished = writer._topics.live("t").logs[0].state
+        finished = writer.directory._topics.live("t").logs[0].state
         wait_for(lambda: bool(archived) and archived[-1] == finished().segment)
         store.down = True
         fill(writer, 60)
@@ -256,7 +256,7 @@ def test_what_is_under_way_ends_soon_after_an_archiver_is_stopped(tmp_path: Path
     store = FailingStore(objects(tmp_path / "archive"), told)
     with open_engine(tmp_path / "data", store=store) as hw:
         fill(hw)
-        assert hw.archiver(url, stopping=stopping).once() == []
+        assert hw.directory.archiver(url, stopping=stopping).once() == []
     assert not list((tmp_path / "archive").glob("archive/**/manifest"))
 
 

@@ -32,7 +32,7 @@ def test_a_sound_archive_is_told_to_be_so_with_all_that_is_in_it(archive: Path, 
     report = check_archive_at(f"objects://{archive}", progress=lambda done, total: told.append((done, total)))
     with open_engine(tmp_path / "data") as hw:
         archived = hw.describe("t").partitions[0].archived
-        assert hw.check_archive().findings == []
+        assert hw.directory.check_archive().findings == []
     assert report.findings == []
     assert (report.topics, report.partitions, report.events) == (1, 1, archived)
     assert told[-1][0] == told[-1][1] > 0
@@ -114,7 +114,7 @@ def test_what_the_directory_dropped_and_the_archive_lost_is_found(archive: Path,
     [manifest] = archive.rglob("manifest")
     edit(manifest, lambda record: record["segments"].pop())  # type: ignore[attr-defined]
     with open_engine(tmp_path / "data") as hw:
-        damaged = [finding for finding in hw.check_archive().findings if finding.damage]
+        damaged = [finding for finding in hw.directory.check_archive().findings if finding.damage]
         assert [Path(finding.path).name for finding in damaged] == ["archived.json"]
         assert "does not have it any more" in damaged[0].problem
         assert hw.check().findings == []

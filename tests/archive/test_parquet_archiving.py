@@ -286,11 +286,11 @@ def test_data_too_large_for_a_column_is_beside_it(data: Path, tmp_path: Path, mo
 
 def test_the_log_remembers_where_it_was_archived_to(data: Path, tmp_path: Path) -> None:
     with open_engine(data) as hw:
-        assert hw.parquet_url is None
+        assert hw.directory.parquet_url is None
     archive(data, tmp_path / "out")
     archive(data, tmp_path / "elsewhere")
     with open_engine(data) as hw:
-        assert hw.parquet_url == f"objects://{tmp_path / 'elsewhere'}"
+        assert hw.directory.parquet_url == f"objects://{tmp_path / 'elsewhere'}"
         assert not hw.check().damaged
 
 
@@ -298,10 +298,10 @@ def test_a_bucket_is_archived_and_remembers_it(tmp_path: Path) -> None:
     url = f"objects://{tmp_path / 'bucket'}"
     with headwater.open(url) as hw:
         hw.append_many("t", [b"one", b"two"], keys=["a", "b"])
-        assert isinstance(hw, headwater.Bucket)
+        assert isinstance(hw, headwater.Store)
         assert archive(url, tmp_path / "out") == []  # nothing was compacted yet
         assert [each.end for each in archive(url, f"parquet:objects://{tmp_path / 'out'}", seal=True)] == [2]
-        assert hw.parquet_url == f"objects://{tmp_path / 'out'}"
+        assert hw.directory.parquet_url == f"objects://{tmp_path / 'out'}"
         assert archived(tmp_path / "out")["id"].to_pylist() == [str(event.id) for event in hw.read("t")]
 
 

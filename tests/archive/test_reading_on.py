@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
+from headwater.store import Store
 from tests.archive.logs import LIMITS, FailingStore, drop, everything, fill, objects, open_engine
 
 
 class Both(NamedTuple):
     """The same log twice: untouched, and with its finished segments in the archive alone."""
 
-    whole: Engine
-    dropped: Engine
+    whole: Store
+    dropped: Store
     store: FailingStore
     path: Path
 
@@ -51,7 +51,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 def emptied(both: Both) -> Both:
     """With an empty cache, and an engine that has nothing open."""
     shutil.rmtree(both.path / "data" / "archived", ignore_errors=True)
-    for log in both.dropped._topics.live("t").logs:
+    for log in both.dropped.directory._topics.live("t").logs:
         assert log.archived is not None
         log.archived.close()
         log.archived.key_indexes._found.clear()
@@ -191,7 +191,7 @@ def test_the_cache_stays_below_its_bound_and_a_read_still_gets_through(emptied: 
     with open_engine(tmp_path / "data", limits, store) as hw:
         assert everything(hw) == everything(emptied.whole)
         assert everything(hw, reverse=True, key="a") == everything(emptied.whole, reverse=True, key="a")
-        [log] = hw._topics.live("t").logs
+        [log] = hw.directory._topics.live("t").logs
         assert log.archived is not None
         assert len(log.archived._open) <= 4, "those that were deleted to make room are not held open"
     assert 4000 < largest <= 12_000
@@ -241,7 +241,7 @@ def test_a_damaged_note_is_told_while_what_is_local_is_read_and_archiving_mends_
         hw.archive(f"objects://{tmp_path / 'archive'}")
         expected = everything(hw)
         drop(hw)
-        [log] = hw._topics.live("t").logs
+        [log] = hw.directory._topics.live("t").logs
         start, note = log.local_start(), log.place.archived
     note.write_bytes(note.read_bytes().replace(b'"partition":0', b'"partition":1'))
     with open_engine(tmp_path / "data") as hw:

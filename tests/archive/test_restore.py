@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import headwater
-from headwater.engine.engine import Engine
 from headwater.engine.restoring import restore
 from headwater.errors import Corrupt, Invalid, NotFound, Unavailable
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format.archive import check
+from headwater.store import Store
 from tests.archive.logs import FailingStore, everything, fill, manifest_of, objects, open_engine
 from tests.log.unsynced import UnsyncedDisk
 
@@ -50,7 +50,7 @@ def target(tmp_path: Path) -> Iterator[Path]:
     assert not (tmp_path / ".back.restoring").exists()
 
 
-def back(source: Source, target: Path, **options: Any) -> Engine:
+def back(source: Source, target: Path, **options: Any) -> Store:
     restore(source.url, target, disk=UnsyncedDisk(), **options)
     return open_engine(target)
 
@@ -212,7 +212,7 @@ def test_damage_in_the_archive_is_never_restored(source: Source, tmp_path: Path)
 def test_a_manifest_that_leads_out_of_the_directory_is_refused(source: Source, name: str) -> None:
     with open_engine(source.path / "data") as hw:
         manifest = manifest_of(objects(source.path / "archive"), hw)
-        log = hw._topics.live("t").logs[0].place.uuid
+        log = hw.directory._topics.live("t").logs[0].place.uuid
     check(manifest, log, "here")
     first = manifest.segments[0]
     files = [*first.files, replace(first.files[0], name=name)]

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headwater.engine.engine import Engine
 from headwater.errors import Unavailable
 from headwater.format.archive import manifest_key
 from headwater.format.settings import encode
+from headwater.opening import open_directory
 from headwater.storage.archive import note
 from headwater.storage.disk import Disk
 from headwater.storage.place import LogDirectory
+from headwater.store import Store
 from tests.archive.logs import LIMITS, FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.waiting import wait_for
 
@@ -25,8 +26,8 @@ def url(tmp_path: Path) -> str:
     return f"objects://{tmp_path / 'archive'}"
 
 
-def local(hw: Engine) -> list[int]:
-    return hw._topics.live("t").logs[0].place.segments()
+def local(hw: Store) -> list[int]:
+    return hw.directory._topics.live("t").logs[0].place.segments()
 
 
 def test_only_what_is_archived_is_dropped(tmp_path: Path, url: str) -> None:
@@ -47,14 +48,14 @@ def test_only_what_is_archived_is_dropped(tmp_path: Path, url: str) -> None:
 def test_segments_that_roll_wait_for_the_archiver(tmp_path: Path, url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         hw.create("t", segment_bytes=4096, retention_segments=2, retention_bytes=8192)
-        hw.archiver(url)
+        hw.directory.archiver(url)
         fill(hw, 200)
-        [log] = hw._topics.live("t").logs
-        hw._keeper.rolled(log.place)
+        [log] = hw.directory._topics.live("t").logs
+        hw.directory._keeper.rolled(log.place)
         assert local(hw)[0] == 0
         assert len(local(hw)) > 4
         hw.archive()
-        hw._keeper.rolled(log.place)
+        hw.directory._keeper.rolled(log.place)
         assert len(local(hw)) <= 2
         assert [event[1] for event in everything(hw)] == list(range(200))
 
@@ -80,7 +81,7 @@ def test_without_the_store_nothing_is_dropped_and_that_is_said(
 def test_that_nobody_archives_is_said(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
     with open_engine(tmp_path / "data") as hw:
         hw.create("t", segment_bytes=4096, retention_segments=1)
-        hw.archiver(url)
+        hw.directory.archiver(url)
         with caplog.at_level(logging.WARNING, "headwater"):
             fill(hw, 200)
             wait_for(lambda: "is not in the archive, and stays" in caplog.text)
@@ -109,10 +110,10 @@ def test_an_archive_that_was_emptied_by_hand_drops_nothing(tmp_path: Path, url: 
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
         hw.archive(url)
-        topic = hw._catalogue.find("t")
+        topic = hw.directory._catalogue.find("t")
         objects(tmp_path / "archive").delete([manifest_key("t", topic.uuid, 0)])
         assert drop(hw) == []
-        assert hw.check_archive().damaged
+        assert hw.directory.check_archive().damaged
 
 
 def test_a_restored_log_that_went_its_own_way_drops_nothing(tmp_path: Path, url: str) -> None:
@@ -124,7 +125,7 @@ def test_a_restored_log_that_went_its_own_way_drops_nothing(tmp_path: Path, url:
         end = manifest_of(objects(tmp_path / "archive"), hw).segments[2].base
     restore(url, tmp_path / "back", topic="t", to=end)
     with open_engine(tmp_path / "back") as back:
-        back.archiver(url)
+        back.directory.archiver(url)
         fill(back, 100, seed=3)
         deleted = drop(back)
         assert not deleted or deleted[-1].end <= end
@@ -133,7 +134,7 @@ def test_a_restored_log_that_went_its_own_way_drops_nothing(tmp_path: Path, url:
 def test_a_full_log_that_refuses_says_that_the_archiver_is_missing(tmp_path: Path, url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         hw.create("t", segment_bytes=4096, retention_bytes_hard=12_000, retention_consumers=True, overflow="refuse")
-        hw.archiver(url)
+        hw.directory.archiver(url)
         with pytest.raises(Unavailable) as full:
             fill(hw, 500)
         assert (full.value.code, "archive" in full.value.hint) == ("log_full", True)
@@ -171,10 +172,10 @@ def test_the_note_that_names_a_segment_is_durable_before_the_segment_goes(tmp_pa
     with open_engine(tmp_path / "data") as hw:
         fill(hw, 120)
         hw.archive(url)
-        [log] = hw._topics.live("t").logs
+        [log] = hw.directory._topics.live("t").logs
         forget_last(log.place)
     disk = Recorder()
-    with Engine(tmp_path / "data", limits=replace(LIMITS), disk=disk) as hw:
+    with open_directory(tmp_path / "data", limits=replace(LIMITS), disk=disk) as hw:
         assert drop(hw)
         noted = disk.done.index(("rename", "archived.json"))
         gone = next(

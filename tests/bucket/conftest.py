@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 
 from headwater.engine.bucket import Bucket, open_coordinator
+from headwater.engine.log_consumers import LogConsumers
 from headwater.limits import DEFAULTS, Limits
 from headwater.storage.bucket.opening import open_store
 from headwater.storage.disk import Clock
+from headwater.store import Store
 from tests.bucket.hooked import HookedStore
 from tests.log.unsynced import UnsyncedDisk
+from tests.opened import bucket_of
 
-Opener = Callable[..., Bucket]
+Opener = Callable[..., Store]
 
 
-def hooks_of(bucket: Bucket) -> HookedStore:
+def hooks_of(bucket: Store) -> HookedStore:
     """The store of a bucket that `opener` opened."""
-    store = bucket._store
+    store = bucket_of(bucket)._store
     assert isinstance(store, HookedStore)
     return store
 
@@ -33,14 +36,14 @@ def bucket_url(tmp_path: Path) -> str:
 @pytest.fixture
 def opener(bucket_url: str) -> Iterator[Opener]:
     """Opens the same bucket again and again, each time with a store of its own; all are closed at the end."""
-    opened: list[Bucket] = []
+    opened: list[Store] = []
 
-    def open(*, limits: Limits = DEFAULTS, clock: Clock | None = None, **options: Any) -> Bucket:
+    def open(*, limits: Limits = DEFAULTS, clock: Clock | None = None, **options: Any) -> Store:
         disk, clock = UnsyncedDisk(), clock or Clock()
         store = HookedStore(open_store(bucket_url, clock=clock, disk=disk, limits=limits))
-        opened.append(
-            Bucket(store, open_coordinator(None, store, clock), limits=limits, disk=disk, clock=clock, **options)
-        )
+        coordinator = open_coordinator(None, store, clock)
+        bucket = Bucket(store, coordinator, limits=limits, disk=disk, clock=clock, **options)
+        opened.append(Store(bucket, LogConsumers(bucket)))
         return opened[-1]
 
     yield open
@@ -50,5 +53,5 @@ def opener(bucket_url: str) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def hw(opener: Opener) -> Bucket:
+def hw(opener: Opener) -> Store:
     return opener()

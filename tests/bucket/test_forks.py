@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.bucket import Bucket
 from headwater.errors import HeadwaterError
+from headwater.store import Store
 from tests.log.children import Child, Said
 
 
-def test_a_child_is_told_and_the_parent_goes_on(hw: Bucket) -> None:
+def test_a_child_is_told_and_the_parent_goes_on(hw: Store) -> None:
     hw.append("t", b"0")
     waiting = hw.append_later("t", b"1")
     consumer = hw.consumer("c", "t")

@@ -19,8 +19,9 @@ from urllib.parse import quote_plus, urlsplit
 import pytest
 
 import headwater
-from headwater.engine.bucket import Bucket
 from headwater.event import Event
+from headwater.store import Store
+from tests.opened import bucket_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lambda_handler.py"
 LEASE_MS = 1500
@@ -92,9 +93,9 @@ def environment(
 
 
 @pytest.fixture
-def hw(environment: dict[str, str]) -> Iterator[Bucket]:
+def hw(environment: dict[str, str]) -> Iterator[Store]:
     with headwater.open(environment["HEADWATER_LOG"], coordinator=environment.get("HEADWATER_COORDINATOR")) as opened:
-        assert isinstance(opened, Bucket)
+        assert isinstance(opened, Store)
         opened.create("Aufträge 1", partitions=2)
         yield opened
 
@@ -127,7 +128,7 @@ def loaded() -> ModuleType:
     return module
 
 
-def fill(hw: Bucket, count: int) -> dict[str, Any]:
+def fill(hw: Store, count: int) -> dict[str, Any]:
     """Append, and what the bucket then tells."""
     before = set(keys(hw))
     for number in range(count):
@@ -135,22 +136,22 @@ def fill(hw: Bucket, count: int) -> dict[str, Any]:
     return notification(os.environ["HEADWATER_LOG"], *sorted(set(keys(hw)) - before))
 
 
-def keys(hw: Bucket) -> list[str]:
-    return [each.key for each in hw._store.list("topics/") if "/events/" in each.key]
+def keys(hw: Store) -> list[str]:
+    return [each.key for each in bucket_of(hw)._store.list("topics/") if "/events/" in each.key]
 
 
 def places(seen: list[Event]) -> Counter[tuple[int, int]]:
     return Counter((event.partition, event.offset) for event in seen)
 
 
-def lags(hw: Bucket) -> list[int]:
+def lags(hw: Store) -> list[int]:
     return [info.lag for info in hw.consumers("Aufträge 1")]
 
 
-def test_it_handles_what_came_and_ignores_what_is_no_event(hw: Bucket, instance: Callable[[], Any]) -> None:
+def test_it_handles_what_came_and_ignores_what_is_no_event(hw: Store, instance: Callable[[], Any]) -> None:
     function = instance()
     woken = fill(hw, 6)
-    others = [each.key for each in hw._store.list("topics/") if "/events/" not in each.key]
+    others = [each.key for each in bucket_of(hw)._store.list("topics/") if "/events/" not in each.key]
     assert others
     log = os.environ["HEADWATER_LOG"]
     elsewhere = urlsplit(log)._replace(netloc="other").geturl()
@@ -172,7 +173,7 @@ def test_it_handles_what_came_and_ignores_what_is_no_event(hw: Bucket, instance:
     assert lags(hw) == [0, 0]
 
 
-def test_when_the_time_is_over_it_asks_to_be_called_again(hw: Bucket, instance: Callable[[], Any]) -> None:
+def test_when_the_time_is_over_it_asks_to_be_called_again(hw: Store, instance: Callable[[], Any]) -> None:
     function = instance()
     woken = fill(hw, 6)
     with pytest.raises(function.MoreWaits):
@@ -182,7 +183,7 @@ def test_when_the_time_is_over_it_asks_to_be_called_again(hw: Bucket, instance: 
     assert function.handler(queue, Context()) == {"handled": 6, "more": False, "batchItemFailures": []}
 
 
-def test_two_at_once_handle_all_between_them(hw: Bucket, instance: Callable[[], Any]) -> None:
+def test_two_at_once_handle_all_between_them(hw: Store, instance: Callable[[], Any]) -> None:
     functions = [instance(), instance()]
     woken = fill(hw, 12)
     failed: list[BaseException] = []
@@ -228,7 +229,7 @@ module.handler(json.loads(sys.argv[2]), Context())
 
 
 def test_what_a_killed_invocation_had_in_its_hands_is_handled_by_the_next(
-    hw: Bucket, instance: Callable[[], Any]
+    hw: Store, instance: Callable[[], Any]
 ) -> None:
     woken = fill(hw, 8)
     command = [sys.executable, "-c", KILLED, str(EXAMPLE), json.dumps(woken)]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from headwater import Limits
-from headwater.engine.bucket import Bucket, open_bucket
+from headwater.opening import open_bucket
 from headwater.storage.bucket import appender
+from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk
 from tests.waiting import wait_for
 
@@ -17,19 +18,19 @@ TOPICS = 60
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Bucket:
+def hw(tmp_path: Path) -> Store:
     limits = Limits(open_topics_max=4, linger_ms=5)
     return open_bucket(f"objects://{tmp_path}/bucket", limits=limits, disk=UnsyncedDisk())
 
 
-def test_more_topics_than_are_kept_open_are_appended_to_and_read(hw: Bucket) -> None:
+def test_more_topics_than_are_kept_open_are_appended_to_and_read(hw: Store) -> None:
     with hw:
         follower = hw.follow("t0", timeout=30) if hw.create("t0") else None
         assert follower is not None
         later = [hw.append_later(f"t{number}", b"%d" % number) for number in range(TOPICS)]
         assert [each.result().offset for each in later] == [0] * TOPICS
         assert [hw.append(f"t{number}", b"more").offset for number in range(TOPICS)] == [1] * TOPICS
-        assert len(hw._topics.open) <= 4
+        assert len(hw.logs._topics.open) <= 4
         for number in range(TOPICS):
             assert [event.data for event in hw.read(f"t{number}")] == [b"%d" % number, b"more"]
         assert [next(follower).data for _ in range(2)] == [b"0", b"more"]
@@ -45,7 +46,7 @@ def test_what_waits_to_be_appended_is_flushed_however_many_topics_it_is_for(tmp_
         assert [next(hw.read(f"t{number}")).data for number in range(20)] == [b"%d" % n for n in range(20)]
 
 
-def test_a_topic_that_nobody_appends_to_has_no_thread(hw: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_nobody_appends_to_has_no_thread(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appender, "IDLE_S", 0.05)
 
     def appending() -> list[str]:

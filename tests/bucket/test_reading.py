@@ -8,14 +8,15 @@ from datetime import timedelta
 
 import pytest
 
-from headwater.engine.bucket import Bucket
 from headwater.errors import Corrupt
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.bucket.conftest import Opener, hooks_of
 from tests.bucket.stage import StageClock
+from tests.opened import bucket_of
 
 
-def fill(hw: Bucket, objects: int, events: int = 3) -> list[bytes]:
+def fill(hw: Store, objects: int, events: int = 3) -> list[bytes]:
     data = [b"%d" % number for number in range(objects * events)]
     for at in range(0, len(data), events):
         hw.append_many("t", data[at : at + events], types="n", keys=[b"k"] * events)
@@ -85,14 +86,14 @@ def test_what_was_read_is_kept_up_to_a_bound(opener: Opener) -> None:
     small = opener(limits=Limits(cache_bytes=8000))
     for _ in range(2):
         assert [event.data for event in small.read("t")] == data
-    assert 0 < small._cache.size <= 8000
+    assert 0 < bucket_of(small)._cache.size <= 8000
 
 
 def test_a_follower_that_has_caught_up_looks_ever_more_rarely(opener: Opener) -> None:
     clock = StageClock()
     hw = opener(clock=clock, limits=Limits(follow_ms=20, follow_ms_max=1000))
     hw.append("t", b"0")
-    log = hw._topics.get("t").logs[0]
+    log = hw.logs._topics.get("t").logs[0]
     looks: list[float] = []
     hooks_of(hw).before = lambda _method, key: looks.append(clock.now_s) if "/events/" in key else None
     for _ in range(6000):  # a minute
@@ -108,7 +109,7 @@ def test_a_follower_that_has_caught_up_looks_ever_more_rarely(opener: Opener) ->
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_places_are_found_by_time_and_id(hw: Bucket, sealed: bool) -> None:
+def test_places_are_found_by_time_and_id(hw: Store, sealed: bool) -> None:
     fill(hw, 12)
     if sealed:
         hw.seal("t")

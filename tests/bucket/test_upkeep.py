@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.engine.bucket import Bucket, open_bucket
 from headwater.errors import NotFound, Unavailable, Unsupported
 from headwater.limits import Limits
+from headwater.opening import open_bucket
 from headwater.storage.disk import Clock
+from headwater.store import Store
 from tests.bucket.conftest import Opener, hooks_of
+from tests.opened import bucket_of
 from tests.waiting import wait_for
 
 QUICK = Limits(cache_bytes=0, knowledge_s=0.05, collect_s=0.0, compact_objects=0)
@@ -25,11 +27,11 @@ def offsets(events: Any) -> list[int]:
     return [event.offset for event in events]
 
 
-def keys(hw: Bucket, part: str) -> list[str]:
+def keys(hw: Store, part: str) -> list[str]:
     return [each.key for each in hooks_of(hw).within.list("topics/") if f"/{part}/" in each.key]
 
 
-def overtake(other: Bucket) -> None:
+def overtake(other: Store) -> None:
     """Compact all, and delete the objects."""
     assert other.seal("t") == 1
     for _ in range(2):
@@ -95,7 +97,7 @@ def test_small_segments_are_merged_so_that_they_stay_few(opener: Opener) -> None
     for number in range(64):
         hw.append("t", b"%d" % number)
         hw.seal("t")
-    assert len(hw._topics.live("t").logs[0].chain.knowledge.look().segments) < 10
+    assert len(hw.logs._topics.live("t").logs[0].chain.knowledge.look().segments) < 10
     assert [int(event.data or b"") for event in opener().read("t")] == list(range(64))
 
 
@@ -107,7 +109,7 @@ def test_a_segment_that_spans_too_much_time_is_not_merged(opener: Opener) -> Non
         hw.append("t", b"b")
         hw.seal("t")
         clock.later_s += 30 * 24 * 3600.0
-    segments = hw._topics.live("t").logs[0].chain.knowledge.look().segments
+    segments = hw.logs._topics.live("t").logs[0].chain.knowledge.look().segments
     assert [(each.base, each.end) for each in segments] == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
 
 
@@ -135,7 +137,7 @@ def test_it_can_be_switched_off(opener: Opener) -> None:
     for _ in range(200):
         hw.append("t", b"a")
     hw.close()
-    assert hw._keeper._thread is None
+    assert bucket_of(hw)._keeper._thread is None
 
 
 def test_an_append_does_not_wait_for_compaction(opener: Opener) -> None:
@@ -249,7 +251,7 @@ def test_orphans_are_deleted_and_what_is_named_is_not(opener: Opener) -> None:
     hw, sweeper = opener(limits=BLOB), opener(limits=SWEEP)
     hw.append("t", os.urandom(5000))
     hw.append("t", os.urandom(5000))
-    place = hw._topics.live("t").logs[0].place
+    place = hw.logs._topics.live("t").logs[0].place
     for key in (place.blob("0" * 32), place.segment(0, 2, "1" * 32)):
         place.store.put(key, b"of somebody who died")
     for _ in range(2):
@@ -269,13 +271,13 @@ def test_orphans_are_deleted_and_what_is_named_is_not(opener: Opener) -> None:
 def test_young_orphans_stay(opener: Opener) -> None:
     hw = opener(limits=Limits(compact_objects=0))
     hw.append("t", b"a")
-    place = hw._topics.live("t").logs[0].place
+    place = hw.logs._topics.live("t").logs[0].place
     for key in (place.blob("0" * 32), place.segment(0, 2, "1" * 32)):
         place.store.put(key, b"of somebody who is at it")
     for _ in range(3):
         hw.maintain()
     assert (len(keys(hw, "blobs")), len(keys(hw, "segments"))) == (1, 1)
-    assert hw._topics.live("t").logs[0].chain.knowledge.look().mark.doomed == []
+    assert hw.logs._topics.live("t").logs[0].chain.knowledge.look().mark.doomed == []
 
 
 def test_an_upload_that_took_so_long_that_its_data_may_be_collected_is_refused(opener: Opener) -> None:
@@ -388,7 +390,7 @@ def test_a_real_object_store_is_compacted_trimmed_collected_and_sound(s3_url: st
         assert hw.seal("t") == 1
         for _ in range(2):
             hw.maintain()
-        left = [each.key for each in hw._store.list("topics/t/")]
+        left = [each.key for each in bucket_of(hw)._store.list("topics/t/")]
         assert not any("/events/" in key for key in left)
         hw.append("t", b"last")
         assert offsets(hw.read("t")) == list(range(12))
@@ -396,9 +398,9 @@ def test_a_real_object_store_is_compacted_trimmed_collected_and_sound(s3_url: st
         hw.retain("t", before=11)
         for _ in range(2):
             hw.maintain()
-        left = [each.key for each in hw._store.list("topics/t/")]
+        left = [each.key for each in bucket_of(hw)._store.list("topics/t/")]
         assert not any("/segments/" in key for key in left)
         assert [event.data for event in hw.read("t")] == [b"last"]
         hw.delete("t")
         assert hw.maintain().collected > 0
-        assert [each.key for each in hw._store.list("topics/t/")] == ["topics/t/topic"]
+        assert [each.key for each in bucket_of(hw)._store.list("topics/t/")] == ["topics/t/topic"]

@@ -18,23 +18,24 @@ import msgspec
 import pytest
 
 import headwater
-from headwater.engine.bucket import Bucket
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.bucket.test_writers import check
 from tests.bucket.writer import ROOT, Writer
+from tests.opened import bucket_of
 from tests.waiting import wait_for
 
 LIMITS = Limits(knowledge_s=0.1, collect_s=0.3, compact_objects=0)
 
 
-def opened(url: str, limits: Limits = LIMITS) -> Bucket:
+def opened(url: str, limits: Limits = LIMITS) -> Store:
     hw = headwater.open(url, limits=limits)
-    assert isinstance(hw, Bucket)
+    assert isinstance(hw, Store)
     return hw
 
 
-def objects(hw: Bucket) -> int:
-    return sum("/events/" in each.key for each in hw._store.list("topics/"))
+def objects(hw: Store) -> int:
+    return sum("/events/" in each.key for each in bucket_of(hw)._store.list("topics/"))
 
 
 def keep(url: str, seconds: float) -> None:
@@ -42,7 +43,7 @@ def keep(url: str, seconds: float) -> None:
     with opened(url, msgspec.structs.replace(LIMITS, compact_objects=2)) as hw:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        clock = hw._clock
+        clock = bucket_of(hw).clock
         end_s = clock.monotonic() + seconds
         while clock.monotonic() < end_s:
             hw.maintain()
@@ -62,7 +63,7 @@ def keeping(url: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def collect_all(hw: Bucket) -> None:
+def collect_all(hw: Store) -> None:
     """Compact everything, and wait until all objects of events were collected."""
     hw.seal("t")
 

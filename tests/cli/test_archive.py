@@ -101,7 +101,7 @@ def test_an_archiver_follows_the_log_until_it_is_told_to_end(
         with headwater.open(filled) as hw:
             for _ in range(60):
                 hw.append("t", b"x" * 200, durability="os")
-            finished = hw._topics.live("t").logs[0].state().segment
+            finished = hw.directory._topics.live("t").logs[0].state().segment
         while ends[-1] < finished:
             ends.append(json.loads(process.stdout.readline())["end"])
         process.send_signal(signal.SIGINT)

@@ -16,7 +16,7 @@ def filled(data: Path) -> Path:
         for number in range(9):
             hw.append("t", b"event %d" % number)
             if number % 2:
-                hw._topics.live("t").logs[0].roll(tell=False)
+                hw.directory._topics.live("t").logs[0].roll(tell=False)
     return data
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from headwater.engine.engine import Engine
+from headwater.store import Store
 from tests.crash.checking import NEXT, Crash, check_contents, recover, reopen
 from tests.crash.expectation import Acknowledged, Begin, Done, Expectation, ExpectedLog, Settled, expectation_of
 from tests.crash.machine import Loss, Machine, write_tree
@@ -102,8 +102,8 @@ def go_on_after(crash: Crash, path: Path, disk: RecordingDisk) -> None:
             segments = engine.describe(topic).settings.get("retention_segments")
             if segments:  # as the next roll does, also of what a killed process was deleting
                 disk.mark(Begin("retain", topic, starts=tuple(starts_of(engine, topic, segments))))
-                for log in engine._topics.get(topic).logs:
-                    engine._keeper.rolled(log.place)
+                for log in engine.directory._topics.get(topic).logs:
+                    engine.directory._keeper.rolled(log.place)
         for topic, partition in [*seen, ("after the crash", 0)]:
             disk.mark(Begin("append", topic, groups=((partition, (NEXT,)),)))
             ref = engine.append(topic, NEXT, partition=partition)
@@ -116,7 +116,7 @@ def go_on_after(crash: Crash, path: Path, disk: RecordingDisk) -> None:
             _ask_again(engine, topic, partition, expected, contents.events, disk)
 
 
-def _transact(engine: Engine, logs: list[tuple[str, int]], disk: RecordingDisk) -> None:
+def _transact(engine: Store, logs: list[tuple[str, int]], disk: RecordingDisk) -> None:
     topics = tuple(topic for topic, _ in logs)
     disk.mark(Begin("transact", topics=topics, groups=tuple((partition, (NEXT, NEXT)) for _, partition in logs)))
     with engine.transaction() as transaction:
@@ -128,7 +128,7 @@ def _transact(engine: Engine, logs: list[tuple[str, int]], disk: RecordingDisk) 
 
 
 def _ask_again(
-    engine: Engine,
+    engine: Store,
     topic: str,
     partition: int,
     log: ExpectedLog,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Fenced
+from headwater.store import Store
 from tests.crash.expectation import Acknowledged, ExpectedLog, Request
 from tests.crash.workload import LIMITS, send
 
@@ -40,12 +40,12 @@ class Remembered:
         return "seq_forgotten" if answers and seq < answers[-1][0] else None
 
 
-def ask_again(engine: Engine, topic: str, partition: int, remembered: Remembered, log: ExpectedLog) -> Events:
+def ask_again(engine: Store, topic: str, partition: int, remembered: Remembered, log: ExpectedLog) -> Events:
     """Ask all that was ever asked of a log; returns what that appended."""
     appended: Events = []
     for request, data in log.requests.items():
         expected = remembered.answer(request)
-        end = engine._topics.get(topic).logs[partition].end()
+        end = engine.directory._topics.get(topic).logs[partition].end()
         answer: tuple[Acknowledged, ...] | str
         try:
             told = send(engine, topic, partition, request, data)
@@ -58,5 +58,5 @@ def ask_again(engine: Engine, topic: str, partition: int, remembered: Remembered
             appended += [(ref.offset, ref.ticks, each) for ref, each in zip(answer, data, strict=True)]
         else:
             assert answer == expected, f"{request} is answered with {answer}, not {expected}"
-            assert engine._topics.get(topic).logs[partition].end() == end, f"{request} is there twice"
+            assert engine.directory._topics.get(topic).logs[partition].end() == end, f"{request} is there twice"
     return appended

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
 from headwater.format import settings
 from headwater.format.archive import ArchiveNote
+from headwater.opening import open_directory
 from headwater.storage.archive import note
 from tests.archive.logs import LIMITS, drop, everything, objects
 from tests.crash.crashing import NEXT_BOOT
@@ -29,14 +29,14 @@ def record(arena: Path) -> tuple[list[Op], list[tuple[Any, ...]]]:
     disk = RecordingDisk(arena / "recorded")
     disk.mkdir(arena / "recorded")
     disk.trace.clear()  # that directory is where the trace begins
-    with Engine(arena / "recorded" / "data", limits=LIMITS, disk=disk, clock=SteadyClock()) as hw:
-        hw._archive._open = lambda _url: objects(arena / "archive")
+    with open_directory(arena / "recorded" / "data", limits=LIMITS, disk=disk, clock=SteadyClock()) as hw:
+        hw.directory._archive._open = lambda _url: objects(arena / "archive")
         for number in range(12):
             hw.append("t", b"%d" % number * 50, key="a")
             if number % 3 == 1:
                 hw.append("t", b"huge" * 600)
             if number % 3 == 2:
-                hw._topics.live("t").logs[0].roll(tell=False)
+                hw.directory._topics.live("t").logs[0].roll(tell=False)
         events = everything(hw)
         disk.mark(BEGUN)
         hw.archive(f"objects://{arena / 'archive'}")
@@ -67,8 +67,10 @@ def check(arena: Path, trace: list[Op], events: list[tuple[Any, ...]]) -> int:
         seen.add(fingerprint(tree))
         shutil.rmtree(arena / "crashed", ignore_errors=True)
         write_tree(tree, arena / "crashed")
-        with Engine(arena / "crashed" / "data", limits=LIMITS, disk=UnsyncedDisk(), clock=SteadyClock(boot)) as hw:
-            hw._archive._open = lambda _url: objects(arena / "archive")
+        with open_directory(
+            arena / "crashed" / "data", limits=LIMITS, disk=UnsyncedDisk(), clock=SteadyClock(boot)
+        ) as hw:
+            hw.directory._archive._open = lambda _url: objects(arena / "archive")
             assert everything(hw) == events, name
     return len(seen)
 

@@ -99,7 +99,10 @@ def fail(kind: str, truncate: bool, numbers: Iterable[int], arena: Path) -> int:
         where = f"{driver.disk.fault}"
         told = error is not None and error.code == "transaction_unfinished"
         if error is None:  # it was in a checkpoint, of a log that no later step needs: that one is frozen
-            frozen = [driver.engines[0]._topics.get(topic).logs[partition].state().state for topic, partition in LOGS]
+            frozen = [
+                driver.engines[0].directory._topics.get(topic).logs[partition].state().state
+                for topic, partition in LOGS
+            ]
             assert any(frozen), where
         else:
             assert isinstance(error, Unavailable), f"{where}: {error!r}"

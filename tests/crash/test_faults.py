@@ -82,11 +82,11 @@ def go_on(driver: Driver, where: str) -> bool:
     frozen = False
     if "a" in driver.engines[0].topics():
         for engine in driver.engines:
-            frozen = engine._topics.get("a").logs[0].state().state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE)
+            frozen = engine.directory._topics.get("a").logs[0].state().state in (FROZEN_BY_SYNC, FROZEN_BY_WRITE)
             expected.check(contents_of(engine, "a", 0), expected.events())
-        if engine._topics.get("a").logs[0].state().state == FROZEN_BY_SYNC:
+        if engine.directory._topics.get("a").logs[0].state().state == FROZEN_BY_SYNC:
             for engine in driver.engines:
-                if engine._topics.get("a").logs[0]._group.writer._slot is None:
+                if engine.directory._topics.get("a").logs[0]._group.writer._slot is None:
                     continue  # it has only just opened this log, after it froze
                 with pytest.raises(Unavailable, match="frozen"):
                     engine.append("a", b"refused")
@@ -197,7 +197,7 @@ def test_what_was_written_before_a_failure_and_not_cut_off_is_never_seen(arena: 
     """Appends that wait together but differ in content are several batches of one write, which may fail behind one."""
     driver = begin(arena, None)
     driver.append("a")
-    [log] = driver.engines[0]._topics.get("a").logs
+    [log] = driver.engines[0].directory._topics.get("a").logs
     assert isinstance(driver.disk, FaultyDisk)
     driver.disk.set(Fault("short write", 0, errno.ENOSPC, truncate=False))
     with log._group.exclusive() as writer, pytest.raises(Unavailable):

@@ -12,13 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headwater.engine.consumer import Consumer
-from headwater.engine.engine import Engine
 from headwater.errors import Fenced
 from headwater.event import Event
 from headwater.limits import Limits
+from headwater.opening import open_directory
 from headwater.storage.disk import Clock
 from tests.log.unsynced import UnsyncedDisk
+from tests.opened import join
 
 PARTITIONS = 2
 LEASE_MS = 60_000
@@ -69,10 +69,10 @@ class OneConsumer(RuleBasedStateMachine):
         self.join()
 
     def open(self) -> None:
-        self.hw = Engine(self.path / "data", disk=UnsyncedDisk(), clock=self.clock, limits=LIMITS)
+        self.hw = open_directory(self.path / "data", disk=UnsyncedDisk(), clock=self.clock, limits=LIMITS)
 
     def join(self) -> None:
-        self.consumer: Consumer = self.hw.consumer("c", "t", timeout=0)
+        self.consumer = join(self.hw, "c", "t", timeout=0)
         assert self.consumer.partitions == list(range(PARTITIONS))
         for model in self.models:
             model.seen = {}
@@ -170,7 +170,7 @@ class OneConsumer(RuleBasedStateMachine):
         self.consumer._member.closed = True
         self.consumer._member._wake.set()
         self.consumer._member._thread.join()
-        self.hw._members.clear()
+        self.hw.directory.members.clear()
         self.clock.ahead_s += LEASE_MS / 1000 + 1
         self.again()
 

@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engine.cursor import TopicCursor
-from headwater.engine.engine import Engine
 from headwater.errors import Corrupt, Invalid, NotFound
 from headwater.format.events import EventBatch
+from headwater.opening import open_directory
+from headwater.store import Store
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Engine]:
-    with Engine(tmp_path / "data", durability="os") as engine:
+def log(tmp_path: Path) -> Iterator[Store]:
+    with open_directory(tmp_path / "data", durability="os") as engine:
         yield engine
 
 
@@ -42,14 +43,14 @@ def take_all(cursor: TopicCursor, bytes_max: int = 1000, stop: tuple[int, ...] |
 def test_any_stops_and_sizes_give_each_event_once(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    with Engine(tmp_path_factory.mktemp("cursor"), durability="os") as log:
+    with open_directory(tmp_path_factory.mktemp("cursor"), durability="os") as log:
         total = 0
         for count in data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=6)):
             log.append_many("t", [b"x" * 20] * count)
             total += count
         if data.draw(st.booleans()):
             log.seal("t")  # which packs batches, so that a stop is in the midst of one
-        cursor = log.cursor("t", start=data.draw(st.integers(0, total)))
+        cursor = log.directory.cursor("t", start=data.draw(st.integers(0, total)))
         begun, found = cursor.offsets[0], []
         for stop in sorted(data.draw(st.lists(st.integers(0, total), max_size=5))):
             part = take_all(cursor, data.draw(st.sampled_from([1, 100, 10_000])), (stop,))
@@ -59,40 +60,40 @@ def test_any_stops_and_sizes_give_each_event_once(
         assert found == list(range(begun, total))
 
 
-def test_a_stop_stays_exact_when_batches_are_packed_meanwhile(log: Engine) -> None:
+def test_a_stop_stays_exact_when_batches_are_packed_meanwhile(log: Store) -> None:
     for _ in range(50):
         log.append("t", b"x")
-    cursor = log.cursor("t")
+    cursor = log.directory.cursor("t")
     assert take_all(cursor, stop=(20,)) == list(range(20))
     log.seal("t")
     assert take_all(cursor, stop=(35,)) == list(range(20, 35))
     assert take_all(cursor) == list(range(35, 50))
 
 
-def test_a_large_batch_comes_in_parts(log: Engine) -> None:
+def test_a_large_batch_comes_in_parts(log: Store) -> None:
     log.append_many("t", [b"x" * 100] * 1000)
-    cursor = log.cursor("t")
+    cursor = log.directory.cursor("t")
     first = cursor.take(5000)
     assert 0 < sum(map(len, first)) < 100
     assert cursor.offsets == (first[-1].end_offset,)
     assert offsets(first) + take_all(cursor, 5000) == list(range(1000))
 
 
-def test_what_is_not_wanted_is_passed_a_bounded_amount_at_a_time(log: Engine) -> None:
+def test_what_is_not_wanted_is_passed_a_bounded_amount_at_a_time(log: Store) -> None:
     for _ in range(12):
         log.append_many("t", [b"x" * 1000] * 1000, types="common")
     log.append("t", b"y", type="rare")
-    cursor = log.cursor("t", type="rare")
+    cursor = log.directory.cursor("t", type="rare")
     assert cursor.take(1000) == []
     assert 0 < cursor.offsets[0] < 12_000  # it looked at some, and can be stopped here
     assert take_all(cursor) == [12_000]
 
 
-def test_partitions_have_offsets_of_their_own(log: Engine) -> None:
+def test_partitions_have_offsets_of_their_own(log: Store) -> None:
     log.create("wide", partitions=3)
     for number in range(9):
         log.append("wide", b"x", partition=number % 3)
-    cursor = log.cursor("wide", start=(1, 3, 0))
+    cursor = log.directory.cursor("wide", start=(1, 3, 0))
     assert cursor.has_more()
     assert [(batch.partition, offsets([batch])) for batch in cursor.take(10_000, (3, 3, 2))] == [
         (0, [1]), (0, [2]), (2, [0]), (2, [1]),
@@ -103,15 +104,15 @@ def test_partitions_have_offsets_of_their_own(log: Engine) -> None:
     assert not cursor.has_more()
     assert cursor.offsets == cursor.ends() == (3, 3, 3)
     with pytest.raises(Invalid):
-        log.cursor("wide", start=(1, 2))
+        log.directory.cursor("wide", start=(1, 2))
     with pytest.raises(Invalid):
-        log.cursor("wide", start=(1, 2, -1))
+        log.directory.cursor("wide", start=(1, 2, -1))
 
 
-def test_a_gap_is_met_and_told_and_passed(log: Engine) -> None:
+def test_a_gap_is_met_and_told_and_passed(log: Store) -> None:
     log.create("small", segment_bytes=4096)
     ids = [log.append("small", b"x" * 100).id for _ in range(200)]
-    cursor = log.cursor("small")
+    cursor = log.directory.cursor("small")
     oldest = log.retain("small", before=100)[-1].end
     with pytest.raises(NotFound) as raised:
         cursor.take(1000)
@@ -125,13 +126,13 @@ def test_a_gap_is_met_and_told_and_passed(log: Engine) -> None:
     assert take_all(cursor) == list(range(oldest, 200))
 
 
-def test_what_came_before_damage_is_given_and_then_the_damage_is_met(log: Engine) -> None:
+def test_what_came_before_damage_is_given_and_then_the_damage_is_met(log: Store) -> None:
     log.append_many("t", [b"x" * 100] * 10)
     log.append_many("t", [b"y" * 100] * 10)
     path = next((log.path / "topics" / "t" / "0").glob("*.log"))
     stored = path.read_bytes()
     path.write_bytes(stored.replace(b"HWB1", b"HWBX").replace(b"HWBX", b"HWB1", 1))
-    cursor = log.cursor("t")
+    cursor = log.directory.cursor("t")
     assert offsets(cursor.take(100_000)) == list(range(10))
     for _ in range(2):
         with pytest.raises(Corrupt):
@@ -139,9 +140,9 @@ def test_what_came_before_damage_is_given_and_then_the_damage_is_met(log: Engine
     assert cursor.offsets == (10,)
 
 
-def test_after_an_id_comes_the_next(log: Engine) -> None:
+def test_after_an_id_comes_the_next(log: Store) -> None:
     ids = [log.append("t", b"x").id for _ in range(3)]
-    cursor = log.cursor("t")
+    cursor = log.directory.cursor("t")
     for number, id in enumerate(ids):
         assert cursor.go_after(id) is None
         assert cursor.offsets == (number + 1,)
@@ -152,12 +153,12 @@ def test_after_an_id_comes_the_next(log: Engine) -> None:
         cursor.go_after(UUID(int=0))
 
 
-def test_a_bell_wakes_for_news_of_any_cursor_and_when_it_is_rung(log: Engine) -> None:
+def test_a_bell_wakes_for_news_of_any_cursor_and_when_it_is_rung(log: Store) -> None:
     cursors = []
     for topic in ("a", "b", "c"):
         log.create(topic)
-        cursors.append(log.cursor(topic, start="latest"))
-    bell = log.bell()
+        cursors.append(log.directory.cursor(topic, start="latest"))
+    bell = log.directory.bell()
     for wake in (lambda: log.append("b", b"x"), bell.ring):
         woken = threading.Event()
 

@@ -237,7 +237,7 @@ def as_independent(event: Event) -> independent_reader.Event:
     )
 
 
-def write_everything(hw: headwater.Engine, topic: str) -> None:
+def write_everything(hw: headwater.Store, topic: str) -> None:
     """Sealed and active segments with all encodings and contents."""
     hw.append_many(topic, [b"%d" % i for i in range(300)], types=[f"t{i}" for i in range(300)], partition=0)
     hw.append_many(topic, ["long " * 50] * 20, keys=[b"k%d" % (i % 3) for i in range(20)])

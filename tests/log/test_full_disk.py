@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
 from headwater.errors import Unavailable
 from headwater.limits import Limits
+from headwater.opening import open_directory
 from headwater.storage.disk import Disk
+from headwater.store import Store
 from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
+from tests.opened import join
 from tests.server.process import http, served
 from tests.waiting import wait_for
 
@@ -53,14 +55,14 @@ class FullDisk(UnsyncedDisk):
         self.left -= self.left > 0
 
 
-def works(hw: Engine, sizes: Iterator[int]) -> dict[str, Callable[[], Any]]:
+def works(hw: Store, sizes: Iterator[int]) -> dict[str, Callable[[], Any]]:
     def transact() -> None:
         with hw.transaction() as tx:
             tx.append("t", b"x" * next(sizes))
             tx.append("u", b"y" * next(sizes))
 
     def consume() -> None:
-        with hw.consumer(f"c{next(sizes)}", "t") as consumer:
+        with join(hw, f"c{next(sizes)}", "t") as consumer:
             for event in consumer.take(1, 1 << 20, 0.0):
                 consumer.ack(event)
 
@@ -94,7 +96,7 @@ def test_whatever_a_full_disk_refuses_works_again_when_there_is_space(tmp_path: 
     disk = FullDisk()
     limits = Limits(segment_bytes=3000, blob_bytes_min=20_000, blob_bytes_in_memory=20_000)
     with (
-        Engine(tmp_path / "data", disk=disk, limits=limits) as hw,
+        open_directory(tmp_path / "data", disk=disk, limits=limits) as hw,
         open_unsynced(tmp_path / "data", limits=limits) as other,
     ):
         hw.append("u", b"first")
@@ -120,7 +122,7 @@ def test_whatever_a_full_disk_refuses_works_again_when_there_is_space(tmp_path: 
         events = list(hw.read("t"))
         assert [event.offset for event in events] == list(range(len(events)))
         assert [data for data in datas(iter(events)) if data in set(acknowledged)] == acknowledged
-        assert not hw.frozen()
+        assert not hw.directory.frozen()
         assert not hw.check().damaged
     with headwater.open(tmp_path / "data") as again:
         assert not again.check().damaged
@@ -130,19 +132,19 @@ def test_a_frozen_log_is_told_once_in_the_log_and_once_that_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = FullDisk()
-    with Engine(tmp_path / "data", disk=disk) as hw, caplog.at_level(logging.WARNING, "headwater"):
+    with open_directory(tmp_path / "data", disk=disk) as hw, caplog.at_level(logging.WARNING, "headwater"):
         hw.append("t", b"a" * 20_000, durability="os")
         disk.left = 0
         for _ in range(3):
             with pytest.raises(Unavailable) as caught:
                 hw.append("t", b"b" * 100_000)
             assert caught.value.code == "disk_full"
-        assert hw.frozen() == [("t", 0, "frozen: a write failed")]
+        assert hw.directory.frozen() == [("t", 0, "frozen: a write failed")]
         assert datas(hw.read("t")) == [b"a" * 20_000]
         disk.left = -1
         hw.append("t", b"c" * 100_000)
         hw.append("t", b"d")
-        assert hw.frozen() == []
+        assert hw.directory.frozen() == []
     failed, back = (record.getMessage() for record in caplog.records)
     assert failed.startswith("topic 't', partition 0: a write failed: No space left on device")
     assert back == "topic 't', partition 0 is not frozen any more, and takes appends"
@@ -165,18 +167,18 @@ class SyncFailure(Disk):
 
 def test_a_log_frozen_by_a_failed_sync_is_thawed_as_if_it_were_opened_again(tmp_path: Path) -> None:
     disk = SyncFailure()
-    with Engine(tmp_path / "data", disk=disk) as hw:
+    with open_directory(tmp_path / "data", disk=disk) as hw:
         hw.append("t", b"before")
         disk.failing = True
         with pytest.raises(Unavailable):
             hw.append("t", b"refused")
-        hw.thaw()  # the disk fails still
-        assert hw.frozen() == [("t", 0, "frozen: a sync failed")]
+        hw.directory.thaw()  # the disk fails still
+        assert hw.directory.frozen() == [("t", 0, "frozen: a sync failed")]
         disk.failing = False
         with pytest.raises(Unavailable, match="frozen"):
             hw.append("t", b"refused")
-        hw.thaw()
-        assert hw.frozen() == []
+        hw.directory.thaw()
+        assert hw.directory.frozen() == []
         assert hw.append("t", b"after").offset == 1
         assert datas(hw.read("t")) == [b"before", b"after"]
 
@@ -187,12 +189,12 @@ def test_a_look_for_frozen_logs_hides_nothing_from_the_writer(tmp_path: Path, th
     with open_unsynced(tmp_path / "data") as hw, open_unsynced(tmp_path / "data") as other:
         hw.append("t", b"0")
         other.append("t", b"1")
-        assert hw.frozen() == []
+        assert hw.directory.frozen() == []
         if thaw:
-            hw._topics.get("t").logs[0].thaw()  # another process was first
+            hw.directory._topics.get("t").logs[0].thaw()  # another process was first
         assert hw.append("t", b"2").offset == 2
         other.append("t", b"3")
-        assert hw.frozen() == []
+        assert hw.directory.frozen() == []
     with open_unsynced(tmp_path / "data") as hw:
         assert datas(hw.read("t")) == [b"0", b"1", b"2", b"3"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
 from headwater.format.batch import encode_lost
 from headwater.storage.segment import SegmentFile
+from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 
 LOST = range(100, 200)
@@ -19,7 +19,7 @@ LOST = range(100, 200)
 def damage(path: Path, topic: str = "t") -> None:
     """Damage the batches of the lost offsets, each in its header."""
     with open_unsynced(path) as hw:
-        log = hw._topics.get(topic).logs[0]
+        log = hw.directory._topics.get(topic).logs[0]
         segment = SegmentFile(log.place, 0)
         batches = segment.map(segment.size())
         wanted = [int(p) for o, p in zip(batches.offsets, batches.positions, strict=True) if int(o) in LOST]
@@ -37,7 +37,7 @@ def with_losses(path: Path, state: str = "active") -> None:
             values = [b"%d" % number for number in range(lo, lo + 100)]
             hw.append_many("t", values, types=["even", "odd"] * 50, keys=[b"a", b"b"] * 50)
         if state != "active":
-            hw._topics.get("t").logs[0].roll(tell=False)
+            hw.directory._topics.get("t").logs[0].roll(tell=False)
     damage(path)
     with open_unsynced(path) as hw:
         assert hw.check().damaged
@@ -178,9 +178,9 @@ def test_an_archive_and_what_is_restored_tell_of_the_loss(tmp_path: Path) -> Non
     with_losses(tmp_path / "data", "sealed")
     url = f"objects://{tmp_path}/archive"
     with headwater.open(tmp_path / "data") as hw:
-        assert isinstance(hw, Engine)
+        assert isinstance(hw, Store)
         hw.archive(url)
-        assert hw.check_archive().lost == 100
+        assert hw.directory.check_archive().lost == 100
     (restored,) = headwater.restore(url, tmp_path / "restored")
     assert (restored.events, restored.lost) == (300, 100)
     with headwater.open(tmp_path / "restored") as hw:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from headwater import Limits, NotFound, Unavailable
-from headwater.engine.engine import Engine
+from headwater.opening import open_directory
 from headwater.storage.open_files import open_files
+from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 
@@ -44,8 +45,8 @@ def test_a_process_works_on_far_more_topics_than_it_has_descriptors(
     assert figures["bytes_max"] - figures["bytes_first"] < 48 * MIB + topics * 32 * 1024, kept
 
 
-def open_topics(hw: Engine) -> list[str]:
-    return sorted(hw._topics.open)
+def open_topics(hw: Store) -> list[str]:
+    return sorted(hw.directory._topics.open)
 
 
 def test_the_topics_that_were_not_used_for_longest_are_closed(tmp_path: Path) -> None:
@@ -63,11 +64,11 @@ def test_the_topics_that_were_not_used_for_longest_are_closed(tmp_path: Path) ->
 def test_a_log_that_somebody_holds_is_the_one_that_others_get(tmp_path: Path) -> None:
     with open_unsynced(tmp_path / "data", limits=Limits(open_topics_max=2)) as hw:
         hw.append("held", b"0")
-        held = hw.partition_log("held", 0)
+        held = hw.directory.partition_log("held", 0)
         for number in range(20):
             hw.append(f"other{number}", b"")
         assert "held" not in open_topics(hw)
-        assert hw.partition_log("held", 0) is held
+        assert hw.directory.partition_log("held", 0) is held
 
 
 def test_closing_ends_followers_of_topics_that_were_closed_before(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ class FailingDisk(UnsyncedDisk):
 
 def test_a_frozen_log_stays_frozen_however_many_topics_are_opened(tmp_path: Path) -> None:
     disk = FailingDisk()
-    with Engine(tmp_path / "data", limits=Limits(open_topics_max=2), disk=disk) as hw:
+    with open_directory(tmp_path / "data", limits=Limits(open_topics_max=2), disk=disk) as hw:
         hw.append("t", b"kept")
         disk.fails = True
         with pytest.raises(Unavailable):
@@ -109,7 +110,7 @@ def test_a_frozen_log_stays_frozen_however_many_topics_are_opened(tmp_path: Path
         with pytest.raises(Unavailable) as raised:
             hw.append("t", b"refused")
         assert raised.value.code == "frozen"
-    with Engine(tmp_path / "data", disk=disk) as hw:
+    with open_directory(tmp_path / "data", disk=disk) as hw:
         assert hw.append("t", b"taken").offset == 1
 
 
@@ -130,7 +131,7 @@ def test_a_reader_that_pauses_holds_no_file_and_goes_on(tmp_path: Path, how: str
         assert found == (list(range(499, -1, -1)) if reverse else list(range(500)))
 
 
-def append_some(hw: Engine) -> None:
+def append_some(hw: Store) -> None:
     """Half a megabyte: more than a reader takes into memory at once."""
     for number in range(500):
         hw.append("t", b"%d" % number + bytes(1000), key="k")

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError, NotFound, Unavailable
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.cli.conftest import PROGRAM
 from tests.log.unsynced import open_unsynced
 from tests.server.serving import serving
@@ -44,22 +44,22 @@ OTHERS = ("consumers/.lock", "consumers/c/t", "journal/00000000000000aa.journal"
 REBUILT = (LOGS[1], LOGS[3], OTHERS[2])  # what is never truth: without it, everything goes on
 
 
-def consumed(hw: Engine, name: str = "c") -> list[int]:
+def consumed(hw: Store, name: str = "c") -> list[int]:
     with hw.consumer(name, "t", timeout=0) as consumer:
         return [event.offset for event in consumer]
 
 
-def transacted(hw: Engine) -> None:
+def transacted(hw: Store) -> None:
     with hw.transaction() as tx:
         tx.append("t", b"x")
         tx.append("u", b"y")
 
 
-def read(hw: Engine, **options: Any) -> list[int]:
+def read(hw: Store, **options: Any) -> list[int]:
     return [event.offset for event in hw.read("t", **options)]
 
 
-VERBS: dict[str, Callable[[Engine], object]] = {
+VERBS: dict[str, Callable[[Store], object]] = {
     "append": lambda hw: hw.append("t", b"z", key="k"),
     "append if": lambda hw: hw.append("t", b"z", key="k", expected_version=3),
     "append once": lambda hw: hw.append("t", b"z", producer=("p", 0, 3)),
@@ -128,7 +128,7 @@ def by_directory(data: Path, file: str) -> None:
     (data / file).mkdir()
 
 
-def outcome(data: Path, verb: Callable[[Engine], object]) -> HeadwaterError | None:
+def outcome(data: Path, verb: Callable[[Store], object]) -> HeadwaterError | None:
     try:
         with open_unsynced(data, limits=LIMITS) as hw:
             verb(hw)
@@ -204,7 +204,7 @@ def test_of_two_who_delete_a_topic_one_finds_it_gone(tmp_path: Path) -> None:
     path = tmp_path / "data"
     outcomes: list[object] = []
 
-    def delete(hw: Engine) -> None:
+    def delete(hw: Store) -> None:
         try:
             hw.delete("t")
             outcomes.append("deleted")
@@ -219,7 +219,7 @@ def test_of_two_who_delete_a_topic_one_finds_it_gone(tmp_path: Path) -> None:
             threads = [threading.Thread(target=delete, args=(hw,)) for hw in (one, other)]
             for thread in threads:
                 thread.start()
-            tails = [hw._topics.open["t"].logs[0]._reader for hw in (one, other)]
+            tails = [hw.directory._topics.open["t"].logs[0]._reader for hw in (one, other)]
             wait_for(lambda: all(reader.slot() is not None for reader in tails))
         for thread in threads:
             thread.join(30)
@@ -235,21 +235,21 @@ def test_who_waits_to_delete_a_topic_does_not_delete_one_that_took_its_name(tmp_
     path = tmp_path / "data"
     with open_unsynced(path) as one, open_unsynced(path) as other:
         one.append("t", b"old")
-        opened = other._topics.live("t")
+        opened = other.directory._topics.live("t")
         one.delete("t")
         one.append("t", b"new")
         with pytest.raises(NotFound):
-            other._delete(opened)
+            other.directory._delete(opened)
         assert [event.data for event in one.read("t")] == [b"new"]
 
 
 def test_a_topic_that_was_removed_just_now_is_not_found(tmp_path: Path) -> None:
     with open_unsynced(tmp_path / "data") as hw:
         hw.append("t", b"x")
-        opened = hw._topics.live("t")
+        opened = hw.directory._topics.live("t")
         shutil.rmtree(tmp_path / "data/topics/t")
         with pytest.raises(NotFound):
-            hw._delete(opened)
+            hw.directory._delete(opened)
 
 
 SHORT_OF_MEMORY = """

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.engine import Engine
 from headwater.errors import Corrupt
 from headwater.format.batch import encode_lost, encode_one
 from headwater.format.tail import MAGIC, OPEN, SIZE, SLOTS_AT, TailSlot
 from headwater.storage.segment import SegmentFile
+from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 
 CARRIER = 3  # the offset of the event that carries forged batches
@@ -68,9 +68,9 @@ class Planted:
             for offset in range(last):
                 data = payloads(ticks + 1)[payload] if offset == CARRIER else b"sound %d" % offset
                 hw.append("t", data)
-                ticks = hw._topics.get("t").logs[0].state().last_ticks
+                ticks = hw.directory._topics.get("t").logs[0].state().last_ticks
             self.events = [(event.offset, event.data) for event in hw.read("t")]
-            log = hw._topics.get("t").logs[0]
+            log = hw.directory._topics.get("t").logs[0]
             segment = SegmentFile(log.place, 0)
             self.positions = segment.map(log.state().visible_position).positions.tolist()
             self.end = log.state().visible_position
@@ -80,7 +80,7 @@ class Planted:
                 hw.append("t", b"sound 8")
         self.stored = self.segment.read_bytes()[: self.end]
 
-    def open(self) -> Engine:
+    def open(self) -> Store:
         return open_unsynced(self.path, create=False)
 
     def damage(self, *places: int) -> None:
@@ -155,7 +155,7 @@ def test_the_index_of_a_sealed_segment_tells_what_is_lost(tmp_path: Path) -> Non
         for number in range(6):  # of two kinds in turn, which are not packed together
             hw.append("t", forged(3, 4, 5, ticks=2**58) if number == 2 else "sound" if number % 2 else b"sound")
         hw.seal("t")
-        log = hw._topics.get("t").logs[0]
+        log = hw.directory._topics.get("t").logs[0]
         positions = SegmentFile(log.place, 0).map(0).positions.tolist()
     file = tmp_path / SEGMENT
     stored = bytearray(file.read_bytes())
@@ -217,13 +217,13 @@ def test_a_damaged_size_does_not_lead_a_read_into_the_data_of_an_event(tmp_path:
     """To find an offset, headers are walked over: one of a wrong size leads to where another log was planted."""
     with open_unsynced(tmp_path) as hw:
         hw.append("t", b"sound")
-        ticks = hw._topics.get("t").logs[0].state().last_ticks + 10
-        position = hw._topics.get("t").logs[0].state().visible_position
+        ticks = hw.directory._topics.get("t").logs[0].state().last_ticks + 10
+        position = hw.directory._topics.get("t").logs[0].state().visible_position
         claim = encode_one(6, ticks + 9, "bytes", bytes(4096), b"", None, None)[:HEAD_BYTES]  # of all that follows
         hw.append("t", bytes(0x200 - HEAD_BYTES) + forged(2, 3, 4, 5, ticks=ticks) + claim)
         events = [hw.append("t", b"sound") for _ in range(7)]
         if finished:
-            hw._topics.get("t").logs[0].roll(tell=False)
+            hw.directory._topics.get("t").logs[0].roll(tell=False)
     file = tmp_path / SEGMENT
     stored = bytearray(file.read_bytes())
     stored[position + 8 : position + 12] = (0x200).to_bytes(4, "little")

@@ -13,11 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headwater.engine.engine import Engine
 from headwater.errors import NotFound
 from headwater.event import time_of
 from headwater.format.names import file_of
 from headwater.limits import Limits
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.test_retention import SetClock
 from tests.log.unsynced import UnsyncedDisk
 
@@ -91,11 +92,11 @@ class RetentionMachine(RuleBasedStateMachine):
         self.model = Model()
         self.engines = [self.open(), self.open()]
         self.engines[0].create("t", retention_bytes_hard=9000)
-        self.cursors = [engine._topics.live("t").logs[0].cursor(0) for engine in self.engines]
+        self.cursors = [engine.directory._topics.live("t").logs[0].cursor(0) for engine in self.engines]
 
-    def open(self) -> Engine:
-        engine = Engine(self.path / "data", limits=LIMITS, disk=UnsyncedDisk(), clock=self.clock)
-        engine._keeper.slowest = lambda _topic, _partition: self.model.cursor
+    def open(self) -> Store:
+        engine = open_directory(self.path / "data", limits=LIMITS, disk=UnsyncedDisk(), clock=self.clock)
+        engine.directory._keeper.slowest = lambda _topic, _partition: self.model.cursor
         return engine
 
     def teardown(self) -> None:
@@ -115,7 +116,7 @@ class RetentionMachine(RuleBasedStateMachine):
 
     @rule(engine=engines)
     def roll(self, engine: int) -> None:
-        if self.engines[engine]._topics.live("t").logs[0].roll(tell=False):
+        if self.engines[engine].directory._topics.live("t").logs[0].roll(tell=False):
             self.model.bases.append(len(self.model.events))
 
     @rule(engine=engines)
@@ -140,7 +141,7 @@ class RetentionMachine(RuleBasedStateMachine):
     @rule(engine=engines)
     def retain_after_a_roll(self, engine: int) -> None:
         self.model.retain(self.sizes(), self.clock.now, 0, 0, False)
-        self.engines[engine]._keeper.rolled(self.engines[engine]._topics.live("t").logs[0].place)
+        self.engines[engine].directory._keeper.rolled(self.engines[engine].directory._topics.live("t").logs[0].place)
 
     @rule(engine=engines, data=st.data())
     def retain_before(self, engine: int, data: st.DataObject) -> None:
@@ -156,7 +157,7 @@ class RetentionMachine(RuleBasedStateMachine):
     def reopen(self, engine: int) -> None:
         self.engines[engine].close()
         self.engines[engine] = self.open()
-        self.cursors[engine] = self.engines[engine]._topics.live("t").logs[0].cursor(self.model.bases[0])
+        self.cursors[engine] = self.engines[engine].directory._topics.live("t").logs[0].cursor(self.model.bases[0])
 
     @rule(engine=engines)
     def go_on_reading(self, engine: int) -> None:
@@ -174,7 +175,7 @@ class RetentionMachine(RuleBasedStateMachine):
         else:
             assert (gone.code, gone.oldest) == ("offset_gone", start)
             assert cursor.offset < start
-            self.cursors[engine] = self.engines[engine]._topics.live("t").logs[0].cursor(start)
+            self.cursors[engine] = self.engines[engine].directory._topics.live("t").logs[0].cursor(start)
 
     @rule(engine=engines, data=st.data(), reverse=st.booleans())
     def read_from(self, engine: int, data: st.DataObject, reverse: bool) -> None:
@@ -210,7 +211,7 @@ class RetentionMachine(RuleBasedStateMachine):
         active = self.model.bases[-1]
         reserved = (
             os.path.getsize(path / file_of(active, "log"))
-            - self.engines[0]._topics.live("t").logs[0].state().visible_position
+            - self.engines[0].directory._topics.live("t").logs[0].state().visible_position
         )
         return [size - reserved if base == active else size for base, size in sizes.items()]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.engine import Engine
 from headwater.errors import NotFound, Unavailable
 from headwater.format.names import file_of
 from headwater.limits import Limits
 from headwater.storage import seal
+from headwater.store import Store
 from tests.log.children import Child, Said, stop
 from tests.log.unsynced import open_unsynced
 
@@ -29,12 +29,12 @@ def data_of(offset: int) -> bytes:
     return (b"%d " % offset).ljust(2000 if offset % 97 == 0 else 40, b".")
 
 
-def append_all(hw: Engine) -> None:
+def append_all(hw: Store) -> None:
     for offset in range(EVENTS):
         assert hw.append("t", data_of(offset), durability="os").offset == offset
 
 
-def follow_all(hw: Engine) -> list[tuple[int, int]]:
+def follow_all(hw: Store) -> list[tuple[int, int]]:
     """Follow to the last event; returns the ranges of offsets that were gone before they could be read."""
     gaps: list[tuple[int, int]] = []
     at = 0
@@ -53,7 +53,7 @@ def follow_all(hw: Engine) -> list[tuple[int, int]]:
     return gaps
 
 
-def read_all(hw: Engine) -> int:
+def read_all(hw: Store) -> int:
     """Read forwards and backwards until all was appended; returns how often something was gone."""
     gone, end = 0, 0
     while end < EVENTS:
@@ -72,7 +72,7 @@ def read_all(hw: Engine) -> int:
     return gone
 
 
-def delete_much(hw: Engine) -> int:
+def delete_much(hw: Store) -> int:
     """Delete in all ways until all was appended; returns how many segments went by this."""
     deleted, end = 0, 0
     while end < EVENTS:
@@ -121,12 +121,12 @@ def stopped_while_sealing(path: Path) -> Child:
     with open_unsynced(path) as hw:
         for _ in range(600):
             hw.append("t", b"small", durability="os")
-        hw._topics.live("t").logs[0].roll(tell=False)
+        hw.directory._topics.live("t").logs[0].roll(tell=False)
 
     def seal_and_stop(_: Said) -> bool:
         stops = iter([True])
         with open_unsynced(path) as mine:
-            place = mine._topics.live("t").logs[0].place
+            place = mine.directory._topics.live("t").logs[0].place
             return seal.seal(place, 0, lambda: stop() if next(stops, False) else None)
 
     sealer = Child(seal_and_stop)
@@ -155,7 +155,7 @@ def test_a_segment_that_a_stopped_process_seals_is_waited_for(path: Path) -> Non
         assert error.value.code == "locked"
         with pytest.raises(Unavailable, match="is being sealed"):
             hw.seal("t")
-        hw._keeper.rolled(hw._topics.live("t").logs[0].place)  # does not wait
+        hw.directory._keeper.rolled(hw.directory._topics.live("t").logs[0].place)  # does not wait
         assert hw.append("t", b"nobody else waits").offset == 600
         sealer.resume()
         assert sealer.result() is True

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Corrupt
 from headwater.format.batch import Batch, decode
 from headwater.format.producers import ProducerAnswer, ProducerState
 from headwater.format.replication import LogState, TopicState
+from headwater.opening import open_directory
 from headwater.storage import copying
 from headwater.storage.log import LocalLog
 
@@ -20,11 +21,11 @@ TICKS_PER_DAY = 24 * 3600 * 10_000_000
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[LocalLog]:
-    with Engine(tmp_path / "source") as engine:
+    with open_directory(tmp_path / "source") as engine:
         engine.create("t", segment_bytes=4096)
         for n in range(10):
             engine.append_many("t", [b"%d" % n * 20] * (n + 1), keys=["k"] * (n + 1), producer=("p", 1, n))
-        yield engine.partition_log("t", 0)
+        yield engine.directory.partition_log("t", 0)
 
 
 @pytest.fixture
@@ -35,9 +36,9 @@ def here(tmp_path: Path, source: LocalLog) -> Iterator[LocalLog]:
     from headwater.limits import DEFAULTS
     from headwater.storage.disk import Clock, Disk
 
-    with Engine(tmp_path / "source") as engine:
-        topic = engine.topic("t")
-    with ReplicaDirectory(tmp_path / "here", DEFAULTS, Disk(), Clock()) as destination:
+    with open_directory(tmp_path / "source") as engine:
+        topic = engine.directory.topic("t")
+    with contextlib.closing(ReplicaDirectory(tmp_path / "here", DEFAULTS, Disk(), Clock())) as destination:
         state = TopicState("t", topic.uuid, topic.settings, [LogState(0, 0, 0)])
         yield destination.adopt(state).logs[0]
 

@@ -115,5 +115,7 @@ def wait_for_events(path: Path, topic: str, count: int) -> None:
         wait_for(lambda: topic in hw.topics() and _end(hw, topic) >= count)
 
 
-def _end(hw: headwater.Local, topic: str) -> int:
-    return sum(hw.partition_log(topic, number).end() for number in range(hw.topic(topic).partitions))
+def _end(hw: headwater.Store, topic: str) -> int:
+    return sum(
+        hw.directory.partition_log(topic, number).end() for number in range(hw.directory.topic(topic).partitions)
+    )

@@ -17,10 +17,9 @@ import pytest
 
 import headwater
 from headwater.client.consumer import RemoteConsumer
-from headwater.client.remote import Remote
-from headwater.engine.engine import Engine
 from headwater.errors import Closed, Fenced, Invalid, NotFound, TooLarge, Unavailable
 from headwater.event import Event
+from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 from tests.server.serving import Server, serving
 from tests.waiting import wait_for
@@ -39,13 +38,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def hw(server: Server) -> Iterator[Remote]:
+def hw(server: Server) -> Iterator[Store]:
     with opened(server) as remote:
         yield remote
 
 
 @pytest.fixture(scope="module")
-def log(server: Server) -> Iterator[Engine]:
+def log(server: Server) -> Iterator[Store]:
     """The same log without the server: what is not of consumers is nothing to test here."""
     with open_unsynced(server.path) as engine:
         yield engine
@@ -56,13 +55,13 @@ def topic() -> str:
     return f"topic-{next(_numbers)}"
 
 
-def opened(server: Server, **options: Any) -> Remote:
+def opened(server: Server, **options: Any) -> Store:
     remote = headwater.open(server.url, **options)
-    assert isinstance(remote, Remote)
+    assert isinstance(remote, Store)
     return remote
 
 
-def fill(log: Engine, topic: str, events: int, partitions: int = 1) -> None:
+def fill(log: Store, topic: str, events: int, partitions: int = 1) -> None:
     """So many numbers in each partition."""
     log.create(topic, partitions=partitions)
     for partition in range(partitions):
@@ -73,18 +72,20 @@ def numbers(events: Any) -> list[int]:
     return [int(event.data) for event in events]
 
 
-def cursor(hw: Remote, topic: str, partition: int = 0, name: str = "c") -> int:
+def cursor(hw: Store, topic: str, partition: int = 0, name: str = "c") -> int:
     [found] = [info for info in hw.consumers(topic) if (info.name, info.partition) == (name, partition)]
     return found.cursor
 
 
-def owners(hw: Remote, topic: str) -> list[str | None]:
+def owners(hw: Store, topic: str) -> list[str | None]:
     return [info.owner for info in hw.consumers(topic)]
 
 
-def now(hw: Remote, topic: str, **options: Any) -> RemoteConsumer:
+def now(hw: Store, topic: str, **options: Any) -> RemoteConsumer:
     """A member that ends when there is nothing more."""
-    return hw.consumer("c", topic, timeout=0, **options)
+    consumer = hw.consumer("c", topic, timeout=0, **options)
+    assert isinstance(consumer, RemoteConsumer)
+    return consumer
 
 
 class Raw:
@@ -141,7 +142,7 @@ def post(server: Server, path: str, body: Any) -> tuple[int, Any]:
 # What the server answers
 
 
-def test_a_member_is_sent_lines_as_they_come(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+def test_a_member_is_sent_lines_as_they_come(server: Server, hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2, partitions=2)
     raw = Raw(server, topic)
     assert raw.response.status == 200
@@ -166,7 +167,7 @@ def test_a_member_is_sent_lines_as_they_come(server: Server, hw: Remote, log: En
     raw.close()
 
 
-def test_the_member_leaves_when_the_connection_ends(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+def test_the_member_leaves_when_the_connection_ends(server: Server, hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     raw = Raw(server, topic, "lease_ms=600000")
     assert raw.events(3) == [0, 1, 2]
@@ -178,7 +179,7 @@ def test_the_member_leaves_when_the_connection_ends(server: Server, hw: Remote, 
     assert (status, told["kind"], told["code"]) == (409, "Fenced", "member_gone")
 
 
-def test_a_client_that_dies_with_an_event_has_failed_at_it(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+def test_a_client_that_dies_with_an_event_has_failed_at_it(server: Server, hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     for _ in range(2):
         raw = Raw(server, topic, "failures_max=3")
@@ -192,7 +193,7 @@ def test_a_client_that_dies_with_an_event_has_failed_at_it(server: Server, hw: R
 
 
 def test_an_idle_stream_shows_signs_of_life_and_a_silent_client_is_dropped(
-    server: Server, hw: Remote, log: Engine, topic: str
+    server: Server, hw: Store, log: Store, topic: str
 ) -> None:
     fill(log, topic, 1)
     raw = Raw(server, topic, "lease_ms=600")
@@ -214,7 +215,7 @@ def test_an_idle_stream_shows_signs_of_life_and_a_silent_client_is_dropped(
     raw.close()
 
 
-def test_no_more_is_sent_than_the_window_takes(server: Server, log: Engine, topic: str) -> None:
+def test_no_more_is_sent_than_the_window_takes(server: Server, log: Store, topic: str) -> None:
     fill(log, topic, 500)
     raw = Raw(server, topic, "lease_ms=600000")
     assert raw.events(WINDOW) == list(range(WINDOW))
@@ -226,7 +227,7 @@ def test_no_more_is_sent_than_the_window_takes(server: Server, log: Engine, topi
     raw.leave()
 
 
-def test_bytes_fill_the_window_too(server: Server, log: Engine, topic: str) -> None:
+def test_bytes_fill_the_window_too(server: Server, log: Store, topic: str) -> None:
     log.append_many(topic, [b"x" * 500_000] * 12)
     raw = Raw(server, topic, "lease_ms=600000")
     assert raw.events(8) == list(range(8))
@@ -237,7 +238,7 @@ def test_bytes_fill_the_window_too(server: Server, log: Engine, topic: str) -> N
     raw.leave()
 
 
-def test_a_partition_that_is_lost_makes_room(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+def test_a_partition_that_is_lost_makes_room(server: Server, hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 500)
     raw = Raw(server, topic, "lease_ms=600000")
     raw.events(WINDOW)
@@ -250,7 +251,7 @@ def test_a_partition_that_is_lost_makes_room(server: Server, hw: Remote, log: En
     raw.leave()
 
 
-def test_a_stream_may_end_when_nothing_comes(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+def test_a_stream_may_end_when_nothing_comes(server: Server, hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2)
     raw = Raw(server, topic, "timeout=0.05")
     assert [json.loads(line)["offset"] for line in iter(raw.line, b"")] == [0, 1]
@@ -258,7 +259,7 @@ def test_a_stream_may_end_when_nothing_comes(server: Server, hw: Remote, log: En
     raw.close()
 
 
-def test_a_member_belongs_to_its_consumer(server: Server, log: Engine, topic: str) -> None:
+def test_a_member_belongs_to_its_consumer(server: Server, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     raw = Raw(server, topic)
     for path in (f"/consumer/d/{topic}/acks", "/consumer/c/other/acks"):
@@ -269,7 +270,7 @@ def test_a_member_belongs_to_its_consumer(server: Server, log: Engine, topic: st
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_only_a_post_joins(server: Server, hw: Remote, log: Engine, topic: str, method: str) -> None:
+def test_only_a_post_joins(server: Server, hw: Store, log: Store, topic: str, method: str) -> None:
     fill(log, topic, 1)
     connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
     connection.request(method, f"/consumer/c/{topic}/items")
@@ -279,7 +280,7 @@ def test_only_a_post_joins(server: Server, hw: Remote, log: Engine, topic: str, 
     assert hw.consumers(topic) == []
 
 
-def test_there_are_only_so_many_members(server: Server, log: Engine, topic: str) -> None:
+def test_there_are_only_so_many_members(server: Server, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     joined = [Raw(server, topic, name=f"c{number}") for number in range(8)]
     assert {each.response.status for each in joined} == {200}
@@ -310,7 +311,7 @@ def test_there_are_only_so_many_members(server: Server, log: Engine, topic: str)
     ],
 )
 def test_a_member_that_cannot_be_is_refused(
-    server: Server, hw: Remote, log: Engine, topic: str, query: str, status: int
+    server: Server, hw: Store, log: Store, topic: str, query: str, status: int
 ) -> None:
     fill(log, topic, 1)
     found, told = Raw(server, topic, query).refusal()
@@ -318,7 +319,7 @@ def test_a_member_that_cannot_be_is_refused(
     assert all(owner is None for owner in owners(hw, topic))
 
 
-def test_joining_what_is_not_there_is_404_and_what_is_not_served_406(server: Server, log: Engine, topic: str) -> None:
+def test_joining_what_is_not_there_is_404_and_what_is_not_served_406(server: Server, log: Store, topic: str) -> None:
     assert Raw(server, topic).refusal()[0] == 404
     fill(log, topic, 1)
     assert Raw(server, topic, name="x" * 65).refusal()[0] == 413
@@ -356,7 +357,7 @@ def test_a_request_that_acks_is_bounded(server: Server, topic: str) -> None:
     assert post(server, f"/consumer/c/{topic}/acks", b" " * (2 << 20))[0] == 413
 
 
-def test_ranges_that_were_not_handed_out_are_refused_at_once(server: Server, log: Engine, topic: str) -> None:
+def test_ranges_that_were_not_handed_out_are_refused_at_once(server: Server, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     raw = Raw(server, topic)
     raw.events(1)
@@ -368,7 +369,7 @@ def test_ranges_that_were_not_handed_out_are_refused_at_once(server: Server, log
     raw.leave()
 
 
-def test_seek_and_forget_over_http(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+def test_seek_and_forget_over_http(server: Server, hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2, partitions=2)
     for number in range(3):
         log.append(topic, b"%d" % number, partition=0)
@@ -393,7 +394,7 @@ def test_seek_and_forget_over_http(server: Server, hw: Remote, log: Engine, topi
 # The verbs of the client
 
 
-def test_a_consumer_goes_on_where_its_acks_ended(hw: Remote, log: Engine, topic: str) -> None:
+def test_a_consumer_goes_on_where_its_acks_ended(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 10)
     with now(hw, topic) as consumer:
         for event in islice(consumer, 4):
@@ -406,7 +407,7 @@ def test_a_consumer_goes_on_where_its_acks_ended(hw: Remote, log: Engine, topic:
     assert [info.failures for info in hw.consumers(topic)] == [0], "leaving is no failure"
 
 
-def test_events_are_the_same_as_those_that_were_appended(hw: Remote, log: Engine, topic: str) -> None:
+def test_events_are_the_same_as_those_that_were_appended(hw: Store, log: Store, topic: str) -> None:
     log.append(topic, b"\x00\xff bytes", key=b"\xfe", type="a", meta={"n": "1"})
     log.append(topic, "text\nof two lines", key="é")
     log.append(topic, {"total": 12.50, "big": 2**70})
@@ -417,7 +418,7 @@ def test_events_are_the_same_as_those_that_were_appended(hw: Remote, log: Engine
         assert list(consumer) == list(log.read(topic))
 
 
-def test_a_huge_event_is_read_when_it_is_wanted(hw: Remote, log: Engine, topic: str) -> None:
+def test_a_huge_event_is_read_when_it_is_wanted(hw: Store, log: Store, topic: str) -> None:
     data = os.urandom(1 << 20) * 11
     log.create(topic, data_bytes_max=len(data))
     log.append(topic, iter([data]))
@@ -429,7 +430,7 @@ def test_a_huge_event_is_read_when_it_is_wanted(hw: Remote, log: Engine, topic: 
     assert cursor(hw, topic) == 1
 
 
-def test_acks_out_of_order_and_to_an_event(hw: Remote, log: Engine, topic: str) -> None:
+def test_acks_out_of_order_and_to_an_event(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 8)
     with now(hw, topic) as consumer:
         events = list(consumer)
@@ -453,7 +454,7 @@ def test_acks_out_of_order_and_to_an_event(hw: Remote, log: Engine, topic: str) 
         assert numbers(consumer) == [7]
 
 
-def test_acks_are_sent_soon_without_being_asked_for(hw: Remote, log: Engine, topic: str) -> None:
+def test_acks_are_sent_soon_without_being_asked_for(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     with hw.consumer("c", topic) as consumer:
         consumer.ack(next(consumer))
@@ -461,9 +462,7 @@ def test_acks_are_sent_soon_without_being_asked_for(hw: Remote, log: Engine, top
 
 
 @pytest.mark.parametrize(("start", "expected"), [("earliest", [0, 1, 2]), ("latest", []), (2, [2])])
-def test_a_new_consumer_begins_at_its_start(
-    hw: Remote, log: Engine, topic: str, start: Any, expected: list[int]
-) -> None:
+def test_a_new_consumer_begins_at_its_start(hw: Store, log: Store, topic: str, start: Any, expected: list[int]) -> None:
     fill(log, topic, 3)
     with now(hw, topic, start=start) as consumer:
         assert numbers(consumer) == expected
@@ -471,7 +470,7 @@ def test_a_new_consumer_begins_at_its_start(
         assert numbers(consumer) == expected
 
 
-def test_what_is_not_wanted_is_passed_over(hw: Remote, log: Engine, topic: str) -> None:
+def test_what_is_not_wanted_is_passed_over(hw: Store, log: Store, topic: str) -> None:
     for number in range(6):
         log.append(topic, {"n": number}, type="ab"[number % 2], key=b"\xff" if number > 2 else None)
     with now(hw, topic, type="a", key=b"\xff", match={"n": {"$gt": 1}}) as consumer:
@@ -480,7 +479,7 @@ def test_what_is_not_wanted_is_passed_over(hw: Remote, log: Engine, topic: str) 
         wait_for(lambda: cursor(hw, topic) == 6)
 
 
-def test_events_come_as_they_are_appended(hw: Remote, log: Engine, topic: str) -> None:
+def test_events_come_as_they_are_appended(hw: Store, log: Store, topic: str) -> None:
     log.create(topic, partitions=3)
     with hw.consumer("c", topic, timeout=PATIENCE_S) as consumer:
         feeder = threading.Thread(target=lambda: [log.append(topic, b"%d" % n, partition=n % 3) for n in range(30)])
@@ -495,7 +494,7 @@ def test_events_come_as_they_are_appended(hw: Remote, log: Engine, topic: str) -
 
 
 def test_a_failed_event_comes_again_before_the_others_and_is_set_aside_in_the_end(
-    hw: Remote, log: Engine, topic: str
+    hw: Store, log: Store, topic: str
 ) -> None:
     fill(log, topic, 4)
     with hw.consumer("c", topic, timeout=1, failures_max=3) as consumer:
@@ -521,7 +520,7 @@ def test_a_failed_event_comes_again_before_the_others_and_is_set_aside_in_the_en
     assert log.replay(topic) == 1
 
 
-def test_an_exception_in_the_block_is_a_failure_of_the_event_in_hand(hw: Remote, log: Engine, topic: str) -> None:
+def test_an_exception_in_the_block_is_a_failure_of_the_event_in_hand(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2)
 
     def handle(error: BaseException) -> None:
@@ -536,7 +535,7 @@ def test_an_exception_in_the_block_is_a_failure_of_the_event_in_hand(hw: Remote,
     assert hw.consumers(topic)[0].failures == 1
 
 
-def test_drain_ends_at_what_was_there_and_tries_again_what_failed(hw: Remote, log: Engine, topic: str) -> None:
+def test_drain_ends_at_what_was_there_and_tries_again_what_failed(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 30, partitions=2)
     failed: set[tuple[int, int]] = set()
 
@@ -557,7 +556,7 @@ def test_drain_ends_at_what_was_there_and_tries_again_what_failed(hw: Remote, lo
         assert list(consumer.drain()) == []
 
 
-def test_drain_waits_for_partitions_of_others(hw: Remote, log: Engine, topic: str) -> None:
+def test_drain_waits_for_partitions_of_others(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 1, partitions=2)
     with hw.consumer("c", topic) as one:
         first = [next(one), next(one)]
@@ -574,7 +573,7 @@ def test_drain_waits_for_partitions_of_others(hw: Remote, log: Engine, topic: st
             assert done == [0]
 
 
-def test_seek_goes_back_and_forth_and_drops_what_came_before(hw: Remote, log: Engine, topic: str) -> None:
+def test_seek_goes_back_and_forth_and_drops_what_came_before(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 20)
     with now(hw, topic) as consumer:
         events = list(islice(consumer, 5))  # the others wait in this process
@@ -594,7 +593,7 @@ def test_seek_goes_back_and_forth_and_drops_what_came_before(hw: Remote, log: En
             consumer.seek(0, partition=7)
 
 
-def test_a_seek_by_somebody_else_refuses_late_acks(hw: Remote, log: Engine, topic: str) -> None:
+def test_a_seek_by_somebody_else_refuses_late_acks(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 6)
     with hw.consumer("c", topic, timeout=PATIENCE_S) as consumer:
         events = list(islice(consumer, 6))
@@ -607,9 +606,9 @@ def test_a_seek_by_somebody_else_refuses_late_acks(hw: Remote, log: Engine, topi
     assert cursor(hw, topic) == 4
 
 
-def test_what_came_twice_is_handed_out_once_when_it_is_acked(hw: Remote, log: Engine, topic: str) -> None:
+def test_what_came_twice_is_handed_out_once_when_it_is_acked(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 4)
-    with hw.consumer("c", topic, timeout=0) as consumer:
+    with now(hw, topic) as consumer:
         first, second = islice(consumer, 2)
         hw.seek("c", topic, 0)  # the same member takes it again, and all of it is sent once more
         wait_for(lambda: consumer._member.received == 8)
@@ -622,7 +621,7 @@ def test_what_came_twice_is_handed_out_once_when_it_is_acked(hw: Remote, log: En
     assert cursor(hw, topic) == 4
 
 
-def test_members_share_the_partitions_and_take_over_what_is_left(hw: Remote, log: Engine, topic: str) -> None:
+def test_members_share_the_partitions_and_take_over_what_is_left(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3, partitions=4)
     with hw.consumer("c", topic, timeout=PATIENCE_S) as one, hw.consumer("c", topic, timeout=PATIENCE_S) as two:
         assert one.id != two.id
@@ -648,7 +647,7 @@ def test_members_share_the_partitions_and_take_over_what_is_left(hw: Remote, log
         threads[0].join(PATIENCE_S)
 
 
-def test_what_is_taken_away_is_not_handed_out_from_the_buffer(hw: Remote, log: Engine, topic: str) -> None:
+def test_what_is_taken_away_is_not_handed_out_from_the_buffer(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 20)
     with hw.consumer("c", topic, timeout=PATIENCE_S, lease_ms=600) as consumer:
         [first, *_] = islice(consumer, 2)
@@ -659,7 +658,7 @@ def test_what_is_taken_away_is_not_handed_out_from_the_buffer(hw: Remote, log: E
             consumer.ack(first)
 
 
-def test_too_many_events_without_an_ack_are_told(hw: Remote, log: Engine, topic: str) -> None:
+def test_too_many_events_without_an_ack_are_told(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, WINDOW + 10)
     with hw.consumer("c", topic) as consumer, pytest.raises(Unavailable):
         list(consumer.drain())
@@ -671,7 +670,7 @@ def test_too_many_events_without_an_ack_are_told(hw: Remote, log: Engine, topic:
         assert numbers(consumer) == list(range(WINDOW, WINDOW + 10))
 
 
-def test_a_window_makes_the_program_wait_for_its_own_acks(hw: Remote, log: Engine, topic: str) -> None:
+def test_a_window_makes_the_program_wait_for_its_own_acks(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3 * WINDOW)
     with hw.consumer("c", topic) as consumer:
         kept: list[Event] = []
@@ -689,7 +688,7 @@ def test_a_window_makes_the_program_wait_for_its_own_acks(hw: Remote, log: Engin
     assert cursor(hw, topic) == 3 * WINDOW
 
 
-def test_closing_ends_iterations_and_refuses_acks(hw: Remote, log: Engine, topic: str) -> None:
+def test_closing_ends_iterations_and_refuses_acks(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     consumer = hw.consumer("c", topic)
     event = next(consumer)
@@ -703,7 +702,7 @@ def test_closing_ends_iterations_and_refuses_acks(hw: Remote, log: Engine, topic
     assert owners(hw, topic) == [None]
 
 
-def test_closing_the_log_closes_its_consumers(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+def test_closing_the_log_closes_its_consumers(server: Server, hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     with opened(server) as other:
         consumer = other.consumer("c", topic)
@@ -711,7 +710,7 @@ def test_closing_the_log_closes_its_consumers(server: Server, hw: Remote, log: E
     assert (owners(hw, topic), cursor(hw, topic)) == ([None], 1)
 
 
-def test_stop_ends_an_iteration_that_waits(hw: Remote, log: Engine, topic: str) -> None:
+def test_stop_ends_an_iteration_that_waits(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     with hw.consumer("c", topic) as consumer:
         event = next(consumer)
@@ -722,7 +721,7 @@ def test_stop_ends_an_iteration_that_waits(hw: Remote, log: Engine, topic: str) 
     assert cursor(hw, topic) == 1
 
 
-def test_a_consumer_that_is_dropped_leaves(hw: Remote, log: Engine, topic: str) -> None:
+def test_a_consumer_that_is_dropped_leaves(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     consumer = hw.consumer("dropped", topic, lease_ms=600_000)
     next(consumer)
@@ -732,7 +731,7 @@ def test_a_consumer_that_is_dropped_leaves(hw: Remote, log: Engine, topic: str) 
     wait_for(lambda: not [each for each in threading.enumerate() if each.name.startswith("headwater-dropped")])
 
 
-def test_a_forked_child_is_no_member(hw: Remote, log: Engine, topic: str) -> None:
+def test_a_forked_child_is_no_member(hw: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     with now(hw, topic) as consumer:
         event = next(consumer)
@@ -752,7 +751,7 @@ def test_a_forked_child_is_no_member(hw: Remote, log: Engine, topic: str) -> Non
     assert cursor(hw, topic) == 1
 
 
-def test_bad_options_are_refused(hw: Remote, log: Engine, topic: str) -> None:
+def test_bad_options_are_refused(hw: Store, log: Store, topic: str) -> None:
     with pytest.raises(NotFound):
         hw.consumer("c", topic)
     fill(log, topic, 1)

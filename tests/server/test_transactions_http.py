@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.client.remote import Remote
-from headwater.engine.engine import Engine
+from headwater.client.consumer import RemoteConsumer
 from headwater.errors import Closed, Conflict, Fenced, Invalid, TooLarge, Unavailable
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 from tests.server.process import Server as Process
 from tests.server.serving import Server, serving
@@ -35,14 +35,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def log(server: Server) -> Iterator[Engine]:
+def log(server: Server) -> Iterator[Store]:
     """The same log without the server."""
     with open_unsynced(server.path) as engine:
         yield engine
 
 
 @pytest.fixture
-def hw(server: Server) -> Iterator[Remote]:
+def hw(server: Server) -> Iterator[Store]:
     with opened(server.url) as remote:
         yield remote
 
@@ -52,9 +52,9 @@ def topic() -> str:
     return f"topic-{next(_numbers)}"
 
 
-def opened(url: str, **options: Any) -> Remote:
+def opened(url: str, **options: Any) -> Store:
     remote = headwater.open(url, **options)
-    assert isinstance(remote, Remote)
+    assert isinstance(remote, Store)
     return remote
 
 
@@ -67,7 +67,7 @@ def post(server: Server, body: Any) -> tuple[int, Any]:
     return told
 
 
-def test_all_of_it_is_there_with_its_references(hw: Remote, log: Engine, topic: str) -> None:
+def test_all_of_it_is_there_with_its_references(hw: Store, log: Store, topic: str) -> None:
     log.create(topic, partitions=3)
     with hw.transaction() as tx:
         tx.append(topic, {"n": 1}, key="a", type="t", meta={"m": "1"}, expected_version="none")
@@ -95,7 +95,7 @@ def test_all_of_it_is_there_with_its_references(hw: Remote, log: Engine, topic: 
     assert nothing.refs == []
 
 
-def test_nothing_is_there_of_what_conflicts_or_is_discarded(hw: Remote, log: Engine, topic: str) -> None:
+def test_nothing_is_there_of_what_conflicts_or_is_discarded(hw: Store, log: Store, topic: str) -> None:
     log.append(topic, b"0", key="k")
 
     def conflict() -> None:
@@ -118,7 +118,7 @@ def test_nothing_is_there_of_what_conflicts_or_is_discarded(hw: Remote, log: Eng
     assert list(log.read(f"{topic}-b")) == []
 
 
-def test_what_is_too_large_is_refused(server: Server, hw: Remote, topic: str) -> None:
+def test_what_is_too_large_is_refused(server: Server, hw: Store, topic: str) -> None:
     tx = hw.transaction()
     tx.append(topic, b"x" * (1 << 20 | 1))
     with pytest.raises(TooLarge):
@@ -158,12 +158,12 @@ def test_a_transaction_that_makes_no_sense_is_refused(server: Server, body: Any)
     assert (status, told["kind"]) == (400, "Invalid"), told
 
 
-def test_a_partition_that_is_not_there_is_404(server: Server, log: Engine, topic: str) -> None:
+def test_a_partition_that_is_not_there_is_404(server: Server, log: Store, topic: str) -> None:
     log.create(topic)
     assert post(server, {"appends": [{"topic": topic, "data": 1, "partition": 7}]})[0] == 404
 
 
-def test_the_same_request_again_has_the_first_answer(server: Server, log: Engine, topic: str) -> None:
+def test_the_same_request_again_has_the_first_answer(server: Server, log: Store, topic: str) -> None:
     log.create(topic, partitions=8)
     data = base64.b64encode(b"\0").decode()
     asked = {
@@ -182,7 +182,7 @@ def test_the_same_request_again_has_the_first_answer(server: Server, log: Engine
     assert post(server, {**asked, "producer": ["p", 0, 2]})[1]["code"] == "old_epoch"
 
 
-def test_an_ack_is_one_with_the_appends(hw: Remote, log: Engine, topic: str) -> None:
+def test_an_ack_is_one_with_the_appends(hw: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b", b"c"])
     with hw.consumer("mover", topic, timeout=0) as consumer:
         for event in consumer:
@@ -194,9 +194,10 @@ def test_an_ack_is_one_with_the_appends(hw: Remote, log: Engine, topic: str) -> 
     assert [event.data for event in log.read(f"{topic}-out")] == [b"a", b"b", b"c"]
 
 
-def test_a_repetition_is_answered_when_the_member_has_left(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+def test_a_repetition_is_answered_when_the_member_has_left(server: Server, hw: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b"])
     with hw.consumer("mover", topic, timeout=0) as consumer:
+        assert isinstance(consumer, RemoteConsumer)
         event = next(consumer)
         ack = {"member": consumer._member.token, "partition": event.partition, "offset": event.offset}
         asked = {"appends": [{"topic": f"{topic}-out", "data": 1}], "acks": [ack], "producer": ["p", 1, 1]}
@@ -209,7 +210,7 @@ def test_a_repetition_is_answered_when_the_member_has_left(server: Server, hw: R
     assert hw.consumers(topic)[0].cursor == 1
 
 
-def test_acks_that_were_not_sent_yet_come_before_the_transaction(hw: Remote, log: Engine, topic: str) -> None:
+def test_acks_that_were_not_sent_yet_come_before_the_transaction(hw: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b"])
     with hw.consumer("mover", topic, timeout=0) as consumer:
         first, second = consumer
@@ -219,7 +220,7 @@ def test_acks_that_were_not_sent_yet_come_before_the_transaction(hw: Remote, log
         assert hw.consumers(topic)[0].cursor == 2
 
 
-def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(hw: Remote, log: Engine, topic: str) -> None:
+def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(hw: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b"])
     [event, _] = log.read(topic)
     with pytest.raises(Invalid) as caught:
@@ -235,7 +236,7 @@ def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(hw: Remote, log
     assert list(log.read(f"{topic}-out")) == []
 
 
-def test_a_partition_that_was_taken_over_fences_the_whole_transaction(hw: Remote, log: Engine, topic: str) -> None:
+def test_a_partition_that_was_taken_over_fences_the_whole_transaction(hw: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b"])
     log.create(f"{topic}-out")
     with hw.consumer("mover", topic, timeout=0) as consumer:
@@ -254,7 +255,7 @@ def test_a_partition_that_was_taken_over_fences_the_whole_transaction(hw: Remote
     assert list(log.read(f"{topic}-out")) == []
 
 
-def test_a_transaction_acks_for_its_own_user_alone(server: Server, hw: Remote, log: Engine, topic: str) -> None:
+def test_a_transaction_acks_for_its_own_user_alone(server: Server, hw: Store, log: Store, topic: str) -> None:
     log.append(topic, b"a")
     with hw.consumer("mover", topic, timeout=0) as consumer:
         event = next(consumer)

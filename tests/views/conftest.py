@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from headwater.views.local import Local
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.views.filling import Filling
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Local]:
-    with Local(tmp_path / "data") as opened:
+def hw(tmp_path: Path) -> Iterator[Store]:
+    with open_directory(tmp_path / "data") as opened:
         yield opened
 
 
 @pytest.fixture
-def filling(hw: Local) -> Iterator[Filling]:
+def filling(hw: Store) -> Iterator[Filling]:
     with Filling(hw) as made:
         yield made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,11 +16,9 @@ from headwater.cli.arguments import complete_topic, data_argument, json_option
 from headwater.cli.opening import open_log
 from headwater.cli.progress import ProgressLine
 from headwater.cli.spark_options import Cluster, spark_options
-from headwater.errors import Unsupported
 
 if TYPE_CHECKING:
     from headwater.engine.archiving import Archiver
-    from headwater.engine.engine import Engine
     from headwater.errors import HeadwaterError
     from headwater.info import ArchivedRange
 
@@ -68,21 +66,13 @@ def archive(
         return
     stopping = threading.Event()
     with open_log(data, mode="existing") as hw:
-        archiver = _local(hw).archiver(url, topic=topic, stopping=stopping)
+        archiver = hw.directory.archiver(url, topic=topic, stopping=stopping)
         if once:
             with ProgressLine("archived", as_bytes=True) as waiting:
                 done = archiver.once(seal=seal, progress=waiting.update)
             _show_once(archiver, done, as_json)
         else:
             _run(archiver, stopping, seal, as_json)
-
-
-def _local(hw: Any) -> Engine:
-    from headwater.engine.engine import Engine
-
-    if not isinstance(hw, Engine):
-        raise Unsupported("only a log directory is archived", hint="run it where the directory is")
-    return hw
 
 
 def _show_once(archiver: Archiver, done: list[ArchivedRange], as_json: bool) -> None:

@@ -13,11 +13,11 @@ from headwater.cli.archive_parquet import is_parquet
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.opening import open_log
 from headwater.cli.progress import ProgressLine
-from headwater.errors import Unsupported
 
 if TYPE_CHECKING:
     from headwater.engine.checking import CheckReport
     from headwater.storage.check import Finding
+    from headwater.store import Store
 
 
 @command(
@@ -78,12 +78,9 @@ def _is_archive(data: str) -> bool:
     return is_archive(data)
 
 
-def _checked_archive(hw: Any, topic: str | None, waiting: ProgressLine) -> CheckReport:
-    from headwater.engine.engine import Engine
+def _checked_archive(hw: Store, topic: str | None, waiting: ProgressLine) -> CheckReport:
 
-    if not isinstance(hw, Engine):
-        raise Unsupported("only a log directory has an archive", hint="give the address of the archive itself")
-    return hw.check_archive(topic, progress=waiting.update)
+    return hw.directory.check_archive(topic, progress=waiting.update)
 
 
 def _show(finding: Finding) -> None:

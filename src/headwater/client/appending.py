@@ -17,7 +17,7 @@ import msgspec
 from headwater.client.producers import ProducerPool
 from headwater.client.transport import HttpResponse, Transport
 from headwater.errors import HeadwaterError, Invalid, NotFound
-from headwater.event import Content, Durability, Ref, Refs, Run, ticks_and_node
+from headwater.event import Durability, Ref, Refs, Run, ticks_and_node
 from headwater.format import batch, frames, given
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
@@ -94,7 +94,8 @@ class RemoteAppender:
         if isinstance(data, bytes) and meta is not None and len(meta) > META_HEADER_BYTES_MAX:
             values = (TYPE, request.type or None), (KEY, request.key), (DATA, data), (META, meta)
             columns = {kind: None if value is None else Column(1, value) for kind, value in values}
-            ref: Ref = self._batch(request.topic, request.content, columns, 1, query, request.producer)[0]
+            many = AppendMany(request.topic, request.content, columns, 1, producer=request.producer)
+            ref: Ref = self._batch(many, query)[0]
             return ref
         query |= {"type": request.type.decode() or None, "key": request.key}
         headers = {"Content-Type": OCTETS}
@@ -103,7 +104,7 @@ class RemoteAppender:
         if request.content != "bytes":
             query["content"] = request.content
         body = data if isinstance(data, bytes) else StreamBody(data)
-        answer = self._append(request.topic, body, query, headers, request.producer)
+        answer = self._append(request, body, query, headers)
         told = answer.headers
         ticks, node = ticks_and_node(UUID(told["headwater-id"]))
         reached: Any = told["headwater-durability"]
@@ -112,8 +113,7 @@ class RemoteAppender:
     def many(self, request: AppendMany, durability: Durability) -> Refs:
         """Append many events, as one batch that the server spreads over partitions."""
         given.check_columns(request.columns, self._limits)
-        query = self._query(request, durability)
-        return self._batch(request.topic, request.content, request.columns, request.count, query, request.producer)
+        return self._batch(request, self._query(request, durability))
 
     def _query(self, request: Append | AppendMany, durability: Durability) -> dict[str, Any]:
         return {
@@ -122,24 +122,17 @@ class RemoteAppender:
             "durability": durability,
         }
 
-    def _batch(
-        self,
-        topic: str,
-        content: Content,
-        columns: dict[int, Column | None],
-        count: int,
-        query: dict[str, Any],
-        producer: Producer | None,
-    ) -> Refs:
-        stored = batch.encode(0, 0, count, content, columns)
-        body = frames.encode(0, stored, 0, count)
-        told = _decode_runs(self._append(topic, body, query, {"Content-Type": frames.MEDIA_TYPE}, producer).body)
+    def _batch(self, request: AppendMany, query: dict[str, Any]) -> Refs:
+        stored = batch.encode(0, 0, request.count, request.content, request.columns)
+        body = frames.encode(0, stored, 0, request.count)
+        headers = {"Content-Type": frames.MEDIA_TYPE}
+        told = _decode_runs(self._append(request, body, query, headers).body)
         runs = []
         for run in told.runs:
             ticks, node = ticks_and_node(UUID(run.id))
             runs.append(Run(run.partition, node, run.offset, ticks, run.count))
         rows = [run.rows for run in told.runs if run.rows is not None]
-        return Refs(topic, told.durability, runs, rows if len(runs) > 1 else None)
+        return Refs(request.topic, told.durability, runs, rows if len(runs) > 1 else None)
 
     def produced(self, given_producer: Producer | None, ask: Callable[[Producer], T]) -> T:
         """Ask under the user's producer, or one that has no request under way.
@@ -170,20 +163,18 @@ class RemoteAppender:
         self._producers.after_fork()
 
     def _append(
-        self,
-        topic: str,
-        body: bytes | StreamBody,
-        query: dict[str, Any],
-        headers: dict[str, str],
-        given_producer: Producer | None,
+        self, request: Append | AppendMany, body: bytes | StreamBody, query: dict[str, Any], headers: dict[str, str]
     ) -> HttpResponse:
+        create = request.create if isinstance(request, AppendMany) else True
+
         def ask(producer: Producer) -> HttpResponse:
             headers["Headwater-Producer"] = header_of(producer.id)
             headers["Headwater-Epoch"] = str(producer.epoch)
             headers["Headwater-Seq"] = str(producer.seq)
-            return self._post(topic, body, query, headers, (producer.id, producer.epoch, producer.seq))
+            told = producer.id, producer.epoch, producer.seq
+            return self._post(request.topic, body, query, headers, told, create=create)
 
-        return self.produced(given_producer, ask)
+        return self.produced(request.producer, ask)
 
     def _post(
         self,
@@ -192,6 +183,8 @@ class RemoteAppender:
         query: dict[str, Any],
         headers: dict[str, str],
         producer: tuple[str, int, int],
+        *,
+        create: bool,
     ) -> HttpResponse:
         streamed = isinstance(body, StreamBody)
         if streamed:
@@ -201,7 +194,7 @@ class RemoteAppender:
         try:
             return self._transport.call("POST", path, query, body=sent, headers=headers, repeat=repeat, facts=facts)
         except NotFound as error:
-            if error.code not in ("topic_not_found", "topic_deleted") or streamed:
+            if error.code not in ("topic_not_found", "topic_deleted") or streamed or not create:
                 raise
         self.make(topic)
         return self._transport.call("POST", path, query, body=sent, headers=headers, repeat=repeat, facts=facts)

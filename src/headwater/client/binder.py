@@ -25,9 +25,8 @@ from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import Event, Ref, Refs
 from headwater.format import documents
 from headwater.info import BinderInfo
+from headwater.protocols import READ_TIMEOUT_S, AtLeast
 
-AtLeast = int | Ref | Event | Refs | Sequence[Ref]
-TIMEOUT_S = 10.0
 WAIT_S = 20.0  # that one request waits for a projection: less than what its answer may take to begin
 LINES = "application/x-ndjson"
 SILENT_S = 60.0  # four signs of life that did not come: the connection is dead, whatever it looks like
@@ -54,7 +53,7 @@ class RemoteBinder:
         self.name = name
         self._transport = transport
 
-    def get(self, id: str, *, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S) -> Document | None:
+    def get(self, id: str, *, at_least: AtLeast | None = None, timeout: float = READ_TIMEOUT_S) -> Document | None:
         """A document; None if there is none."""
         headers = {"Accept": JSON}
 
@@ -78,8 +77,8 @@ class RemoteBinder:
         limit: int | None = None,
         fields: Sequence[str] | None = None,
         at_least: AtLeast | None = None,
-        timeout: float = TIMEOUT_S,
-    ) -> Iterator[Document]:
+        timeout: float = READ_TIMEOUT_S,
+    ) -> RemoteDocuments:
         """The documents that match, as they were at one moment."""
         asked = {
             "match": match or {},
@@ -96,7 +95,11 @@ class RemoteBinder:
         return RemoteDocuments(self._transport, _until_passed(ask, at_least, timeout))
 
     def count(
-        self, match: Mapping[str, Any] | None = None, *, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S
+        self,
+        match: Mapping[str, Any] | None = None,
+        *,
+        at_least: AtLeast | None = None,
+        timeout: float = READ_TIMEOUT_S,
     ) -> int:
         """How many documents match."""
 
@@ -180,8 +183,14 @@ class RemoteDocuments(Iterator[Document]):
                 return documents.decode_document(line)
         raise StopIteration
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Let go of the connection; may be called twice."""
+        """Release the connection; may be called twice."""
         self._over = True
         self._lines.close()
 
@@ -235,6 +244,11 @@ class RemoteChanges(Iterator[Change]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def place(self) -> str:
+        """Where to go on after the last change that was given; empty before the server has told it."""
+        return self._after or ""
 
     def stop(self) -> None:
         """End the iteration, from any thread."""

@@ -11,7 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self, Unpack, overload
+from typing import Self, overload
 
 import msgspec
 
@@ -20,10 +20,9 @@ from headwater.client.membership import Membership, MembershipState, too_late
 from headwater.client.transport import Transport
 from headwater.errors import Closed, Fenced, HeadwaterError, Invalid, Unavailable
 from headwater.event import At, Event
-from headwater.format import given
 from headwater.info import ConsumerInfo
 from headwater.limits import Limits
-from headwater.requests import FilterOptions
+from headwater.requests import Consume
 
 GLANCE_S = 0.2  # how often to ask for what has no stream: whether others have drained their partitions
 FULL_S = 30.0  # how long to wait for acks when so much is not acked that the server sends no more
@@ -38,32 +37,20 @@ class RemoteConsumer(Iterator[Event]):
     other members hold all partitions, it waits. If the `with` block ends by an exception, the event in hand has failed.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        name: str,
-        topic: str,
-        limits: Limits,
-        *,
-        start: At = "earliest",
-        timeout: float | None = None,
-        lease_ms: int | None = None,
-        failures_max: int | None = None,
-        **filters: Unpack[FilterOptions],
-    ) -> None:
+    def __init__(self, transport: Transport, request: Consume, limits: Limits) -> None:
         """Join. Raises NotFound for a missing topic, Invalid for options that make no sense."""
-        self.name = name
-        self.topic = topic
+        self.name = request.consumer
+        self.topic = request.topic
         self._transport = transport
-        self._timeout = timeout
+        self._timeout = request.timeout
         self._ack_s = limits.ack_ms / 1000
         self._query: dict[str, object] = {
-            "start": position.format(start),
-            "type": filters.get("type"),
-            "key": given.encode_key(filters.get("key"), limits),
-            "match": None if (match := filters.get("match")) is None else msgspec.json.encode(match),
-            "lease_ms": lease_ms,
-            "failures_max": failures_max,
+            "start": position.format(request.start),
+            "type": request.type,
+            "key": request.key,
+            "match": None if request.match is None else msgspec.json.encode(request.match),
+            "lease_ms": request.lease_ms,
+            "failures_max": request.failures_max,
         }
         self._pid = os.getpid()
         self._stopped = self._closed = False

@@ -17,14 +17,13 @@ import msgspec
 from headwater.client.appending import RemoteAppender
 from headwater.client.consumer import RemoteConsumer
 from headwater.client.membership import Membership
-from headwater.client.transport import JSON, Transport
+from headwater.client.transport import JSON
 from headwater.errors import Closed, HeadwaterError, Invalid, TooLarge, Unavailable
 from headwater.event import Content, Durability, Event, Ref, ticks_and_node
 from headwater.format import given
 from headwater.format.given import Data, Meta
 from headwater.format.producers import Producer
-from headwater.limits import Limits
-from headwater.requests import Append, EventOptions
+from headwater.requests import Append, EventOptions, no_holder
 
 if TYPE_CHECKING:
     from headwater.client.remote import Remote
@@ -56,18 +55,16 @@ class RemoteTransaction:
     def __init__(
         self,
         remote: Remote,
-        transport: Transport,
         appends: RemoteAppender,
         durability: Durability,
         producer: Producer | None,
-        limits: Limits,
     ) -> None:
         self._remote = remote
-        self._transport = transport
+        self._transport = remote.transport
         self._appender = appends
         self._durability = durability
         self._producer = producer
-        self._limits = limits
+        self._limits = remote.limits
         self._appends: list[dict[str, Any]] = []
         self._acks: dict[RemoteConsumer, list[Event]] = {}
         self._members: list[tuple[Membership, list[Event]]] | None = None  # who acks, once it was sent
@@ -152,7 +149,13 @@ class RemoteTransaction:
         """
         self._check()
         for event in events:
-            self._acks.setdefault(consumer or self._remote.holder(event), []).append(event)
+            self._acks.setdefault(consumer or self._holder(event), []).append(event)
+
+    def _holder(self, event: Event) -> RemoteConsumer:
+        found = [member for member in list(self._remote.members) if member.holds(event)]
+        if len(found) != 1:
+            raise no_holder(event, several=bool(found))
+        return found[0]
 
     def commit(self) -> list[Ref]:
         """Do it all; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done.

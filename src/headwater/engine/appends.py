@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from headwater.engine.log import L
 from headwater.errors import Closed, TooLarge
 from headwater.event import Content, Durability, Event, Ref
 from headwater.format import given
+from headwater.format.batch import KEY
 from headwater.format.given import Data, Meta
 from headwater.format.producers import Producer
 from headwater.limits import Limits
@@ -18,16 +19,15 @@ from headwater.requests import Append, EventOptions
 from headwater.storage.rows import Rows
 
 if TYPE_CHECKING:
-    from headwater.engine.consumer import Consumer
+    from headwater.engine.log_backend import LogBackend
     from headwater.engine.topics import OpenTopic
-    from headwater.engine.verbs import Verbs
 
 
-class Transaction(Generic[L]):
+class LogTransaction(Generic[L]):
     """What is to be done at once. Nothing is seen or kept of it before `commit`; for one thread."""
 
-    def __init__(self, engine: Verbs[L], *, sync: bool, producer: Producer | None = None) -> None:
-        self._engine = engine
+    def __init__(self, backend: LogBackend[L], *, sync: bool, producer: Producer | None = None) -> None:
+        self._backend = backend
         self._sync = sync
         self._producer = producer
         self._topics: dict[str, OpenTopic[L]] = {}
@@ -42,15 +42,15 @@ class Transaction(Generic[L]):
         `expected_version` is the key's before the transaction. Raises TooLarge for data that would need a file of its
         own, and when the transaction outgrows its limit.
         """
-        self.add(Append.of(topic, data, self._engine.limits, **options))
+        self.add(Append.of(topic, data, self._backend.limits, **options))
 
     def add(self, request: Append) -> None:
         """Append one event with the rest; its durability and producer are those of the transaction."""
         self._check()
         log = self._opened(request.topic).choose(request.key, request.partition, self._producer)
-        size = len(request.data) if isinstance(request.data, bytes) else self._engine.limits.blob_bytes_min + 1
+        size = len(request.data) if isinstance(request.data, bytes) else self._backend.limits.blob_bytes_min + 1
         given.check_size(size, log.place.limits)
-        check_data(size, self._engine.limits)
+        check_data(size, self._backend.limits)
         assert isinstance(request.data, bytes)
         rows = Rows.one(request.content, self._sync, request.data, request.type, request.key, request.meta)
         if request.expected is not None:
@@ -68,27 +68,28 @@ class Transaction(Generic[L]):
         content: Content | None = None,
         partition: int | None = None,
     ) -> None:
-        """Append many events of a topic with the rest, as `Engine.append_many` does; their `refs` are by partition."""
+        """Append many events of a topic with the rest, as `Store.append_many` does; their `refs` are by partition."""
         self._check()
         given.check_content(content)
         if not len(data):
             return
         opened = self._opened(topic)
         limits = opened.logs[0].place.limits
-        content, columns, encoded_keys = given.encode_many(data, content, types, keys, metas, limits)
+        content, columns, _ = given.encode_many(data, content, types, keys, metas, limits)
         given.check_columns(columns, limits)
-        if opened.only is not None or partition is not None or encoded_keys is None:
+        column = columns[KEY]
+        if opened.only is not None or partition is not None or column is None:
             self._add(
                 opened.choose(None, partition, self._producer), Rows.many(content, self._sync, columns, len(data))
             )
             return
-        for log, where in opened.spread(encoded_keys, self._producer):
+        for log, where in opened.spread(column, self._producer):
             some = {kind: None if column is None else column.pick(where) for kind, column in columns.items()}
             self._add(log, Rows.many(content, self._sync, some, len(where)))
 
     @abstractmethod
-    def ack(self, *events: Event, consumer: Consumer | None = None) -> None:
-        """Take events as handled with the rest; `consumer` is who handed them out, if that is not clear."""
+    def ack(self, *events: Event, consumer: Any = None) -> None:
+        """Mark events as handled with the rest; `consumer` is the one that handed them out, if several did."""
 
     @abstractmethod
     def commit(self) -> list[Ref]:
@@ -127,7 +128,7 @@ class Transaction(Generic[L]):
     def _opened(self, topic: str) -> OpenTopic[L]:
         opened = self._topics.get(topic)
         if opened is None:
-            opened = self._topics[topic] = self._engine.topic_for(topic)
+            opened = self._topics[topic] = self._backend.topic_for(topic)
         return opened
 
     def _add(self, log: L, rows: Rows) -> None:
@@ -136,13 +137,13 @@ class Transaction(Generic[L]):
 
     def _grow(self, size: int, count: int) -> None:
         size, count = self._size + size, self._count + count
-        check_growth(size, count, self._engine.limits)
+        check_growth(size, count, self._backend.limits)
         self._size, self._count = size, count
 
     def _check(self) -> None:
         if self._over:
             raise Closed("the transaction is over", hint="begin another: hw.transaction()")
-        self._engine.check_open()
+        self._backend.check_open()
 
 
 def check_data(size: int, limits: Limits) -> None:

@@ -1,4 +1,4 @@
-"""The verbs on a bucket. `Bucket` is what `headwater.open("s3://…")` returns; safe from any thread.
+"""`Bucket`: the backend that keeps logs in an object store. Safe from any thread.
 
 There is no server and no lock: any number of programs on any machines open the same bucket (docs/BUCKET.md).
 """
@@ -8,31 +8,31 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime
-from typing import Any, Unpack
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import msgspec
 
-from headwater.engine.appends import Transaction
+from headwater.backend import Kind, Lack
+from headwater.engine.appends import LogTransaction
 from headwater.engine.bucket_catalogue import BucketCatalog
 from headwater.engine.bucket_checking import check_bucket
 from headwater.engine.bucket_keeper import BucketKeeper
 from headwater.engine.checking import CheckReport, Progress
-from headwater.engine.consumer import Consumer
 from headwater.engine.coordinated_consumers import CoordinatedConsumers
 from headwater.engine.info import time_at
-from headwater.engine.verbs import Verbs
+from headwater.engine.log_backend import LogBackend
 from headwater.errors import Closed, Corrupt, Denied, HeadwaterError, Invalid, NotFound, Unavailable, Unsupported
-from headwater.event import Content, Durability, Event, Ref, time_of
+from headwater.event import Durability, Event, Ref, time_of
 from headwater.format import given
-from headwater.format.given import Data, Meta
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, TopicRecord
 from headwater.info import DeletedSegment, MaintenanceResult, PartitionInfo, TopicInfo
 from headwater.limits import DEFAULTS, Limits
-from headwater.requests import wants_sync
+from headwater.requests import Append, wants_sync
 from headwater.storage.bucket.appender import Unit
 from headwater.storage.bucket.cache import ObjectCache
 from headwater.storage.bucket.coordinator import BucketCoordinator
@@ -43,15 +43,14 @@ from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.parquet import location
-from headwater.storage.rows import Rows
 
 _buckets: WeakSet[Bucket] = WeakSet()  # which cannot be used in a forked child
 
 VIEWS_HINT = "use a directory or a server"
 
 
-class AppendHandle:
-    """An append that is on its way. `result()` waits until it is durable; safe from any thread."""
+class ObjectAppend:
+    """An append to a bucket that is on its way."""
 
     def __init__(self, log: ObjectLog, unit: Unit) -> None:
         self._log = log
@@ -70,10 +69,10 @@ class AppendHandle:
         return Ref(self._log.topic, self._log.partition, rows.offset, rows.ticks, self._log.node, "fsync")
 
 
-class BucketTransaction(Transaction[ObjectLog]):
+class BucketTransaction(LogTransaction[ObjectLog]):
     """A transaction in a bucket: over one partition. It is one object."""
 
-    def ack(self, *events: Event, consumer: Consumer | None = None) -> None:  # noqa: ARG002
+    def ack(self, *events: Event, consumer: object = None) -> None:  # noqa: ARG002
         """Not to be had: raises Unsupported."""
         raise Unsupported(
             "a bucket cannot ack an event in a transaction", hint="append, then ack: it is done at least once"
@@ -99,12 +98,26 @@ class BucketTransaction(Transaction[ObjectLog]):
         return self._settled(journaled=True)
 
 
-class Bucket(Verbs[ObjectLog]):
-    """An open bucket. Close it, or use it in a `with` statement: what waits to be appended is then."""
+class Bucket(LogBackend[ObjectLog]):
+    """An open bucket."""
 
-    has_versions = False  # of keys: they would need an index
+    kind: ClassVar[Kind] = "bucket"
+    producers_max = DEFAULTS.object_producers_max
+    archive_url = None
+    replica = None
+    lacks: ClassVar[Mapping[str, Lack]] = {
+        "version": Lack("tell the version of a key", "it has no index of keys; a directory and a server have one"),
+        "reindex": Lack("be reindexed", "it has no index that could be rebuilt"),
+        "repair": Lack("be repaired", "restore the objects that 'headwater check' names from a copy of the bucket"),
+        "archive": Lack("be archived this way", "use headwater archive --on spark"),
+        "binder": Lack("keep documents", VIEWS_HINT),
+        "binders": Lack("keep documents", VIEWS_HINT),
+        "views": Lack("run projections and functions", VIEWS_HINT),
+        "query": Lack("run queries of an application", VIEWS_HINT),
+        "replication": Lack("be replicated", "all machines can reach it; a directory and a server can be replicated"),
+    }
     _catalogue: BucketCatalog
-    _consumers: CoordinatedConsumers
+    consumers: CoordinatedConsumers
 
     def __init__(
         self,
@@ -122,7 +135,7 @@ class Bucket(Verbs[ObjectLog]):
         self._store = store
         self._patient = patient
         self._catalogue = BucketCatalog(store, disk, clock, limits)
-        self._consumers = CoordinatedConsumers(coordinator, clock, limits, self._catalogue.find)
+        self.consumers = CoordinatedConsumers(coordinator, clock, limits, self._catalogue.find)
         self._cache = ObjectCache(limits.cache_bytes)
         self._pool: ThreadPoolExecutor | None = None
         self._closing = threading.Lock()  # protects `_closed` and the making of `_pool`
@@ -133,13 +146,12 @@ class Bucket(Verbs[ObjectLog]):
         if not create:  # only now, so that nothing is made where nothing is
             with contextlib.suppress(Denied):  # whoever may only read loses nothing
                 probe(store, clock)
-        self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._consumers.slowest)
+        self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self.consumers.slowest)
         super().__init__(store.url, limits, disk, clock, sync=wants_sync(durability))
         _buckets.add(self)
 
     @property
-    def url(self) -> str:
-        """Where it is."""
+    def address(self) -> str:
         return self._store.url
 
     @property
@@ -150,16 +162,16 @@ class Bucket(Verbs[ObjectLog]):
     @property
     def parquet_url(self) -> str | None:
         """Where this log was archived to as Parquet last; None if it never was."""
-        return location.read_record(self._store, self._clock)
+        return location.read_record(self._store, self.clock)
 
     def remember_parquet(self, url: str) -> None:
         """Note where this log is archived to as Parquet, durably."""
-        location.write_record(self._store, self._clock, url)
+        location.write_record(self._store, self.clock, url)
 
     # Topics
 
     def describe(self, topic: str) -> TopicInfo:
-        """What a topic is and holds; raises NotFound. Lists its objects, to tell their number and bytes."""
+        """Describe a topic; lists its objects, for their number and bytes."""
         opened = self._topics.live(topic)
         described = self._catalogue.find(topic)
         return TopicInfo(
@@ -170,7 +182,6 @@ class Bucket(Verbs[ObjectLog]):
         )
 
     def delete(self, topic: str) -> None:
-        """Delete a topic and all its events, for everybody; raises NotFound. Made again, it starts afresh."""
         self.check_open()
         there = self._catalogue.find(topic)
         opened = self._topics.get(topic)
@@ -189,53 +200,23 @@ class Bucket(Verbs[ObjectLog]):
 
     # Appending
 
-    def append_later(
-        self,
-        topic: str,
-        data: Data,
-        *,
-        type: str = "",
-        key: bytes | str | None = None,
-        meta: Meta | None = None,
-        content: Content | None = None,
-        partition: int | None = None,
-        producer: Producer | tuple[str, int, int] | None = None,
-    ) -> AppendHandle:
-        """Append one event with others that come soon, and go on meanwhile: fewer objects, at a fraction of the price.
-
-        They linger for `linger_ms`, or until there are `linger_bytes`. Nothing is durable before
-        `AppendHandle.result()`, `flush()` or `close()` has returned. Waits while `buffer_bytes` are on their way.
-        """
-        opened = self._open.get(topic) or self._topics.for_append(topic)
-        given.check_content(content)
-        encoded, content = given.encode_data(data, content)
-        encoded_key = given.encode_key(key, self._limits)
-        told = given.check_producer(producer, self._limits)
-        log = opened.choose(encoded_key, partition, told)
-        given.check_size(len(encoded), log.place.limits)
-        if len(encoded) > log.place.limits.blob_bytes_min:
-            raise Invalid("a huge event cannot wait for others", hint="append it alone: hw.append(…)")
-        values = given.encode_type(type), encoded_key, given.encode_meta(meta, self._limits)
-        rows = Rows.one(content, True, encoded, *values)
-        rows.guard(None, told)
-        return AppendHandle(log, log.append_later(rows))
+    def append_later(self, request: Append) -> ObjectAppend:
+        opened = self._open.get(request.topic) or self._topics.for_append(request.topic)
+        log = opened.choose(request.key, request.partition, request.producer)
+        data, limits = request.data, log.place.limits
+        given.check_size(len(data) if isinstance(data, bytes) else 0, limits)
+        if not isinstance(data, bytes) or len(data) > limits.blob_bytes_min:
+            raise Invalid("a huge event cannot wait for others", hint="append it alone: store.append(…)")
+        return ObjectAppend(log, log.append_later(self.rows(request, data)))
 
     def flush(self) -> None:
-        """Append all that waits; it is durable when this returns. Raises why something is not, unless that was told."""
         self.check_open()
         self._flush()
 
-    def transaction(
-        self, *, durability: Durability | None = None, producer: Producer | tuple[str, int, int] | None = None
-    ) -> BucketTransaction:
-        """Appends to one partition, all or nothing: `with hw.transaction() as tx: tx.append(…)`.
-
-        Committed when the block ends, and discarded if it raises. Over several partitions it raises Unsupported.
-        """
+    def transaction(self, sync: bool | None, producer: Producer | None) -> BucketTransaction:  # noqa: ARG002
+        """Begin a transaction; it is durable whatever `sync` says."""
         self.check_open()
-        if durability is not None:
-            wants_sync(durability)
-        return BucketTransaction(self, sync=True, producer=given.check_producer(producer, self._limits))
+        return BucketTransaction(self, sync=True, producer=producer)
 
     # Keeping
 
@@ -246,18 +227,11 @@ class Bucket(Verbs[ObjectLog]):
     def retain(
         self,
         topic: str,
-        *,
-        before: int | datetime | None = None,
-        partition: int | None = None,
-        dry_run: bool = False,
-        **changes: Unpack[Retention],
+        before: int | datetime | None,
+        partition: int | None,
+        dry_run: bool,
+        changes: Retention,
     ) -> list[DeletedSegment]:
-        """Trim the oldest segments that need not be kept; returns them. `dry_run` only tells which.
-
-        As in a directory; what is not compacted yet is the active segment. What is returned is gone durably: a read of
-        it raises NotFound with the code `offset_gone` and the `oldest` offset, for others within `knowledge_s`. Its
-        objects are deleted after `collect_s`. Raises Unsupported for a hard bound.
-        """
         logs = self._topics.live_logs(topic, partition)
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
 
@@ -294,37 +268,11 @@ class Bucket(Verbs[ObjectLog]):
         self.check_open()
         return check_bucket(self._catalogue, topic, progress)
 
-    # What a bucket cannot do; docs/BUCKET.md has the table
-
-    def reindex(self, topic: str | None = None, progress: object = None) -> int:  # noqa: ARG002  # as a directory's
-        """Not to be had: raises Unsupported. A bucket has no index."""
-        raise _cannot("reindex", "a bucket has no index that could be made again")
-
-    def repair(self, topic: str | None = None, *, apply: bool = False) -> Any:  # noqa: ARG002  # as a directory's
-        """Not to be had: raises Unsupported. An object is there as it was put, or it is not."""
-        raise _cannot("repair", "restore the objects that 'headwater check' names from a copy of the bucket")
-
-    def binder(self, name: str) -> Any:  # noqa: ARG002  # as a directory's
-        """Not to be had: raises Unsupported. Documents need a directory."""
-        raise _cannot("keep documents", VIEWS_HINT)
-
-    def binders(self) -> list[str]:
-        """Not to be had: raises Unsupported."""
-        raise _cannot("keep documents", VIEWS_HINT)
-
-    def views(self) -> Any:
-        """Not to be had: raises Unsupported."""
-        raise _cannot("run projections and functions", VIEWS_HINT)
-
-    def replication(self) -> Any:
-        """Not to be had: raises Unsupported."""
-        raise _cannot("be replicated", "it is where all machines can reach it; a directory and a server can be")
-
     # Ending
 
     def close(self) -> None:
         """Append what waits, stop followers, and let go of everything. May be called twice. Raises as `flush`."""
-        for member in list(self._members):
+        for member in list(self.members):
             member.close()
         with self._closing:
             if self._closed:
@@ -338,7 +286,7 @@ class Bucket(Verbs[ObjectLog]):
             self._topics.close()
             if pool is not None:
                 pool.shutdown(cancel_futures=True)
-            self._consumers.close()
+            self.consumers.close()
             self._store.close()
 
     def after_fork(self) -> None:
@@ -347,7 +295,7 @@ class Bucket(Verbs[ObjectLog]):
         self._closing = threading.Lock()
         self._closed = True
         self._open.clear()
-        for member in list(self._members):
+        for member in list(self.members):
             member.after_fork()
 
     def _flush(self) -> None:
@@ -383,7 +331,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def open_bucket(
+def bucket_at(
     url: str,
     *,
     create: bool = True,
@@ -394,7 +342,7 @@ def open_bucket(
     disk: Disk | None = None,
     clock: Clock | None = None,
 ) -> Bucket:
-    """The log at an address of an object store; `headwater.open` tells the rest."""
+    """Open the bucket at an address of an object store; `headwater.open` explains the options."""
     disk, clock = disk or Disk(), clock or Clock()
     if linger_ms is not None:
         limits = msgspec.structs.replace(limits, linger_ms=linger_ms)
@@ -413,10 +361,6 @@ def open_coordinator(address: str | None, store: ObjectStore, clock: Clock) -> C
         hint = "it is dynamodb://table?region=…, or, left out, the bucket itself"
         raise Unsupported(f"{address!r} is no coordinator", hint=hint)
     return DynamoCoordinator(address, clock)
-
-
-def _cannot(what: str, hint: str) -> Unsupported:
-    return Unsupported(f"a bucket cannot {what}", hint=hint, code="bucket_cannot")
 
 
 def partition_info(log: ObjectLog) -> PartitionInfo:

@@ -199,5 +199,5 @@ def _check_bounds(chosen: TopicSettings) -> None:
         raise Unsupported(
             "a bucket has no hard bound: nobody counts all bytes before each append",
             hint="use retention_bytes, which is kept to at each compaction",
-            code="bucket_cannot",
+            code="verb_unsupported",
         )

@@ -1,7 +1,7 @@
 """A named consumer: hands out the events of the partitions that it leases, and takes their acks.
 
 Delivery is at least once: when a member dies, what was handed out and not acked, or acked and not yet stored, comes
-again. `Consumer` is the iterator and its verbs; `member` keeps the leases, `holding` counts one partition's acks.
+again. `LogConsumer` is the iterator and its verbs; `member` keeps the leases, `holding` counts one partition's acks.
 Iterating belongs to one thread; acks and failures may come from any.
 """
 
@@ -37,11 +37,11 @@ class ExternalCursors(Protocol):
     def cursor(self, partition: int) -> int:
         """The next offset to read of a partition that was just taken."""
 
-    def set_aside(self, consumer: Consumer, event: Event, error: object) -> None:
+    def set_aside(self, consumer: LogConsumer, event: Event, error: object) -> None:
         """What to do with an event that has failed, or ended its process, too often."""
 
 
-class Consumer(Iterator[Event]):
+class LogConsumer(Iterator[Event]):
     """One member of a consumer. Close it, or use it in a `with` statement; what it had not acked goes to the next.
 
     Iterating ends after `timeout` seconds without an event, and when it is stopped, or it or the log is closed; while
@@ -57,7 +57,7 @@ class Consumer(Iterator[Event]):
         limits: Limits,
         disk: Disk,
         clock: Clock,
-        set_aside: Callable[[Consumer, Event, object], None],
+        set_aside: Callable[[LogConsumer, Event, object], None],
         timeout: float | None = None,
         cursor_of: Callable[[int], int] | None = None,
     ) -> None:

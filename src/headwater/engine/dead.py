@@ -6,14 +6,15 @@ with `dead_`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from headwater.engine.consumer import LogConsumer
+from headwater.engine.log_backend import LogBackend
 from headwater.errors import Invalid, NotFound, TooLarge
 from headwater.event import Event
-
-if TYPE_CHECKING:
-    from headwater.engine.consumer import Consumer
-    from headwater.engine.verbs import Verbs
+from headwater.format.settings import TopicSettings
+from headwater.requests import Append, Consume
 
 SUFFIX = ".dead"
 PREFIX = "dead_"
@@ -21,7 +22,7 @@ REPLAY = "headwater.replay"  # the consumer that remembers what was brought back
 ERROR_CHARACTERS_MAX = 1000
 
 
-def set_aside(engine: Verbs[Any], consumer: Consumer, event: Event, error: object) -> None:
+def set_aside(backend: LogBackend[Any], consumer: LogConsumer, event: Event, error: object) -> None:
     """Append an event to the dead ones and move the cursor past it, in one transaction.
 
     One that is huge, or has older ones before it that are not acked, and all where transactions cannot ack, is appended
@@ -37,25 +38,26 @@ def set_aside(engine: Verbs[Any], consumer: Consumer, event: Event, error: objec
         PREFIX + "consumer": consumer.name,
         PREFIX + "failures": str(consumer.failures(event)),
     }
-    if topic not in engine.topics():
-        engine.create(topic, data_bytes_max=engine.describe(event.topic).settings.get("data_bytes_max", 0))
+    if topic not in backend.topics():
+        data_bytes_max = backend.topic(event.topic).settings.data_bytes_max
+        backend.create(topic, 1, TopicSettings(data_bytes_max=data_bytes_max))
     try:
-        _append_and_ack(engine, consumer, topic, event, event.meta | meta)
+        _append_and_ack(backend, consumer, topic, event, event.meta | meta)
     except TooLarge as refused:
         if refused.limit != "meta_bytes_max":
             raise
-        _append_and_ack(engine, consumer, topic, event, meta)  # what became of it matters more than its own meta
+        _append_and_ack(backend, consumer, topic, event, meta)  # what became of it matters more than its own meta
 
 
-def replay(engine: Verbs[Any], topic: str, consumer: str | None = None) -> int:
+def replay(backend: LogBackend[Any], join: Callable[[Consume], LogConsumer], topic: str, consumer: str | None) -> int:
     """Append the dead events of a topic to it again, and return how many; a second time brings back only newer ones.
 
     With `consumer`, only what that one set aside; the others are then passed over for good.
     """
-    partitions = len(engine.describe(topic).partitions)
+    partitions = backend.topic(topic).partitions
     brought = 0
     try:
-        dead = engine.consumer(REPLAY, topic + SUFFIX)
+        dead = join(Consume(REPLAY, topic + SUFFIX))
     except NotFound:
         return 0
     with dead:
@@ -65,7 +67,7 @@ def replay(engine: Verbs[Any], topic: str, consumer: str | None = None) -> int:
                 number = int(meta.get(PREFIX + "partition", "0"))
                 own = {name: value for name, value in meta.items() if not name.startswith(PREFIX)}
                 partition = number if event.key is None and number < partitions else None
-                _append_and_ack(engine, dead, topic, event, own, partition)
+                _append_and_ack(backend, dead, topic, event, own, partition)
                 brought += 1
             else:
                 dead.ack(event)
@@ -73,13 +75,18 @@ def replay(engine: Verbs[Any], topic: str, consumer: str | None = None) -> int:
 
 
 def _append_and_ack(
-    engine: Verbs[Any], consumer: Consumer, topic: str, event: Event, meta: dict[str, str], partition: int | None = None
+    backend: LogBackend[Any],
+    consumer: LogConsumer,
+    topic: str,
+    event: Event,
+    meta: dict[str, str],
+    partition: int | None = None,
 ) -> None:
     """Append an event to another topic, and ack it here: in one transaction if that can be."""
     kept: dict[str, Any] = {"type": event.type, "key": event.key, "meta": meta, "content": event.content}
     try:
-        if consumer.transactional and event.data is not None and len(event.data) <= engine.limits.blob_bytes_min:
-            with engine.transaction() as tx:
+        if consumer.transactional and event.data is not None and len(event.data) <= backend.limits.blob_bytes_min:
+            with backend.transaction(None, None) as tx:
                 tx.append(topic, event.data, **kept, partition=partition)
                 tx.ack(event, consumer=consumer)
             return
@@ -87,6 +94,7 @@ def _append_and_ack(
         if error.code != "ack_order":
             raise
     data = event.data if event.data is not None else event.chunks()
-    engine.append(topic, data, **kept, partition=partition, durability="fsync")
+    kept |= {"partition": partition, "durability": "fsync"}
+    backend.append(Append.of(topic, data, backend.limits, **kept))
     consumer.ack(event)
     consumer.store()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from headwater.engine.consumer import Consumer
+from headwater.engine.consumer import LogConsumer
 from headwater.engine.leases import Leases
 from headwater.engine.log import Log
 from headwater.errors import Fenced
@@ -20,7 +20,7 @@ from headwater.storage.disk import Clock
 
 
 def drain(
-    join: Callable[[Leases], Consumer],
+    join: Callable[[Leases], LogConsumer],
     leases: Leases,
     logs: Sequence[Log],
     handler: Callable[[Event], object],
@@ -50,7 +50,7 @@ def drain(
 
 
 def _handle(
-    consumer: Consumer, ends: dict[int, int], handler: Callable[[Event], object], until_s: float, clock: Clock
+    consumer: LogConsumer, ends: dict[int, int], handler: Callable[[Event], object], until_s: float, clock: Clock
 ) -> int:
     """Handle events up to these ends; returns how many."""
     handled = 0

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self
 
 from headwater.engine.log import Log, LogCursor
-from headwater.engine.reading import check_id, pick, resolve
+from headwater.engine.reading import pick
 from headwater.errors import enough_memory
-from headwater.event import At, Event
+from headwater.event import Event
 from headwater.format.events import EventBatch
 from headwater.match.selection import Selection
 from headwater.storage.disk import Clock, Disk, Word
@@ -16,7 +16,7 @@ from headwater.storage.disk import Clock, Disk, Word
 SLICE_S = 1.0  # the longest sleep without a look around: a lost wake-up costs at most this
 
 
-class Follow(Iterator[Event]):
+class LogFollow(Iterator[Event]):
     """An endless read. Belongs to one thread; only `stop` may be called from others.
 
     Ends when `timeout` seconds pass without a wanted event, when it or the log is stopped or closed; raises
@@ -26,16 +26,15 @@ class Follow(Iterator[Event]):
     def __init__(
         self,
         logs: Sequence[Log],
-        start: At,
+        starts: Sequence[int],
         selection: Selection,
         timeout: float | None,
         disk: Disk,
         clock: Clock,
         closed: Callable[[], bool],
     ) -> None:
-        check_id(logs, start)
         self._logs = logs
-        self._cursors = [log.cursor(resolve(log, start, len(logs))) for log in logs]
+        self._cursors = [log.cursor(offset) for log, offset in zip(logs, starts, strict=True)]
         self._selection = selection
         self._timeout = timeout
         self._disk = disk

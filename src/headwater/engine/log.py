@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
 from headwater.format.losses import Ranges
-from headwater.format.producers import Producer
+from headwater.format.producers import Producer, ProducerState
 from headwater.limits import Limits
 from headwater.storage.disk import Word
 from headwater.storage.extents import Extents
@@ -110,6 +110,9 @@ class Log(Protocol):
         guard: tuple[int | None, Producer | None] | None = None,
     ) -> EventUpload:
         """One event whose pieces arrive in their own time."""
+
+    def producers(self) -> tuple[int, dict[str, ProducerState]]:
+        """Return what is remembered of producers now, and the offset as of which that is."""
 
     def sync(self) -> None:
         """Make all that is visible durable."""

@@ -7,18 +7,17 @@ with it, and others who want it get the same one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count as counter
-from typing import Any, Generic, Protocol
+from typing import Generic, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from headwater.engine.log import L
 from headwater.errors import NotFound
-from headwater.format import arrow
-from headwater.format.column import I64
-from headwater.format.names import partition_of, partitions_of, partitions_of_column, turn_of
+from headwater.format.column import I64, Column
+from headwater.format.names import partition_of, partitions_of_column, turn_of
 from headwater.format.producers import Producer
 from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.limits import PARTITIONS_MAX, Limits
@@ -75,30 +74,21 @@ class OpenTopic(Generic[L]):
             return logs[partition_of(key, len(logs))]
         return logs[self._turn(producer)]
 
-    def spread(self, keys: Sequence[bytes | None], producer: Producer | None = None) -> Iterator[tuple[L, I64]]:
-        """Which events go to which partition: by the hash of the key; those without one, together, in turn."""
-        partitions = partitions_of([key or b"" for key in keys], len(self.logs))
-        missing = np.fromiter((key is None for key in keys), np.bool_, len(keys))
-        if missing.any():
-            partitions[missing] = self._turn(producer)
+    def spread(self, keys: Column, producer: Producer | None = None) -> Iterator[tuple[L, I64]]:
+        """Return which events go to which partition: by the hash of the key; those without one, together, in turn."""
+        partitions = np.broadcast_to(partitions_of_column(keys, len(self.logs)), keys.count)
+        if keys.valid is not None:
+            partitions = np.where(keys.present(), partitions, self._turn(producer))
         for number in np.unique(partitions).tolist():
             yield self.logs[number], np.flatnonzero(partitions == number)
 
-    def spread_arrow(self, batch: Any, partition: int | None) -> Iterator[tuple[L, Any]]:
-        """The same for the rows of a record batch."""
-        if len(self.logs) == 1 or partition is not None or "key" not in batch.schema.names:
-            yield self.choose(None, partition), batch
-            return
-        keys = batch.column("key")
-        column = arrow.column_of(keys)
-        if column is None:  # no event has one
-            yield self.choose(None, None), batch
-            return
-        partitions = partitions_of_column(column, len(self.logs))
-        if keys.null_count:
-            partitions[np.asarray(keys.is_null())] = self._turn(None)
-        for number in np.unique(partitions).tolist():
-            yield self.logs[number], batch.take(arrow.pyarrow().array(np.flatnonzero(partitions == number)))
+    def deleted(self) -> bool:
+        """Tell whether its topic was deleted, by any process."""
+        try:
+            self.logs[0].state()
+        except NotFound:
+            return True
+        return False
 
     def _turn(self, producer: Producer | None) -> int:
         if producer is None:
@@ -173,9 +163,7 @@ class OpenTopics(Generic[L]):
         Only one `partition` of it, if that is given: the others are not looked at.
         """
         opened = self.get(name)
-        try:
-            opened.logs[0].state()
-        except NotFound:
+        if opened.deleted():
             self.forget(opened)
             opened = self.get(name)
         for log in opened.chosen(partition):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from io import FileIO
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from headwater.engine.appends import Transaction
+from headwater.engine.appends import LogTransaction
 from headwater.errors import Conflict, Fenced, HeadwaterError, Invalid, Unavailable
 from headwater.event import Event, Ref
 from headwater.format.cursors import CursorSlot
@@ -25,27 +25,27 @@ from headwater.storage.rows import Rows, one_batch
 from headwater.storage.writer import LogWriter, PreparedWrite
 
 if TYPE_CHECKING:
-    from headwater.engine.consumer import Consumer
-    from headwater.engine.engine import Engine
+    from headwater.engine.consumer import LogConsumer
+    from headwater.engine.directory import Directory
     from headwater.engine.leases import CursorMove
 
 
-class DirectoryTransaction(Transaction[LocalLog]):
+class DirectoryTransaction(LogTransaction[LocalLog]):
     """A transaction in a directory: over any topics and partitions, and with acks."""
 
-    def __init__(self, engine: Engine, journal: Journal, *, sync: bool, producer: Producer | None = None) -> None:
-        super().__init__(engine, sync=sync, producer=producer)
+    def __init__(self, backend: Directory, journal: Journal, *, sync: bool, producer: Producer | None = None) -> None:
+        super().__init__(backend, sync=sync, producer=producer)
         self._journal = journal
-        self._acks: dict[Consumer, list[Event]] = {}
+        self._acks: dict[LogConsumer, list[Event]] = {}
 
-    def ack(self, *events: Event, consumer: Consumer | None = None) -> None:
+    def ack(self, *events: Event, consumer: LogConsumer | None = None) -> None:
         """Take events as handled with the rest; `consumer` is who handed them out, if that is not clear.
 
-        Raises Invalid if no consumer of this engine holds one. `commit` raises Fenced if it was taken over.
+        Raises Invalid if no consumer of this store holds one. `commit` raises Fenced if it was taken over.
         """
         self._check()
         for event in events:
-            self._acks.setdefault(consumer or self._engine.holder(event), []).append(event)
+            self._acks.setdefault(consumer or cast("LogConsumer", self._backend.holder(event)), []).append(event)
 
     def absorb(self, other: DirectoryTransaction) -> None:
         """Do with the rest what another one, which is over then, was to do.

@@ -13,6 +13,7 @@ from headwater.engine.topics import OpenTopic, OpenTopics
 from headwater.errors import HeadwaterError, NotFound
 from headwater.event import Ref, Refs, Run
 from headwater.format import given
+from headwater.format.batch import KEY
 from headwater.format.column import I64, Column
 from headwater.requests import AppendMany
 from headwater.storage.rows import Rows
@@ -57,7 +58,7 @@ class PendingAppend:
 def many(opened: OpenTopic[Any], request: AppendMany, *, sync: bool) -> list[PendingAppend]:
     """Return one append for each partition that the events go to; raises TooLarge by the limits of the topic."""
     given.check_columns(request.columns, opened.logs[0].place.limits)
-    keys = request.keys_of() if len(opened.logs) > 1 and request.partition is None else None
+    keys = request.columns.get(KEY) if len(opened.logs) > 1 and request.partition is None else None
     if keys is None:
         log = opened.choose(None, request.partition, request.producer)
         return [PendingAppend(opened, log, _rows(request, request.columns, request.count, sync))]

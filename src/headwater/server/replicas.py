@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from headwater.views.local import Local
+from headwater.engine.directory import Directory
 
 
 class Replicas:
     """The replicas of one served log."""
 
-    def __init__(self, engine: Local, threads: int) -> None:
-        self.source = engine.replication()
+    def __init__(self, backend: Directory, threads: int) -> None:
+        self.source = backend.replication()
         self.threads = ThreadPoolExecutor(threads, "headwater-replica")
 
     def close(self) -> None:

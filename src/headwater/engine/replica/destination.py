@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from headwater.engine.engine import Engine
+from headwater.engine.directory import Directory
 from headwater.engine.replica.source import ReplicationSource
 from headwater.engine.topics import OpenTopic
 from headwater.errors import Corrupt, HeadwaterError, NotFound
@@ -28,7 +28,7 @@ class SourceError(Exception):
         self.error = error
 
 
-class ReplicaDirectory(Engine):
+class ReplicaDirectory(Directory):
     """An open replica. What others are refused here, this does: it is for whoever holds the lock of the replica."""
 
     def __init__(self, path: Path, limits: Limits, disk: Disk, clock: Clock) -> None:
@@ -56,10 +56,6 @@ class ReplicaDirectory(Engine):
         elif here.settings != state.settings:
             self._catalogue.settle(state.name, lambda _: state.settings)
         return self._topics.live(state.name)
-
-    def opened(self, name: str) -> OpenTopic[LocalLog]:
-        """A topic that is here."""
-        return self._topics.live(name)
 
     def drop(self, name: str) -> None:
         """Delete a topic here."""

@@ -108,7 +108,7 @@ class Replicator:
         catalogue.refuse_strangers()  # before anything is put there
         with self._marker.held():
             marker = self._marker.begin(self._address, self._uuid(), catalogue.init)
-            with ReplicaDirectory(self._path, self._limits, self._disk, self._clock) as here:
+            with contextlib.closing(ReplicaDirectory(self._path, self._limits, self._disk, self._clock)) as here:
                 self._here = here
                 with (  # two ask: when new topics come, the question that is under way is left to its end
                     ThreadPoolExecutor(2, "headwater-asking") as asking,

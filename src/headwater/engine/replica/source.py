@@ -25,7 +25,7 @@ from headwater.storage import retention
 from headwater.storage.log import LocalLog
 
 if TYPE_CHECKING:
-    from headwater.engine.engine import Engine
+    from headwater.engine.directory import Directory
 
 _log = logging.getLogger("headwater")
 
@@ -64,21 +64,21 @@ class ReplicationSource(Protocol):
 class LocalSource:
     """A directory as a source, opened by somebody who closes it."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.uuid = engine.uuid
-        self._engine = engine
-        self._bell = engine.disk.shared_word()  # rung when nobody is to wait any more
+    def __init__(self, directory: Directory) -> None:
+        self.uuid = directory.uuid
+        self._directory = directory
+        self._bell = directory.disk.shared_word()  # rung when nobody is to wait any more
         self._synced_s: WeakKeyDictionary[LocalLog, float] = WeakKeyDictionary()
         self._syncing = threading.Lock()  # protects `_synced_s`
         self._over = False
 
     def topics(self, may: Callable[[str], bool] = lambda _: True) -> list[TopicState]:
         """All topics, or those that one may read. One that is deleted meanwhile is left out."""
-        return [state for name in self._engine.topics() if may(name) for state in self._state(name)]
+        return [state for name in self._directory.topics() if may(name) for state in self._state(name)]
 
     def more(self, logs: Sequence[LogRequest], bytes_max: int, wait_s: float) -> ReplicationResponse:
         """What follows in these logs; one that is damaged says so, and the others go on."""
-        clock = self._engine.clock
+        clock = self._directory.clock
         deadline = clock.monotonic() + wait_s
         opened = self._open(logs)  # once: there may be more than stay open
         while True:
@@ -89,26 +89,27 @@ class LocalSource:
             self._wait(logs, opened, min(left_s, SLICE_S))
 
     def blob(self, topic: str, partition: int, batch: Batch) -> Blob:
-        log = self._engine.partition_log(topic, partition)
+        log = self._directory.partition_log(topic, partition)
         stored = next(log.stored(batch.base_offset, batch.end_offset))  # which knows the file that it is in
         return log.blob(stored)
 
     def producers(self, topic: str, partition: int) -> dict[str, ProducerState]:
-        return self._engine.partition_log(topic, partition).producers()[1]
+        return self._directory.partition_log(topic, partition).producers()[1]
 
     def stop(self) -> None:
         """Have those who wait return; nobody waits from now on."""
         self._over = True
-        self._engine.disk.store(self._bell, 0, b"\1")
-        self._engine.disk.wake(self._bell, 0)
+        self._directory.disk.store(self._bell, 0, b"\1")
+        self._directory.disk.wake(self._bell, 0)
 
     def _state(self, name: str) -> Iterator[TopicState]:
         try:
-            topic, logs = self._engine.partition_logs(name)
+            opened = self._directory.opened(name)
+            topic, logs = opened.topic, opened.logs
             ends = [self._durable(log, beyond=log.state().durable_offset) for log in logs]
             states = [LogState(log.start(), log.ticks_before_start(), end) for log, end in zip(logs, ends, strict=True)]
             # The settings as they are now, which another process may have changed; the uuid as of these logs.
-            yield TopicState(name, topic.uuid, self._engine.settings_of(name), states)
+            yield TopicState(name, topic.uuid, self._directory.settings_of(name), states)
         except NotFound:
             return
         except (Corrupt, Unsupported) as error:  # who copies it already is told when it asks
@@ -119,7 +120,8 @@ class LocalSource:
         opened: Opened = {}
         for name in {wanted.topic for wanted in logs}:
             try:
-                opened[name] = self._engine.partition_logs(name)
+                topic = self._directory.opened(name)
+                opened[name] = topic.topic, topic.logs
             except NotFound:
                 continue
             except (Corrupt, Unsupported) as error:
@@ -144,7 +146,7 @@ class LocalSource:
                 room -= share.size
                 if room <= 0:
                     break
-        return ReplicationResponse(self._engine.clock.ticks(), shares, data)
+        return ReplicationResponse(self._directory.clock.ticks(), shares, data)
 
     def _share(self, number: int, wanted: LogRequest, log: LocalLog, room: int) -> tuple[LogShare, bytes]:
         try:
@@ -174,7 +176,7 @@ class LocalSource:
         return durable
 
     def _may_sync(self, log: LocalLog) -> bool:
-        now = self._engine.clock.monotonic()
+        now = self._directory.clock.monotonic()
         with self._syncing:
             if now - self._synced_s.get(log, -SYNC_EVERY_S) < SYNC_EVERY_S:
                 return False
@@ -198,7 +200,7 @@ class LocalSource:
             if slot.visible_offset > wanted.offset:
                 wait_s = min(wait_s, SYNC_EVERY_S)  # then it may be synced
             places.append((log, max(slot.visible_offset, wanted.offset)))
-        wait_for_more(places, wait_s, self._engine.disk, self._engine.clock, lambda: self._over, bell)
+        wait_for_more(places, wait_s, self._directory.disk, self._directory.clock, lambda: self._over, bell)
 
 
 def _same(log: LocalLog, wanted: LogRequest, start: int) -> bool:

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headwater.address import absolute
-from headwater.engine.bucket import Bucket
-from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
 from headwater.event import At
 from headwater.format import parquet as format
@@ -29,11 +27,12 @@ from headwater.spark.parquet import history
 from headwater.spark.places import open_place
 from headwater.storage.parquet.archive import ParquetStore, open_parquet, url_of
 from headwater.storage.parquet.writing import write_part
+from headwater.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headwater.api import Log
+    from headwater.store import Store
 
 FILE_BYTES = 256 * MIB  # about how large a file becomes at most
 SHRINKS = 3  # how much smaller events become that the log does not compress
@@ -80,8 +79,7 @@ def archive(
     address, url = absolute(address), url_of(target)
     with open_place(address) as hw, contextlib.closing(open_parquet(url)) as store:
         store.begin(hw.uuid)
-        if isinstance(hw, (Engine, Bucket)):  # a server has no place for it
-            hw.remember_parquet(url)
+        hw.backend.remember_parquet(url)
         run = _ArchiveRun(spark, hw, store, (address, url), file_bytes, progress)
         names = hw.topics() if topics is None else [topics] if isinstance(topics, str) else topics
         for name in names:
@@ -96,7 +94,7 @@ class _ArchiveRun:
     def __init__(
         self,
         spark: SparkSession,
-        hw: Log,
+        hw: Store,
         store: ParquetStore,
         places: tuple[str, str],
         file_bytes: int,
@@ -200,9 +198,9 @@ class _Commits:
         return [ArchivedRange(*work.log, each.start, each.end, each.bytes) for each in ready if each.file in named]
 
 
-def _seal(hw: Log, topic: str) -> None:
+def _seal(hw: Store, topic: str) -> None:
     """Finish what is there; a server does that by itself, and is asked to make it durable."""
-    if isinstance(hw, (Engine, Bucket)):
+    if hw.can("seal"):
         hw.seal(topic)
     else:
         hw.sync(topic)

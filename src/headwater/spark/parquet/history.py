@@ -11,10 +11,10 @@ from headwater.info import PartitionInfo, TopicInfo
 from headwater.storage.parquet.archive import ParquetStore
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 
-def look(hw: Log, store: ParquetStore, topic: TopicRecord) -> tuple[TopicInfo, list[ParquetManifest]]:
+def look(hw: Store, store: ParquetStore, topic: TopicRecord) -> tuple[TopicInfo, list[ParquetManifest]]:
     """A topic as it is now, and what is archived of each partition.
 
     The log goes on where each manifest ends, and is the one that was archived: else this raises Conflict, or NotFound
@@ -46,7 +46,7 @@ def other_topic(store: ParquetStore, name: str) -> Conflict:
     )
 
 
-def _check(hw: Log, there: PartitionInfo, manifest: ParquetManifest) -> None:
+def _check(hw: Store, there: PartitionInfo, manifest: ParquetManifest) -> None:
     if not manifest.parts:
         return
     log = f"topic {manifest.topic!r}, partition {manifest.partition}"

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headwater.address import absolute
-from headwater.engine.bucket import Bucket
-from headwater.engine.engine import Engine
 from headwater.errors import NotFound
 from headwater.format import parquet as format
 from headwater.format.parquet import ParquetFile, ParquetManifest
@@ -28,12 +26,13 @@ from headwater.spark.reading.shaping import SCHEMA
 from headwater.storage.disk import Disk
 from headwater.storage.parquet import reading
 from headwater.storage.parquet.archive import open_parquet, url_of
+from headwater.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from headwater.api import Log
+    from headwater.store import Store
 
 DIRECTORY = "objects://"
 _GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]{}"})
@@ -49,7 +48,7 @@ def table(spark: SparkSession, address: str, topic: str, archive: str | None = N
     address = absolute(address)
     with open_place(address) as hw:
         hw.describe(topic)  # raises if it is not there
-        known = hw.parquet_url if isinstance(hw, (Engine, Bucket)) else None
+        known = hw.backend.parquet_url
         url = url_of(archive) if archive is not None else known
         manifests = [] if url is None else _manifests(hw, url, topic, needed=archive is not None)
     live = spark.read.format("headwater").option("topic", topic)
@@ -59,7 +58,7 @@ def table(spark: SparkSession, address: str, topic: str, archive: str | None = N
     return _archived(spark, url, manifests).union(live.option("start", json.dumps(ends)).load(address))
 
 
-def _manifests(hw: Log, url: str, name: str, *, needed: bool) -> list[ParquetManifest]:
+def _manifests(hw: Store, url: str, name: str, *, needed: bool) -> list[ParquetManifest]:
     """What is archived of each partition that has something there."""
     with contextlib.closing(open_parquet(url)) as store:
         try:

@@ -1,34 +1,35 @@
-"""The verbs on a log directory. `Engine` is what `headwater.open("data")` returns; safe from any thread."""
+"""`Directory`: the backend that keeps logs in a directory, shared by any number of processes. Safe from any thread."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import ClassVar
 from weakref import WeakSet
 
 import msgspec
 
+from headwater.backend import Kind, Lack
 from headwater.engine import archive_checking, checking
 from headwater.engine.archiving import Archiver
 from headwater.engine.catalogue import DirectoryCatalog
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.file_consumers import FileConsumers
 from headwater.engine.info import STATES, partition_info
+from headwater.engine.log_backend import LogBackend
 from headwater.engine.replica.marker import Marker
 from headwater.engine.replica.source import LocalSource
 from headwater.engine.retaining import Keeper
 from headwater.engine.rules import not_found
 from headwater.engine.topics import OpenTopic
 from headwater.engine.transaction import DirectoryTransaction
-from headwater.engine.verbs import Verbs
 from headwater.errors import HeadwaterError, NotFound, Unavailable, enough_memory
 from headwater.event import Durability
-from headwater.format import given
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
 from headwater.format.settings import Replica, Retention, TopicRecord, TopicSettings
@@ -47,14 +48,22 @@ from headwater.storage.place import LogDirectory
 from headwater.storage.repair import Action
 from headwater.storage.sealer import Sealer, seal_all
 
-_engines: WeakSet[Engine] = WeakSet()  # which must begin anew in a forked child
+_directories: WeakSet[Directory] = WeakSet()  # which start over in a forked child
 
 
-class Engine(Verbs[LocalLog]):
-    """An open log directory. Close it, or use it in a `with` statement."""
+class Directory(LogBackend[LocalLog]):
+    """An open log directory."""
 
+    kind: ClassVar[Kind] = "directory"
+    producers_max = DEFAULTS.producers_max
+    lacks: ClassVar[Mapping[str, Lack]] = {
+        "append_later": Lack("append in the background", "use append, or append_many"),
+        "flush": Lack("append in the background", "use append, or append_many"),
+        "maintain": Lack("be maintained by hand", "it does that by itself; see seal and retain"),
+        "query": Lack("run queries of an application", "call app.ask(store, …) where the application is"),
+    }
     _catalogue: DirectoryCatalog
-    _consumers: FileConsumers
+    consumers: FileConsumers
 
     def __init__(
         self,
@@ -75,16 +84,20 @@ class Engine(Verbs[LocalLog]):
         self._marker = Marker(path, disk, clock)
         self._guard = self._marker.refuse if self._marker.follows() else None  # only a replica needs to look again
         self._catalogue.guard = self._guard
-        self._consumers = FileConsumers(path, disk, clock, limits, partial(restore, path / "journal"))
+        self.consumers = FileConsumers(path, disk, clock, limits, partial(restore, path / "journal"))
         super().__init__(str(path), limits, disk, clock, sync=sync)
         self._archive = SegmentArchive(path, disk, clock, limits)
         follows = (lambda: False) if self._guard is None else self._marker.follows
-        self._keeper = Keeper(self._catalogue, self._consumers.slowest, self._archive, follows)
+        self._keeper = Keeper(self._catalogue, self.consumers.slowest, self._archive, follows)
         self._sealer = Sealer(self._keeper.rolled)
         self._closing = threading.Lock()  # protects `_closed`
-        self._journal = Journal(path / "journal", self._disk, self._checkpoint)
-        _engines.add(self)
+        self._journal = Journal(path / "journal", self.disk, self._checkpoint)
+        _directories.add(self)
         self._journal.finish_abandoned()
+
+    @property
+    def address(self) -> str:
+        return str(self.path)
 
     @property
     def path(self) -> Path:
@@ -127,7 +140,6 @@ class Engine(Verbs[LocalLog]):
     # Topics
 
     def describe(self, topic: str) -> TopicInfo:
-        """What a topic is and holds; raises NotFound."""
         opened = self._topics.live(topic)
         described = self._catalogue.find(topic)  # another process may have changed what it keeps
         partitions = [partition_info(log) for log in opened.logs]
@@ -143,7 +155,6 @@ class Engine(Verbs[LocalLog]):
         return self._catalogue.find(topic).settings
 
     def delete(self, topic: str) -> None:
-        """Delete a topic and all its events, for every process; raises NotFound. Made again, it starts afresh."""
         opened = self._topics.live(topic)
         if self._guard is not None:
             self._guard()
@@ -172,19 +183,9 @@ class Engine(Verbs[LocalLog]):
             log.close()
             self._archive.cache.forget(log.place.uuid)
 
-    def transaction(
-        self, *, durability: Durability | None = None, producer: Producer | tuple[str, int, int] | None = None
-    ) -> DirectoryTransaction:
-        """Appends to any topics, and acks, all or nothing: `with hw.transaction() as tx: tx.append(…)`.
-
-        Committed when the block ends, and discarded if it raises. Over several partitions it is always durable.
-        `producer` is (id, epoch, seq): the same appends under the same seq again are done once, and have the first
-        answer; see docs/TRANSACTIONS.md.
-        """
+    def transaction(self, sync: bool | None, producer: Producer | None) -> DirectoryTransaction:
         self.check_open()
-        sync = self._sync if durability is None else wants_sync(durability)
-        told = given.check_producer(producer, self._limits)
-        return DirectoryTransaction(self, self._journal, sync=sync, producer=told)
+        return DirectoryTransaction(self, self._journal, sync=self._wants_sync(sync), producer=producer)
 
     # Keeping
 
@@ -202,39 +203,20 @@ class Engine(Verbs[LocalLog]):
     def retain(
         self,
         topic: str,
-        *,
-        before: int | datetime | None = None,
-        partition: int | None = None,
-        dry_run: bool = False,
-        **changes: Unpack[Retention],
+        before: int | datetime | None,
+        partition: int | None,
+        dry_run: bool,
+        changes: Retention,
     ) -> list[DeletedSegment]:
-        """Delete the oldest segments that need not be kept; returns them. `dry_run` only tells which.
-
-        `changes` change what the topic keeps, durably and for every process from its next roll on; each bound is for
-        one partition, and 0 takes it away. `before` also deletes what ends before an offset or a time, once. The active
-        segment stays, unless all its events are older than `retention_age_ms`. Without `dry_run`, what is returned is
-        gone durably: a read of it raises NotFound with the code `offset_gone` and the `oldest` offset. Of a directory
-        with an archive, only what is in it is deleted, and read from there; Unavailable if that is out of reach.
-        """
         logs = self._topics.live_logs(topic, partition)
         if self._guard is not None and not dry_run:
             self._guard()
         return self._keeper.retain(logs, changes=changes, before=before, dry_run=dry_run)
 
     def archive(
-        self,
-        url: str | None = None,
-        *,
-        topic: str | None = None,
-        seal: bool = False,
-        progress: Progress | None = None,
+        self, url: str | None, topic: str | None, *, seal: bool, progress: Progress | None
     ) -> list[ArchivedRange]:
-        """Copy all finished segments that are not there to an object store, byte by byte; returns them.
-
-        The directory remembers the `url` (`s3://…`, `objects:///…`), which may be left out then: from the first call
-        on, retention deletes only what is archived, and reads go on there in every process. `seal` finishes the active
-        segments first. Raises Conflict for an archive of another directory, Unavailable; see docs/ARCHIVE.md.
-        """
+        """Archive once; see `Store.archive`."""
         return self.archiver(url, topic=topic).once(seal=seal, progress=progress)
 
     def archiver(
@@ -253,11 +235,11 @@ class Engine(Verbs[LocalLog]):
     @property
     def parquet_url(self) -> str | None:
         """Where this directory was archived to as Parquet last; None if it never was."""
-        return location.read(self.path, self._disk)
+        return location.read(self.path, self.disk)
 
     def remember_parquet(self, url: str) -> None:
         """Note where this directory is archived to as Parquet, durably."""
-        location.write(self.path, url, self._disk)
+        location.write(self.path, url, self.disk)
 
     def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
         """Make the indexes of a topic, or of all, again from the segments; returns how many. They are never truth.
@@ -287,7 +269,7 @@ class Engine(Verbs[LocalLog]):
         """
         self.check_open()
         opened = self._archive.open()
-        return archive_checking.check_archive(opened, self._catalogue, topic, self._limits, self._disk, progress)
+        return archive_checking.check_archive(opened, self._catalogue, topic, self._limits, self.disk, progress)
 
     @enough_memory("the log cannot be repaired")
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
@@ -304,13 +286,13 @@ class Engine(Verbs[LocalLog]):
         self._journal.after_fork()
         self._archive.after_fork()
         self._sealer = Sealer(self._keeper.rolled)
-        for member in list(self._members):
+        for member in list(self.members):
             member.after_fork()
         self._topics.after_fork()
 
     def close(self) -> None:
         """Stop followers and sealing, wait for appends under way, and let go of all files. May be called twice."""
-        for member in list(self._members):
+        for member in list(self.members):
             member.close()
         with self._closing:
             if self._closed:
@@ -351,14 +333,14 @@ class Engine(Verbs[LocalLog]):
             except HeadwaterError as error:
                 failed = error
         for path in sorted({move.path for entry in entries for move in entry.moves}):
-            self._consumers.settle(path)
+            self.consumers.settle(path)
         if failed is not None:
             raise failed
 
 
 def _after_fork() -> None:
-    for engine in list(_engines):
-        engine.after_fork()
+    for directory in list(_directories):
+        directory.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

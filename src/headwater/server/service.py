@@ -1,4 +1,4 @@
-"""What all handlers share: the open log, the appends that wait, live delivery, metrics, and threads for what blocks."""
+"""What all handlers share: the store, appends that wait, live delivery, metrics, and threads for what blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from headwater.server.members import Members
 from headwater.server.metrics import Metrics
 from headwater.server.replicas import Replicas
 from headwater.server.settings import ServerSettings
-from headwater.views.local import Local
+from headwater.store import Store
+from headwater.views.local_views import LocalViews
 
 _log = logging.getLogger("headwater.server")
 
@@ -30,11 +31,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class ServedLog:
-    """One served log directory. Made on the loop, and belongs to its thread."""
+class Service:
+    """A store that is served. Made on the loop, and belongs to its thread."""
 
-    def __init__(self, engine: Local, access: Access, settings: ServerSettings, metrics: Metrics) -> None:
-        self.engine = engine
+    def __init__(self, store: Store, access: Access, settings: ServerSettings, metrics: Metrics) -> None:
+        self.store = store
+        self.backend = store.directory
+        self.views = LocalViews(store)
         self.access = access
         self.settings = settings
         self.limits = settings.limits
@@ -47,12 +50,12 @@ class ServedLog:
         self._said_ignored = False
         self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
-        self.commits = Commits(engine, self.loop, metrics)
-        self.feeds = Feeds(engine, self.blocking, self.loop, settings, metrics.live)
-        self.arrivals = Arrivals(engine.topic, self.blocking, settings.limits.awaited_topics_max)
-        self.changes = ChangeFeeds(engine, self.blocking, self.loop, settings)
-        self.replicas = Replicas(engine, settings.limits.replicas_max)
-        self.members = Members(engine, settings.limits, settings.heartbeat_s)
+        self.commits = Commits(self.backend, self.loop, metrics)
+        self.feeds = Feeds(self.backend, self.blocking, self.loop, settings, metrics.live)
+        self.arrivals = Arrivals(self.backend.topic, self.blocking, settings.limits.awaited_topics_max)
+        self.changes = ChangeFeeds(self.views, self.blocking, self.loop, settings)
+        self.replicas = Replicas(self.backend, settings.limits.replicas_max)
+        self.members = Members(self.backend, settings.limits, settings.heartbeat_s)
         self._thawing = self.loop.create_task(self._thaw())
 
     def ignored(self, headers: Mapping[str, str]) -> bool:
@@ -85,15 +88,15 @@ class ServedLog:
         pause_s = THAW_S
         while True:
             await asyncio.sleep(pause_s)
-            frozen = self.engine.frozen()
+            frozen = self.backend.frozen()
             if frozen:
-                await self.shared("thaw", self.engine.thaw)
+                await self.shared("thaw", self.backend.thaw)
             pause_s = min(pause_s * 2, THAW_S_MAX) if frozen else THAW_S
 
     async def make(self, topic: str) -> None:
         """Make a topic that is not there: that of the bus as it is to be, any other with one partition."""
         bus = self.settings.bus
-        create = partial(self.engine.create, topic)
+        create = partial(self.store.create, topic)
         if topic == bus.topic:
             create = partial(create, segment_bytes=bus.segment_bytes, retention_segments=bus.segments)
         await self.shared(f"create {topic}", create)

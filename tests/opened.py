@@ -1,0 +1,35 @@
+"""What is behind a store, with its own type: for tests that look inside, or use what only one backend has."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from headwater.engine.bucket import Bucket
+from headwater.engine.consumer import ExternalCursors, LogConsumer
+from headwater.engine.log_consumers import LogConsumers
+from headwater.engine.transaction import DirectoryTransaction
+from headwater.format import given
+from headwater.requests import Consume, ConsumeOptions, ProducerLike
+from headwater.store import Store
+from headwater.views.binder import LocalBinder
+
+
+def bucket_of(store: Store) -> Bucket:
+    assert isinstance(store.backend, Bucket)
+    return store.backend
+
+
+def binder_of(store: Store, name: str) -> LocalBinder:
+    binder = store.binder(name)
+    assert isinstance(binder, LocalBinder)
+    return binder
+
+
+def join(
+    store: Store, name: str, topic: str, kept: ExternalCursors | None = None, **options: Unpack[ConsumeOptions]
+) -> LogConsumer:
+    return LogConsumers(store.logs).join(Consume.of(name, topic, store.limits, **options), kept)
+
+
+def begin(store: Store, producer: ProducerLike | None = None) -> DirectoryTransaction:
+    return store.directory.transaction(None, given.check_producer(producer, store.limits))
