@@ -44,11 +44,10 @@ def test_the_table_names_every_verb(server: Server, tmp_path: Path) -> None:
         "thaw",
     }  # of every log, or for its own parts
     of_directories = {"path", "probe", "archive", "archiver", "archive_url", "check_archive", "replica", "settings_of"}
-    of_both = {"parquet_url", "remember_parquet"}
-    of_buckets = {"url", "append_later", "flush", "maintain"}
+    of_buckets = {"url", "append_later", "flush", "maintain", "remember_archive"}
     assert verbs - inner - {"probe"} <= named
     with headwater.open(server.url) as hw:
-        for verb in verbs - inner - of_directories - of_buckets - of_both:
+        for verb in verbs - inner - of_directories - of_buckets:
             assert callable(getattr(hw, verb)), verb
     with headwater.open(f"objects://{tmp_path}/bucket") as bucket:
         for verb in verbs - inner - of_directories:

@@ -30,6 +30,7 @@ from headwater.format import given
 from headwater.format.given import Data, Meta
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, TopicRecord
+from headwater.history import location
 from headwater.info import DeletedSegment, MaintenanceResult, PartitionInfo, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.requests import wants_sync
@@ -42,7 +43,6 @@ from headwater.storage.bucket.probe import probe
 from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
-from headwater.storage.parquet import location
 from headwater.storage.rows import Rows
 
 _buckets: WeakSet[Bucket] = WeakSet()  # which cannot be used in a forked child
@@ -148,13 +148,13 @@ class Bucket(Verbs[ObjectLog]):
         return self._settings.uuid
 
     @property
-    def parquet_url(self) -> str | None:
-        """Where this log was archived to as Parquet last; None if it never was."""
-        return location.read_record(self._store, self._clock)
+    def archive_url(self) -> str | None:
+        """Where this log was archived to last; None if it never was."""
+        return location.read(self._store, self._clock)
 
-    def remember_parquet(self, url: str) -> None:
-        """Note where this log is archived to as Parquet, durably."""
-        location.write_record(self._store, self._clock, url)
+    def remember_archive(self, url: str) -> None:
+        """Store where this log is archived to, durably."""
+        location.write(self._store, self._clock, url)
 
     # Topics
 
