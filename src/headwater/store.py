@@ -607,11 +607,12 @@ class Store:
         seal: bool = False,
         progress: Progress | None = None,
     ) -> list[ArchivedRange]:
-        """Copy all finished segments that are not archived yet to an object store; returns them.
+        """Write all finished segments that are not archived yet to an archive, as Parquet files; returns what it wrote.
 
-        The directory remembers the `url` (`s3://…`, `objects:///…`), which may be left out then: from the first call
-        on, retention deletes only what is archived, and reads go on there in every process. `seal` finishes the active
-        segments first. Raises Conflict for an archive of another directory, Unavailable; see docs/ARCHIVE.md.
+        The directory remembers the `url` (a path, `s3://…`, `objects:///…`), which may be left out then: from the first
+        call on, retention deletes only what is archived, and reads go on there in every process. `seal` finishes the
+        active segments first. Raises Conflict for an archive of another log, Unsupported without pyarrow, Unavailable.
+        See docs/HISTORY.md.
         """
         return cast(list[ArchivedRange], self._require("archive").archive(url, topic, seal=seal, progress=progress))
 

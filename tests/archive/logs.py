@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headwater.errors import Unavailable
-from headwater.format.archive import SegmentManifest
+from headwater.format.history import HistoryManifest
+from headwater.history.records import HistoryStore
 from headwater.info import DeletedSegment
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage.archive.archive import ArchiveStore
 from headwater.storage.bucket.directory import DirectoryStore
 from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Clock
@@ -102,9 +102,5 @@ def drop(hw: Store, topic: str = "t") -> list[DeletedSegment]:
     return deleted
 
 
-def manifest_of(store: ObjectStore, hw: Store, topic: str = "t", partition: int = 0) -> SegmentManifest:
-    found = ArchiveStore(store, Clock()).manifest(
-        hw.directory._catalogue.find(topic), partition, hw.directory._topics.live(topic).logs[partition].place.uuid
-    )
-    assert found is not None
-    return found.record
+def manifest_of(store: ObjectStore, hw: Store, topic: str = "t", partition: int = 0) -> HistoryManifest:
+    return HistoryStore(store, Clock()).manifest(hw.directory._catalogue.find(topic), partition)

@@ -71,7 +71,7 @@ def test_died_at_any_call_to_the_store(tmp_path: Path, filled: tuple[Path, list[
             assert everything(hw) == expected
             hw.archive(url)
             manifest = manifest_of(objects(path / "archive"), hw)
-            assert (manifest.segments[0].base, manifest.end) == (0, len(expected))
+            assert (manifest.start, manifest.end) == (0, len(expected))
             assert not [finding for finding in hw.directory.check_archive().findings if finding.damage]
             drop(hw)
             assert everything(hw) == expected

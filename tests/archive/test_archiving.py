@@ -1,21 +1,28 @@
-"""Archiving: every file of a finished segment is in the store, byte by byte, before the manifest names it."""
+"""Archiving: every file of a finished segment is in the store before the manifest names it."""
 
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from crc32c import crc32c
 from msgspec.structs import replace
 
+from headwater.engine.archive_checking import check_archive_at
 from headwater.engine.restoring import restore
-from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
-from headwater.format.archive import file_key
+from headwater.errors import Conflict, Corrupt, NotFound, Unavailable, Unsupported
+from headwater.format.history import file_key
 from headwater.format.segment import HEADER_BYTES, decode
+from headwater.history import writing
 from headwater.storage.sealer import reindex
 from headwater.store import Store
-from tests.archive.logs import FailingStore, everything, fill, manifest_of, objects, open_engine
+from tests.archive.logs import FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.waiting import wait_for
 
 
@@ -24,41 +31,27 @@ def url(tmp_path: Path) -> str:
     return f"objects://{tmp_path / 'archive'}"
 
 
-def files_of(hw: Store, topic: str = "t") -> dict[str, bytes]:
-    """The files of all finished segments, by their names."""
-    [log] = hw.directory._topics.live(topic).logs
-    place, active = log.place, log.state().segment
-    found = {}
-    for base in place.segments():
-        if base < active:
-            for path in (place.segment(base), place.index(base), *place.blobs(base).glob("*")):
-                found[str(path.relative_to(place.path))] = path.read_bytes()
-    return found
-
-
 def seal(hw: Store) -> None:
     """Seal all of the topic, and let nobody be at it still, whose packed file would take the place of a damaged one."""
     hw.directory._sealer.close()
     hw.seal("t")
 
 
-def test_every_file_of_a_finished_segment_is_archived_byte_by_byte(tmp_path: Path, url: str) -> None:
+def test_every_finished_segment_is_archived_as_a_file_with_what_is_beside_it(tmp_path: Path, url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
         done = hw.archive(url)
-        store, local = objects(tmp_path / "archive"), files_of(hw)
+        store = objects(tmp_path / "archive")
         manifest = manifest_of(store, hw)
-        archived = {}
-        for file in (file for segment in manifest.segments for file in segment.files):
+        for file in (file for part in manifest.parts for file in part.files):
             stored = store.get(file_key(manifest, file))
             assert stored is not None
             assert (len(stored.data), hashlib.sha256(stored.data).hexdigest()) == (file.bytes, file.sha256)
-            archived[file.name] = bytes(stored.data)
-        assert archived == local
-        assert any(name.endswith(".blob") for name in local)
-        assert [(each.first, each.end) for each in done] == [(each.base, each.end) for each in manifest.segments]
-        assert manifest.segments[0].base == 0
-        assert manifest.end == hw.directory._topics.live("t").logs[0].state().segment
+        [log] = hw.directory._topics.live("t").logs
+        assert [part.start for part in manifest.parts] == log.place.segments()[:-1]
+        assert [(each.first, each.end) for each in done] == [(part.start, part.end) for part in manifest.parts]
+        assert [each.bytes for each in done] == [part.bytes for part in manifest.parts]
+        assert manifest.end == log.state().segment
 
 
 def test_what_is_archived_is_not_archived_again(tmp_path: Path, url: str) -> None:
@@ -72,7 +65,7 @@ def test_what_is_archived_is_not_archived_again(tmp_path: Path, url: str) -> Non
         fill(hw, 40)
         later = hw.archive()
         assert later
-        assert later[0].first == manifest_of(store, hw).segments[-len(later)].base
+        assert later[0].first == manifest_of(store, hw).parts[-len(later)].start
 
 
 def test_sealing_first_makes_the_archive_complete(tmp_path: Path, url: str) -> None:
@@ -131,8 +124,8 @@ def test_two_archivers_at_once_archive_each_segment_once(tmp_path: Path, url: st
         for thread in threads:
             thread.join(30)
         assert not errors
-        segments = manifest_of(objects(tmp_path / "archive"), first).segments
-        assert [segment.base for segment in segments] == first.directory._topics.live("t").logs[0].place.segments()[:-1]
+        parts = manifest_of(objects(tmp_path / "archive"), first).parts
+        assert [part.start for part in parts] == first.directory._topics.live("t").logs[0].place.segments()[:-1]
 
 
 def test_a_segment_that_is_packed_anew_leaves_the_archived_one_as_it_is(tmp_path: Path, url: str) -> None:
@@ -166,22 +159,10 @@ def test_a_damaged_segment_is_not_archived_and_stops_its_log_alone(tmp_path: Pat
         assert "not archived" in str(refused.value)
         store = objects(tmp_path / "archive")
         assert manifest_of(store, hw).end == third
-        assert manifest_of(store, hw, "sound").segments
+        assert manifest_of(store, hw, "sound").parts
         hw.repair("t", apply=True)
         assert hw.archive()
         assert hw.directory.check_archive().damaged is False
-
-
-def test_a_damaged_index_is_made_again_and_archived(tmp_path: Path, url: str) -> None:
-    with open_engine(tmp_path / "data") as hw:
-        fill(hw)
-        seal(hw)
-        [log] = hw.directory._topics.live("t").logs
-        sound = log.place.index(0).read_bytes()
-        log.place.index(0).write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
-        hw.archive(url)
-        assert log.place.index(0).read_bytes() == sound
-        assert manifest_of(objects(tmp_path / "archive"), hw).end == log.state().segment
 
 
 def test_a_history_other_than_the_archived_one_is_refused(tmp_path: Path, url: str) -> None:
@@ -257,7 +238,7 @@ def test_what_is_under_way_ends_soon_after_an_archiver_is_stopped(tmp_path: Path
     with open_engine(tmp_path / "data", store=store) as hw:
         fill(hw)
         assert hw.directory.archiver(url, stopping=stopping).once() == []
-    assert not list((tmp_path / "archive").glob("archive/**/manifest"))
+    assert not list((tmp_path / "archive").glob("_headwater/t/*/0.json"))
 
 
 def test_a_store_that_is_out_of_reach_leaves_the_directory_without_an_archive(tmp_path: Path, url: str) -> None:
@@ -269,3 +250,74 @@ def test_a_store_that_is_out_of_reach_leaves_the_directory_without_an_archive(tm
             hw.archive(url)
         assert out.value.code == "archive_unavailable"
         assert hw.archive_url is None
+
+
+def test_a_segment_with_much_huge_data_becomes_several_files(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "FILE_BYTES", 12_000)
+    with open_engine(tmp_path / "data") as hw:
+        hw.append_many("t", [b"small"] * 5)
+        for number in range(9):
+            hw.append("t", bytes([number]) * 5000)
+        hw.append("t", b"last")
+        expected = everything(hw)
+        done = hw.archive(url, seal=True)
+        assert [(each.first, each.end) for each in done] == [(0, 8), (8, 11), (11, 14), (14, 15)]
+        assert hw.archive() == []
+        assert len(drop(hw)) == 1
+        assert everything(hw) == expected
+        assert not hw.directory.check_archive().findings
+    restore(url, tmp_path / "back")
+    with open_engine(tmp_path / "back") as back:
+        assert everything(back) == expected
+        assert back.archive(url) == []
+
+
+def test_an_archive_in_the_form_of_an_earlier_version_is_refused(tmp_path: Path, url: str) -> None:
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "archive.json").write_text("{}")
+    with open_engine(tmp_path / "data") as hw:
+        fill(hw, 10)
+        for call in (lambda: hw.archive(url), lambda: check_archive_at(url), lambda: restore(url, tmp_path / "back")):
+            with pytest.raises(Unsupported) as refused:
+                call()
+            assert (refused.value.code, "version that wrote it" in refused.value.hint) == ("archive_form_old", True)
+        assert hw.archive_url is None
+
+
+def test_a_directory_with_an_archive_of_an_earlier_version_reads_what_is_local(tmp_path: Path, url: str) -> None:
+    with open_engine(tmp_path / "data") as hw:
+        fill(hw)
+        hw.archive(url)
+        drop(hw)
+        start = hw.describe("t").partitions[0].local or 0
+        expected = everything(hw, start=start)
+        [log] = hw.directory._topics.live("t").logs
+    old = {"format": 1, "topic": "t", "uuid": "", "partition": 0, "segments": []}
+    log.place.archived.write_bytes(_settings_file(old))
+    (tmp_path / "data" / "archive.json").write_bytes(_settings_file({"format": 1, "url": url}))
+    with open_engine(tmp_path / "data") as hw:
+        assert everything(hw, start=start) == expected
+        fill(hw, 60, seed=2)
+        for call in (lambda: everything(hw), hw.archive, lambda: drop(hw)):
+            with pytest.raises(Unsupported) as refused:
+                call()
+            assert refused.value.code == "archive_form_old"
+
+
+def _settings_file(plain: dict[str, Any]) -> bytes:
+    crc = f"{crc32c(msgspec.json.encode(plain, order='sorted')):08x}"
+    return msgspec.json.encode(plain | {"crc": crc}, order="sorted") + b"\n"
+
+
+def test_without_pyarrow_it_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['pyarrow'] = None; import headwater\n"
+        f"hw = headwater.open({str(tmp_path / 'data')!r}); hw.append('t', b'x')\n"
+        f"try: hw.archive({str(tmp_path / 'archive')!r})\n"
+        "except headwater.Unsupported as error: print(error.hint)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)  # our own code
+    assert told.stdout == "pip install 'headwater[arrow]'\n"
+    assert not (tmp_path / "archive").exists()

@@ -9,12 +9,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
+from headwater.history.reader import ArchiveReader
 from headwater.store import Store
 from tests.archive.logs import LIMITS, FailingStore, drop, everything, fill, objects, open_engine
 
@@ -52,9 +54,10 @@ def emptied(both: Both) -> Both:
     """With an empty cache, and an engine that has nothing open."""
     shutil.rmtree(both.path / "data" / "archived", ignore_errors=True)
     for log in both.dropped.directory._topics.live("t").logs:
-        assert log.archived is not None
+        assert isinstance(log.archived, ArchiveReader)
         log.archived.close()
         log.archived.key_indexes._found.clear()
+        log.archived._summaries._found.clear()
     both.store.calls.clear()
     return both
 
@@ -97,8 +100,11 @@ def test_any_read_gives_what_an_untouched_copy_gives(both: Both, asked: dict[str
     asked = {**asked, "start": place(asked["start"]), "end": place(asked["end"])}
     assert everything(both.dropped, **asked) == everything(both.whole, **asked)
     if not asked.pop("reverse"):
-        told = both.dropped.read_arrow("t", **asked), both.whole.read_arrow("t", **asked)
-        assert told[0].equals(told[1])
+        told = [hw.read_arrow("t", **asked) for hw in (both.dropped, both.whole)]
+        plain = pa.schema(
+            [(field.name, pa.string() if field.name == "type" else field.type) for field in told[0].schema]
+        )
+        assert told[0].cast(plain).equals(told[1].cast(plain))  # their dictionaries of types may differ
     if "key" in asked:
         assert both.dropped.version("t", asked["key"]) == both.whole.version("t", asked["key"])
 
@@ -130,7 +136,7 @@ def test_consumers_followers_and_exports_read_on_too(both: Both) -> None:
 def test_a_key_that_is_in_one_segment_fetches_the_others_indexes_alone(emptied: Both) -> None:
     assert emptied.dropped.version("t", "nobody") is None
     assert emptied.store.fetched(".index")
-    assert emptied.store.fetched(".log") == []
+    assert emptied.store.fetched(".parquet") == []
     emptied.store.calls.clear()
     assert emptied.dropped.version("t", "nobody") is None
     assert emptied.store.calls == []
@@ -142,7 +148,7 @@ def test_times_and_descriptions_fetch_no_more_than_they_need(emptied: Both) -> N
     assert emptied.store.calls == []
     event = next(emptied.dropped.read("t", start=expected[150][3]))
     assert event.offset == expected[150][1]
-    assert len(emptied.store.fetched(".log")) == 1
+    assert len(emptied.store.fetched(".parquet")) == 1
 
 
 def test_what_was_dropped_just_now_is_fetched_no_more_than_that_either(tmp_path: Path) -> None:
@@ -155,9 +161,9 @@ def test_what_was_dropped_just_now_is_fetched_no_more_than_that_either(tmp_path:
         store.calls.clear()
         assert hw.version("t", "nobody") is None
         assert store.fetched(".index")
-        assert store.fetched(".log") == []
+        assert store.fetched(".parquet") == []
         assert next(hw.read("t", start=expected[100][3])).offset == 100
-        assert len(store.fetched(".log")) == 1
+        assert len(store.fetched(".parquet")) == 1
 
 
 def test_what_is_local_is_read_while_the_archive_is_out_of_reach(emptied: Both) -> None:
@@ -178,7 +184,7 @@ def test_what_is_local_is_read_while_the_archive_is_out_of_reach(emptied: Both) 
 
 
 def test_the_cache_stays_below_its_bound_and_a_read_still_gets_through(emptied: Both, tmp_path: Path) -> None:
-    limits = replace(LIMITS, archive_cache_bytes=12_000)
+    limits = replace(LIMITS, archive_cache_bytes=40_000)
     shutil.copytree(emptied.path / "data", tmp_path / "data")
     largest = 0
 
@@ -192,15 +198,15 @@ def test_the_cache_stays_below_its_bound_and_a_read_still_gets_through(emptied: 
         assert everything(hw) == everything(emptied.whole)
         assert everything(hw, reverse=True, key="a") == everything(emptied.whole, reverse=True, key="a")
         [log] = hw.directory._topics.live("t").logs
-        assert log.archived is not None
-        assert len(log.archived._open) <= 4, "those that were deleted to make room are not held open"
-    assert 4000 < largest <= 12_000
+        assert isinstance(log.archived, ArchiveReader)
+        assert len(log.archived._open) <= 6, "those that were deleted to make room are not held open"
+    assert 20_000 < largest <= 40_000
 
 
 def test_a_damaged_object_is_told_and_never_kept(emptied: Both, tmp_path: Path) -> None:
     shutil.copytree(emptied.path / "data", tmp_path / "data")
     shutil.copytree(emptied.path / "archive", tmp_path / "archive")
-    [first] = (tmp_path / "archive").rglob("00000000000000000000-*.log")
+    [first] = (tmp_path / "archive").rglob("0-00000000000000000000-*.parquet")
     sound = first.read_bytes()
     with open_engine(tmp_path / "data", store=objects(tmp_path / "archive")) as hw:
         for damaged in (sound[:100] + bytes([sound[100] ^ 1]) + sound[101:], sound[:-8], None):
@@ -273,7 +279,7 @@ def test_a_log_whose_beginning_was_deleted_before_it_had_an_archive_begins_there
 
 
 def _read(path: Path, connection: Any) -> None:
-    with open_engine(path, replace(LIMITS, archive_cache_bytes=20_000)) as hw:
+    with open_engine(path, replace(LIMITS, archive_cache_bytes=50_000)) as hw:
         connection.send(everything(hw) + everything(hw, key="a", reverse=True))
 
 
@@ -290,4 +296,4 @@ def test_several_processes_read_through_the_cache_at_once(emptied: Both, tmp_pat
         process.join(20)
         assert process.exitcode == 0
     cached = [path.stat().st_size for path in (tmp_path / "data" / "archived").rglob("*") if path.is_file()]
-    assert sum(cached) <= 20_000
+    assert sum(cached) <= 50_000

@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import headwater
+from headwater.engine.archive_checking import check_archive_at
 from headwater.engine.restoring import restore
 from headwater.errors import Corrupt, Invalid, NotFound, Unavailable
 from headwater.event import UNIX_EPOCH_TICKS
-from headwater.format.archive import check
+from headwater.format.history import check
+from headwater.history import writing
+from headwater.history.segments import write_segment
+from headwater.limits import COLUMN_DATA_BYTES_MAX, MIB, Limits
 from headwater.store import Store
-from tests.archive.logs import FailingStore, everything, fill, manifest_of, objects, open_engine
+from tests.archive.logs import FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.log.unsynced import UnsyncedDisk
 
 
@@ -170,7 +174,7 @@ def test_an_interrupted_restore_is_no_log_and_goes_on_where_it_was(
     source: Source, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FailingStore(objects(source.path / "archive"))
-    monkeypatch.setattr("headwater.engine.restoring.open_store", lambda *_, **__: store)
+    monkeypatch.setattr("headwater.history.records.open_store", lambda *_, **__: store)
     fetched: list[str] = []
 
     def told(when: str, what: str, key: str) -> None:
@@ -198,7 +202,7 @@ def test_an_interrupted_restore_is_no_log_and_goes_on_where_it_was(
 
 def test_damage_in_the_archive_is_never_restored(source: Source, tmp_path: Path) -> None:
     shutil.copytree(source.path / "archive", tmp_path / "archive")
-    damaged = sorted((tmp_path / "archive").rglob("*.log"))[1]
+    damaged = sorted((tmp_path / "archive").rglob("*.parquet"))[1]
     stored = damaged.read_bytes()
     damaged.write_bytes(stored[:-1] + bytes([stored[-1] ^ 1]))
     with pytest.raises(Corrupt):
@@ -206,15 +210,155 @@ def test_damage_in_the_archive_is_never_restored(source: Source, tmp_path: Path)
     assert not (tmp_path / "back").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["../00000000000000000000.log", "/etc/passwd", "00000000000000000000.blobs/../x", "tail", ""]
-)
-def test_a_manifest_that_leads_out_of_the_directory_is_refused(source: Source, name: str) -> None:
+@pytest.mark.parametrize("name", ["../0.parquet", "/etc/passwd", "0-00000000000000000000/../x.parquet", "tail", ""])
+def test_a_manifest_with_a_name_that_no_file_has_is_refused(source: Source, name: str) -> None:
     with open_engine(source.path / "data") as hw:
         manifest = manifest_of(objects(source.path / "archive"), hw)
         log = hw.directory._topics.live("t").logs[0].place.uuid
     check(manifest, log, "here")
-    first = manifest.segments[0]
-    files = [*first.files, replace(first.files[0], name=name)]
-    with pytest.raises(Corrupt):
-        check(replace(manifest, segments=[replace(first, files=files), *manifest.segments[1:]]), log, "here")
+    first, *rest = manifest.parts
+    for changed in (
+        replace(first, file=replace(first.file, name=name)),
+        replace(first, index=replace(first.index, name=name)),
+        replace(first, producers=replace(first.file, name=name)),
+    ):
+        with pytest.raises(Corrupt):
+            check(replace(manifest, parts=[changed, *rest]), log, "here")
+
+
+class Mended:
+    """A log that a repair has cut events out of, with huge events inside and beside its files, and its archive."""
+
+    def __init__(self, path: Path) -> None:
+        self.address = str(path / "out")
+        with open_engine(path / "data") as hw:
+            fill(hw, 400, partitions=2)
+            hw.append("t", b"z" * (MIB + 1), key="huge", meta={"a": "b"}, partition=0)  # huge by any limit
+            hw.append("t", b"behind it", partition=0)
+            hw.create("packed", compression="zstd")
+            numbers = range(3000)
+            hw.append_many("packed", [{"n": n, "text": "x" * 50} for n in numbers], keys=[f"k{n}" for n in numbers])
+            hw.create("empty", partitions=3)
+            hw.seal("t")
+        _damage(path / "data" / "topics" / "t" / "1")
+        with open_engine(path / "data") as hw:
+            hw.repair(apply=True)
+            hw.archive(self.address, seal=True)
+            self.events = {topic: everything(hw, topic) for topic in hw.topics()}
+            self.lost = 402 - len(self.events["t"])
+            self.ends = [each.end for each in hw.describe("t").partitions]
+            self.path = path
+
+
+def _damage(log: Path) -> None:
+    for number in (1, 2):
+        segment = sorted(log.glob("*.log"))[number]
+        stored = bytearray(segment.read_bytes())
+        stored[len(stored) // 2 if number == 1 else -20] ^= 1
+        segment.write_bytes(stored)
+
+
+@pytest.fixture(scope="module", params=[COLUMN_DATA_BYTES_MAX, 4000], ids=["inside", "beside"])
+def mended(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Mended:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writing, "COLUMN_DATA_BYTES_MAX", request.param)
+        return Mended(tmp_path_factory.mktemp("mended"))
+
+
+def test_a_repaired_log_comes_back_with_its_lost_events_and_blobs(mended: Mended, target: Path) -> None:
+    done = restore(mended.address, target)
+    assert [each.lost for each in done if each.topic == "t"] == [0, mended.lost]
+    assert [each.end for each in done if each.topic == "t"] == mended.ends
+    assert mended.lost > 0
+    offsets = [event[1] for event in mended.events["t"] if event[0] == 1]
+    with open_engine(target) as hw:
+        assert {topic: everything(hw, topic) for topic in hw.topics()} == mended.events
+        assert not hw.check().damaged
+        assert hw.describe("t").lost == mended.lost
+        assert [event.offset for event in hw.read("t", partition=1)] == offsets
+        blob = next(hw.read("t", key="huge")).blob
+        assert blob is not None  # beside the log again
+        assert hw.archive(mended.address) == [], "the archive goes on with the restored log"
+        assert hw.append("t", b"on", partition=1).offset == mended.ends[1]
+    report = check_archive_at(mended.address)
+    assert (report.lost, report.damaged) == (mended.lost, False)
+    assert any("were lost before" in finding.problem for finding in report.findings)
+
+
+def test_a_repaired_log_is_read_on_in_the_archive(mended: Mended, tmp_path: Path) -> None:
+    shutil.copytree(mended.path / "data", tmp_path / "data")
+    with open_engine(tmp_path / "data") as hw:
+        assert drop(hw)
+        assert everything(hw) == mended.events["t"]
+        assert everything(hw, type="huge") == [event for event in mended.events["t"] if event[4] == "huge"]
+        assert hw.describe("t").lost == mended.lost
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_repaired_log_up_to_any_offset(
+    mended: Mended, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    partition = data.draw(st.sampled_from([0, 1]))
+    to = data.draw(st.integers(0, mended.ends[partition]))
+    target = tmp_path_factory.mktemp("up-to") / "back"
+    restore(mended.address, target, topic="t", partition=partition, to=to, disk=UnsyncedDisk())
+    with open_engine(target) as hw:
+        kept = [event for event in mended.events["t"] if event[0] != partition or event[1] < to]
+        assert everything(hw) == kept
+        assert hw.append("t", b"another way on", partition=partition).offset == to
+        assert not hw.check().damaged
+
+
+@settings(max_examples=25, deadline=None)
+@given(number=st.integers(0, 10_000), step_us=st.sampled_from([0, 1]))
+def test_a_repaired_log_up_to_any_time(
+    mended: Mended, tmp_path_factory: pytest.TempPathFactory, number: int, step_us: int
+) -> None:
+    events = mended.events["t"] + mended.events["packed"]
+    time = events[number % len(events)][2] + timedelta(microseconds=step_us)
+    target = tmp_path_factory.mktemp("up-to-time") / "back"
+    restore(mended.address, target, to=time, disk=UnsyncedDisk())
+    with open_engine(target) as hw:
+        for topic in ("t", "packed"):
+            assert everything(hw, topic) == [event for event in mended.events[topic] if event[2] < time]
+        assert not hw.check().damaged
+
+
+def test_before_all_of_it_nothing_is_left(mended: Mended, target: Path) -> None:
+    restore(mended.address, target, to=datetime(2000, 1, 1, tzinfo=UTC))
+    with open_engine(target) as hw:
+        assert [hw.describe(topic).events for topic in hw.topics()] == [0, 0, 0]
+
+
+class Died(BaseException):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3, 7])
+def test_one_that_died_goes_on_or_ends_earlier(
+    mended: Mended, target: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    left = calls
+
+    def dying(*given: Any, **options: Any) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Died
+        return write_segment(*given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("headwater.history.restore.write_segment", dying)
+        with pytest.raises(Died):
+            restore(mended.address, target, limits=Limits(archive_transfers=1))
+    assert not target.exists()
+    if calls == 7:
+        restore(mended.address, target, topic="t", partition=0, to=1)
+        expected = {"t": [event for event in mended.events["t"] if event[0] == 1 or event[1] < 1]}
+    else:
+        restore(mended.address, target)
+        expected = mended.events
+    with open_engine(target) as hw:
+        assert {topic: everything(hw, topic) for topic in hw.topics()} == expected
+        assert not hw.check().damaged

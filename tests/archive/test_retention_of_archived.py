@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from headwater.errors import Unavailable
-from headwater.format.archive import manifest_key
+from headwater.format.history import manifest_key
 from headwater.format.settings import encode
 from headwater.opening import open_directory
-from headwater.storage.archive import note
+from headwater.storage import local_manifest
 from headwater.storage.disk import Disk
 from headwater.storage.place import LogDirectory
 from headwater.store import Store
@@ -93,7 +93,7 @@ def test_what_was_put_but_is_in_no_manifest_is_not_dropped(tmp_path: Path, url: 
         pass
 
     def told(when: str, what: str, key: str) -> None:
-        if when == "before" and what in ("create", "swap") and key.endswith("/manifest"):
+        if when == "before" and what in ("create", "swap") and key.endswith("/0.json"):
             raise Died
 
     store = FailingStore(objects(tmp_path / "archive"), told)
@@ -122,7 +122,7 @@ def test_a_restored_log_that_went_its_own_way_drops_nothing(tmp_path: Path, url:
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
         hw.archive(url)
-        end = manifest_of(objects(tmp_path / "archive"), hw).segments[2].base
+        end = manifest_of(objects(tmp_path / "archive"), hw).parts[2].start
     restore(url, tmp_path / "back", topic="t", to=end)
     with open_engine(tmp_path / "back") as back:
         back.directory.archiver(url)
@@ -143,10 +143,10 @@ def test_a_full_log_that_refuses_says_that_the_archiver_is_missing(tmp_path: Pat
 
 
 def forget_last(place: LogDirectory) -> None:
-    """As if the archiver had died before it noted its last segment."""
-    noted = note.read(place)
-    assert noted is not None
-    place.archived.write_bytes(encode(replace(noted, segments=noted.segments[:-1])))
+    """Shorten the copy of the manifest, as if the archiver had died before it wrote the last one."""
+    known = local_manifest.read(place)
+    assert known is not None
+    place.archived.write_bytes(encode(replace(known, parts=known.parts[:-1])))
 
 
 class Recorder(Disk):
@@ -168,7 +168,9 @@ class Recorder(Disk):
         self.done.append(("sync", path.name))
 
 
-def test_the_note_that_names_a_segment_is_durable_before_the_segment_goes(tmp_path: Path, url: str) -> None:
+def test_the_copy_of_the_manifest_that_names_a_segment_is_durable_before_the_segment_goes(
+    tmp_path: Path, url: str
+) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw, 120)
         hw.archive(url)

@@ -11,9 +11,9 @@ import pytest
 
 from headwater.errors import HeadwaterError
 from headwater.format import settings
-from headwater.format.archive import ArchiveNote
+from headwater.format.history import LocalManifest
 from headwater.opening import open_directory
-from headwater.storage.archive import note
+from headwater.storage import local_manifest
 from tests.archive.logs import LIMITS, drop, everything, objects
 from tests.crash.crashing import NEXT_BOOT
 from tests.crash.machine import Loss, Machine, Tree, fingerprint, write_tree
@@ -81,12 +81,12 @@ def test_no_crash_takes_an_event_from_both_the_disk_and_the_archive(arena: Path)
     assert check(arena, trace, events) > 60
 
 
-def test_it_would_be_noticed_if_the_note_were_not_durable(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_would_be_noticed_if_the_manifest_were_not_durable(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(place: Any, manifest: Any) -> None:
-        known = ArchiveNote(topic=manifest.topic, uuid=manifest.uuid, partition=0, segments=manifest.segments)
+        known = LocalManifest(topic=manifest.topic, uuid=manifest.uuid, partition=0, parts=manifest.parts)
         place.disk.replace(place.archived, settings.encode(known), sync=False)
 
-    monkeypatch.setattr(note, "remember", forgetful)
+    monkeypatch.setattr(local_manifest, "remember", forgetful)
     trace, events = record(arena)
     monkeypatch.undo()
     with pytest.raises((AssertionError, HeadwaterError)):

@@ -17,14 +17,22 @@ from crc32c import crc32c
 
 from headwater.event import Content
 from headwater.format import batch, blob, cursors, frames, journal, producers, settings, tail
-from headwater.format.archive import ArchiveAddress, ArchivedFile, ArchivedSegment, ArchiveNote
 from headwater.format.batch import DATA, KEY, META, PRODUCER, TYPE
 from headwater.format.column import Column
 from headwater.format.cursors import CursorsHeader, CursorSlot, MemberRecord
+from headwater.format.history import (
+    FORM,
+    ArchiveAddress,
+    ArchivedBlob,
+    ArchivedFile,
+    HistoryFile,
+    LocalManifest,
+    blob_name,
+    file_name,
+)
 from headwater.format.index import Index
 from headwater.format.journal import Entry, JournalMove, JournalShare
 from headwater.format.keyhash import U64, key_hash
-from headwater.format.names import file_of
 from headwater.format.producers import Producer, ProducerAnswer, ProducerState
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import LogSettings, TopicRecord, TopicSettings
@@ -325,10 +333,13 @@ def _files() -> dict[str, Vector]:
             {"what": "headwater.json", "format": 1, "uuid": UUID},
         ),
         "archive-json": (
-            settings.encode(ArchiveAddress(url=ARCHIVE)),
-            {"what": "archive.json of a log directory", "format": 1, "url": ARCHIVE},
+            settings.encode(ArchiveAddress(form=FORM, url=ARCHIVE)),
+            {"what": "archive.json of a log directory", "format": 1, "form": FORM, "url": ARCHIVE},
         ),
-        "archived-json": (settings.encode(_note()), {"what": "archived.json"} | msgspec.to_builtins(_note())),
+        "archived-json": (
+            settings.encode(_manifest()),
+            {"what": "archived.json"} | msgspec.json.decode(msgspec.json.encode(_manifest())),
+        ),
     } | {
         f"{name}-json": (
             settings.encode(topic),
@@ -350,19 +361,25 @@ def _files() -> dict[str, Vector]:
     }
 
 
-def _note() -> ArchiveNote:
-    """Two archived segments; the first has a huge event, the second a snapshot of producers behind it."""
+def _manifest() -> LocalManifest:
+    """Two archived segments: the first has a huge event and a lost one, the second a snapshot of producers."""
 
     def file(name: str) -> ArchivedFile:
         return ArchivedFile(name, len(name), sha256(name.encode()).hexdigest())
 
-    first = [file_of(0, "log"), file_of(0, "index"), f"{file_of(0, 'blobs')}/{file_of(17, 'blob')}"]
-    second = [file_of(1000, "log"), file_of(1000, "index"), file_of(1500, "producers")]
-    segments = [
-        ArchivedSegment(0, 1000, 0, TICKS, TICKS + 2000, 0xDEADBEEF, list(map(file, first))),
-        ArchivedSegment(1000, 1500, TICKS + 2000, TICKS + 2001, TICKS + 9000, 17, list(map(file, second))),
-    ]
-    return ArchiveNote(topic="orders", uuid=UUID, partition=2, segments=segments)
+    def named(start: int, end: int, suffix: str) -> ArchivedFile:
+        return file(file_name(2, start, end, suffix))
+
+    blob = ArchivedBlob(17, (70_000_000, 1_048_576, 0xDEADBEEF), file(blob_name(2, 17)))
+    first = HistoryFile(
+        0, 1000, 999, 0, TICKS, TICKS + 2000, TICKS + 2001, 64_000,
+        named(0, 1000, "parquet"), named(0, 1000, "index"), None, [blob], [(999, 1000)],
+    )  # fmt: skip
+    second = HistoryFile(
+        1000, 1500, 500, TICKS + 2001, TICKS + 2002, TICKS + 9000, TICKS + 9000, 32_000,
+        named(1000, 1500, "parquet"), named(1000, 1500, "index"), named(1000, 1500, "producers"),
+    )  # fmt: skip
+    return LocalManifest(topic="orders", uuid=UUID, partition=2, parts=[first, second])
 
 
 def _cursors() -> Vector:

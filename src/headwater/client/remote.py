@@ -55,7 +55,7 @@ class Remote:
     """A server, open."""
 
     kind: ClassVar[Kind] = "server"
-    archive_url = parquet_url = replica = None  # a server does not tell
+    archive_url = replica = None  # a server does not tell
     lacks: ClassVar[Mapping[str, Lack]] = {
         "append_later": Lack("append in the background yet", "use append_many"),
         "flush": Lack("append in the background yet", "use append_many"),
@@ -128,7 +128,7 @@ class Remote:
     def producers(self, topic: str, partition: int) -> None:
         """Return None: a server does not tell of its producers."""
 
-    def remember_parquet(self, url: str) -> None:
+    def remember_archive(self, url: str) -> None:
         """Do nothing: a server has no place for it."""
 
     def sync(self, topic: str) -> None:

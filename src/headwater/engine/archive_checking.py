@@ -2,113 +2,86 @@
 
 from __future__ import annotations
 
-import tempfile
+import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
-from headwater.engine.archiving import Progress, advancing
 from headwater.engine.catalogue import DirectoryCatalog
-from headwater.engine.checking import CheckReport
+from headwater.engine.checking import CheckReport, Progress
 from headwater.errors import Corrupt, NotFound
-from headwater.format.archive import SegmentManifest
+from headwater.format.history import HistoryManifest
 from headwater.format.settings import TopicRecord
+from headwater.history import check as history_check
+from headwater.history.archiver import advancing
+from headwater.history.records import HistoryStore, open_history
+from headwater.history.transfer import reaching
 from headwater.limits import DEFAULTS, Limits
-from headwater.storage.archive import check as log_check
-from headwater.storage.archive import note
-from headwater.storage.archive.archive import ArchiveStore, reaching
-from headwater.storage.bucket.opening import open_store
+from headwater.storage import local_manifest
 from headwater.storage.check import Counts, Finding
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.place import LogDirectory
 
 
 def check_archive_at(
     url: str, topic: str | None = None, *, limits: Limits = DEFAULTS, progress: Progress | None = None
 ) -> CheckReport:
     """Verify the archive at an address; raises NotFound if there is none, Unavailable."""
-    disk, clock = Disk(), Clock()
-    store = open_store(url, clock=clock, disk=disk, limits=limits)
-    try:
-        return check_archive(ArchiveStore(store, clock), None, topic, limits, disk, progress)
-    finally:
-        store.close()
-
-
-def is_archive(url: str) -> bool:
-    """Whether an archive is at an address of an object store."""
-    disk, clock = Disk(), Clock()
-    store = open_store(url, clock=clock, disk=disk)
-    try:
-        ArchiveStore(store, clock).owner()
-    except NotFound:
-        return False
-    finally:
-        store.close()
-    return True
+    with contextlib.closing(open_history(url, limits=limits)) as archive:
+        return check_archive(archive, None, topic, progress)
 
 
 def check_archive(
-    archive: ArchiveStore,
-    directory: DirectoryCatalog | None,
-    name: str | None,
-    limits: Limits,
-    disk: Disk,
-    progress: Progress | None,
+    archive: HistoryStore, directory: DirectoryCatalog | None, name: str | None, progress: Progress | None
 ) -> CheckReport:
-    """Fetch and verify all that an archive holds; and that it has what the log `directory` has noted."""
+    """Fetch and verify all that an archive holds; and that it has what the log `directory` knows to be archived.
+
+    In the report, `segments` are files, and `batches` what of them was read at a time.
+    """
     report, counts = CheckReport(), Counts()
-    with tempfile.TemporaryDirectory(prefix="headwater-check-") as temporary, reaching(archive.store.url):
-        meanwhile = DirectoryCatalog(Path(temporary), disk, archive.clock, limits)
-        logs = list(_logs(archive, directory, meanwhile, name, report))
-        advance = advancing(sum(log_check.total_bytes(manifest) for _, manifest in logs), progress)
-        for place, manifest in logs:
-            place.path.mkdir(parents=True)
-            report.findings += log_check.check(archive.store, place, manifest, counts, advance)
+    with reaching(archive.store.url):
+        archive.owner()
+        logs = [(topic, _manifests(archive, topic, report)) for topic in _topics(archive, name, report)]
+        total = sum(part.bytes for _, manifests in logs for each in manifests for part in each.parts)
+        advance = advancing(total, progress)
+        for topic, manifests in logs:
+            report.topics += 1
+            report.partitions += topic.partitions
+            if len(manifests) == topic.partitions:
+                report.findings += history_check.check(archive, topic, manifests, counts, advance)
+            for manifest in manifests if directory is not None else ():
+                assert directory is not None
+                report.findings += _missing(archive, directory, topic, manifest)
     report.add(counts)
     return report
 
 
-def _logs(
-    archive: ArchiveStore,
-    directory: DirectoryCatalog | None,
-    meanwhile: DirectoryCatalog,
-    name: str | None,
-    report: CheckReport,
-) -> Iterator[tuple[LogDirectory, SegmentManifest]]:
-    """The logs of an archive that have a sound manifest, and where to put their segments meanwhile."""
-    for topic in _topics(archive, name, report):
-        report.topics += 1
-        for partition in range(topic.partitions):
-            place = meanwhile.place(topic, partition)
-            report.partitions += 1
-            manifest: SegmentManifest | None = None
-            try:
-                found = archive.manifest(topic, partition, place.uuid)
-                manifest = found.record if found is not None else None
-            except Corrupt as error:
-                report.findings.append(_finding(topic.name, partition, error))
-            if manifest is not None:
-                yield place, manifest
-            if directory is not None:
-                report.findings += _missing(archive, directory.place(topic, partition), manifest)
-
-
-def _missing(archive: ArchiveStore, local: LogDirectory, manifest: SegmentManifest | None) -> Iterator[Finding]:
-    """What the log directory knows to be archived, and is not in the archive."""
-    try:
-        noted = note.read(local)
-    except Corrupt:
-        return  # the check of the directory tells
-    yield from log_check.missing(local, archive.store, manifest, noted)
-
-
-def _topics(archive: ArchiveStore, name: str | None, report: CheckReport) -> Iterator[TopicRecord]:
-    archive.owner()
-    for directory in archive.directories(name):
+def _topics(archive: HistoryStore, name: str | None, report: CheckReport) -> Iterator[TopicRecord]:
+    for key in archive.topic_keys(name):
         try:
-            yield archive.topic_in(directory)
+            topic = archive.topic_at(key)
         except Corrupt as error:
-            report.findings.append(_finding(directory, -1, error))
+            report.findings.append(_finding(key.split("/")[1], -1, error))
+            continue
+        if topic is not None:
+            yield topic
+        elif name is not None:
+            raise NotFound(f"the archive {archive.store.url} has no topic {name!r}", code="topic_not_found")
+
+
+def _manifests(archive: HistoryStore, topic: TopicRecord, report: CheckReport) -> list[HistoryManifest]:
+    """The manifests of a topic that can be read; what is wrong with the others goes into the report."""
+    found: list[HistoryManifest] = []
+    for partition in range(topic.partitions):
+        try:
+            found.append(archive.manifest(topic, partition))
+        except Corrupt as error:
+            report.findings.append(_finding(topic.name, partition, error))
+    return found
+
+
+def _missing(
+    archive: HistoryStore, directory: DirectoryCatalog, topic: TopicRecord, manifest: HistoryManifest
+) -> Iterator[Finding]:
+    place = directory.place(topic, manifest.partition)
+    with contextlib.suppress(Corrupt):  # the check of the directory finds it
+        yield from history_check.missing(place, archive, manifest, local_manifest.read(place))
 
 
 def _finding(topic: str, partition: int, error: Corrupt) -> Finding:

@@ -30,6 +30,7 @@ from headwater.event import Durability, Event, Ref, time_of
 from headwater.format import given
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, TopicRecord
+from headwater.history import location
 from headwater.info import DeletedSegment, MaintenanceResult, PartitionInfo, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.requests import Append, wants_sync
@@ -42,7 +43,6 @@ from headwater.storage.bucket.probe import probe
 from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.coordinator import Coordinator
 from headwater.storage.disk import Clock, Disk
-from headwater.storage.parquet import location
 
 _buckets: WeakSet[Bucket] = WeakSet()  # which cannot be used in a forked child
 
@@ -103,7 +103,6 @@ class Bucket(LogBackend[ObjectLog]):
 
     kind: ClassVar[Kind] = "bucket"
     producers_max = DEFAULTS.object_producers_max
-    archive_url = None
     replica = None
     lacks: ClassVar[Mapping[str, Lack]] = {
         "version": Lack("tell the version of a key", "it has no index of keys; a directory and a server have one"),
@@ -160,13 +159,13 @@ class Bucket(LogBackend[ObjectLog]):
         return self._settings.uuid
 
     @property
-    def parquet_url(self) -> str | None:
-        """Where this log was archived to as Parquet last; None if it never was."""
-        return location.read_record(self._store, self.clock)
+    def archive_url(self) -> str | None:
+        """Where this log was archived to last; None if it never was."""
+        return location.read(self._store, self.clock)
 
-    def remember_parquet(self, url: str) -> None:
-        """Note where this log is archived to as Parquet, durably."""
-        location.write_record(self._store, self.clock, url)
+    def remember_archive(self, url: str) -> None:
+        """Store where this log is archived to, durably."""
+        location.write(self._store, self.clock, url)
 
     # Topics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ import msgspec
 
 from headwater.backend import Kind, Lack
 from headwater.engine import archive_checking, checking
-from headwater.engine.archiving import Archiver
 from headwater.engine.catalogue import DirectoryCatalog
 from headwater.engine.checking import CheckReport, Progress
 from headwater.engine.file_consumers import FileConsumers
@@ -33,17 +32,17 @@ from headwater.event import Durability
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
 from headwater.format.settings import Replica, Retention, TopicRecord, TopicSettings
+from headwater.history.archive import DirectoryArchive
+from headwater.history.archiver import Archiver
 from headwater.info import ArchivedRange, DeletedSegment, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.requests import wants_sync
 from headwater.storage import repair as log_repair
-from headwater.storage.archive.archive import SegmentArchive
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.failures import deleted
 from headwater.storage.group import WriterTurns
 from headwater.storage.journal import Journal, restore
 from headwater.storage.log import LocalLog
-from headwater.storage.parquet import location
 from headwater.storage.place import LogDirectory
 from headwater.storage.repair import Action
 from headwater.storage.sealer import Sealer, seal_all
@@ -86,7 +85,7 @@ class Directory(LogBackend[LocalLog]):
         self._catalogue.guard = self._guard
         self.consumers = FileConsumers(path, disk, clock, limits, partial(restore, path / "journal"))
         super().__init__(str(path), limits, disk, clock, sync=sync)
-        self._archive = SegmentArchive(path, disk, clock, limits)
+        self._archive = DirectoryArchive(path, disk, clock, limits)
         follows = (lambda: False) if self._guard is None else self._marker.follows
         self._keeper = Keeper(self._catalogue, self.consumers.slowest, self._archive, follows)
         self._sealer = Sealer(self._keeper.rolled)
@@ -222,24 +221,31 @@ class Directory(LogBackend[LocalLog]):
     def archiver(
         self, url: str | None = None, *, topic: str | None = None, stopping: threading.Event | None = None
     ) -> Archiver:
-        """What keeps the archive up to date for as long as it is wanted: `run` ends after `stopping` is set."""
+        """Return what keeps the archive up to date for as long as it is wanted: `run` ends after `stopping` is set."""
         self.check_open()
         opened = self._archive.begin(url, self.uuid)
-        return Archiver(opened, self._catalogue, self._topics, self._limits, topic, stopping)
+        return Archiver(opened, partial(self._live, topic), self._limits, stopping)
+
+    def _live(self, topic: str | None) -> Iterator[tuple[TopicRecord, list[LocalLog]] | HeadwaterError]:
+        """The topics with their logs; or, of one topic. What is wrong with a topic comes in its place."""
+        described, broken = self._catalogue.survey(topic)
+        yield from broken
+        for each in described:
+            try:
+                yield each, self._topics.live(each.name).logs
+            except NotFound:
+                continue  # it was deleted meanwhile
+            except HeadwaterError as error:
+                yield error
+
+    def remember_archive(self, url: str) -> None:
+        """Store where this directory is archived, durably."""
+        self._archive.begin(url, self.uuid)
 
     @property
     def archive_url(self) -> str | None:
         """Where the archive of this directory is; None if it has none."""
         return self._archive.url()
-
-    @property
-    def parquet_url(self) -> str | None:
-        """Where this directory was archived to as Parquet last; None if it never was."""
-        return location.read(self.path, self.disk)
-
-    def remember_parquet(self, url: str) -> None:
-        """Note where this directory is archived to as Parquet, durably."""
-        location.write(self.path, url, self.disk)
 
     def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
         """Make the indexes of a topic, or of all, again from the segments; returns how many. They are never truth.
@@ -269,7 +275,7 @@ class Directory(LogBackend[LocalLog]):
         """
         self.check_open()
         opened = self._archive.open()
-        return archive_checking.check_archive(opened, self._catalogue, topic, self._limits, self.disk, progress)
+        return archive_checking.check_archive(opened, self._catalogue, topic, progress)
 
     @enough_memory("the log cannot be repaired")
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
@@ -305,7 +311,9 @@ class Directory(LogBackend[LocalLog]):
 
     def _new_log(self, topic: TopicRecord, partition: int) -> LocalLog:
         place = self._catalogue.place(topic, partition)
-        log = LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged, self._archive, self._guard)
+        log = LocalLog(
+            place, self._rolled, self._keeper.may_roll, self._damaged, self._archive.reader(place), self._guard
+        )
         # What all of them found there is of this topic only if that was there before the first and after the last.
         if partition == topic.partitions - 1 and self._catalogue.find(topic.name).uuid != topic.uuid:
             raise deleted(place)

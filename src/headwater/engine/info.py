@@ -21,7 +21,7 @@ def partition_info(log: LocalLog) -> PartitionInfo:
     start, local = log.start(), log.local_start()
     state = log.state()  # after them: retention may delete meanwhile, and an end only grows
     names = place.disk.names(place.path)
-    noted = log.archived.note() if log.archived is not None else None
+    known = log.archived.known() if log.archived is not None else None
     lost = known_lost(log)
     return PartitionInfo(
         place.partition,
@@ -35,7 +35,7 @@ def partition_info(log: LocalLog) -> PartitionInfo:
         time_of(state.last_ticks).isoformat() if state.last_ticks else None,
         STATES[state.state],
         recovery.reports(place),
-        noted.end if noted is not None else None,
+        known.end if known is not None else None,
         local if local > start else None,
         state.segment,
         lost,

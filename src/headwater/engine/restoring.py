@@ -12,28 +12,24 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from stat import S_ISDIR
-from uuid import UUID
 
-from headwater.engine.archiving import Progress, advancing
 from headwater.engine.catalogue import SETTINGS_FILE, TOPIC_FILE, DirectoryCatalog
 from headwater.errors import Invalid, NotFound, Unavailable
 from headwater.event import ticks_of
 from headwater.format import settings
-from headwater.format.archive import SegmentManifest
-from headwater.format.losses import total
-from headwater.format.names import directory_of, log_uuid
+from headwater.format.names import directory_of
 from headwater.format.settings import LogSettings as StoreSettings
 from headwater.format.settings import TopicRecord
+from headwater.history.archiver import Progress, advancing
+from headwater.history.records import HistoryStore, open_history
+from headwater.history.restore import LogRestore
+from headwater.history.segments import SegmentEnd
+from headwater.history.transfer import reaching
 from headwater.info import RestoreResult
 from headwater.limits import DEFAULTS, Limits
-from headwater.storage.archive.archive import ArchiveStore, reaching
-from headwater.storage.archive.restore import RestoreEnd, SegmentRestore, fetch
-from headwater.storage.bucket.opening import open_store
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.failures import FULL
 from headwater.storage.lockfile import locked
-from headwater.storage.losses import stored_losses
-from headwater.storage.parquet.archive import is_parquet
 
 
 def restore(
@@ -58,43 +54,51 @@ def restore(
     if isinstance(to, int) and topic is None:
         raise Invalid("an offset is that of a topic", hint="give its topic, or a time", code="topic_needed")
     check_free(path, disk)
-    if is_parquet(url):
-        from headwater.engine.parquet_restoring import restore_parquet  # which needs Arrow
-
-        return restore_parquet(url, path, topic, partition, to, limits, progress, disk, clock)
-    store = open_store(url, clock=clock, disk=disk, limits=limits)
-    try:
-        archive = ArchiveStore(store, clock)
-        building = building_at(path)
-        catalogue = DirectoryCatalog(building, disk, clock, limits)
-        with reaching(url):
+    archive = open_history(url, clock=clock, disk=disk, limits=limits)
+    building = building_at(path)
+    catalogue = DirectoryCatalog(building, disk, clock, limits)
+    with contextlib.closing(archive):
+        with reaching(archive.store.url):
             uuid = archive.owner()
-            topics = [archive.topic_in(directory) for directory in archive.directories(topic)]
+            topics = archive.topics(topic)
             logs = [log for each in topics for log in _logs(archive, catalogue, each, partition, to)]
-        with finishing(path, uuid, topics, disk, clock):
-            done = _restore(archive, building, logs, disk, limits, progress)
-    finally:
-        store.close()
-    return done
+        with _finishing(path, uuid, topics, disk, clock):
+            return _restore(building, topics, logs, disk, limits, progress)
+
+
+def _logs(
+    archive: HistoryStore,
+    catalogue: DirectoryCatalog,
+    topic: TopicRecord,
+    partition: int | None,
+    to: int | datetime | None,
+) -> Iterator[LogRestore]:
+    for number in range(topic.partitions):
+        end = end_of(topic, number, partition, to)
+        yield LogRestore(archive.store, catalogue.place(topic, number), archive.manifest(topic, number), end)
 
 
 def _restore(
-    archive: ArchiveStore,
     building: Path,
-    logs: list[SegmentRestore],
+    topics: list[TopicRecord],
+    logs: list[LogRestore],
     disk: Disk,
     limits: Limits,
     progress: Progress | None,
 ) -> list[RestoreResult]:
-    fetches = [(log, each) for log in logs for each in log.fetches()]
-    _clear(building, {each.path for _, each in fetches}, disk)
+    with contextlib.suppress(FileExistsError):
+        disk.mkdir(building / "topics")
+    names = {directory_of(topic.name) for topic in topics}
+    for name in disk.names(building / "topics"):
+        if name not in names:  # of an earlier try, which wanted something else
+            disk.remove_tree(building / "topics" / name)
     for log in logs:
-        for folder in (building / "topics", log.place.path.parent, log.place.path):
-            with contextlib.suppress(FileExistsError):
-                disk.mkdir(folder)
-    advance = advancing(sum(each.file.bytes for _, each in fetches), progress)
+        with contextlib.suppress(FileExistsError):
+            disk.mkdir(log.place.path.parent)
+        log.prepare()
+    advance = advancing(sum(part.bytes for log in logs for part in log.parts), progress)
     with ThreadPoolExecutor(limits.archive_transfers, "headwater-restore") as pool:
-        work = [pool.submit(fetch, archive.store, log.place, each, advance) for log, each in fetches]
+        work = [pool.submit(log.make, part, advance) for log in logs for part in log.parts]
         try:
             for started in work:
                 started.result()
@@ -102,37 +106,20 @@ def _restore(
             for started in work:
                 started.cancel()
             raise
-    done = []
+    done: list[RestoreResult] = []
     for log in logs:
-        size = sum(each.file.bytes for owner, each in fetches if owner is log)
-        bounds = log.finish()
-        lost = total(stored_losses(log.place))
-        if lost:
-            log.place.mark_lost()
-        done.append(RestoreResult(log.place.topic, log.place.partition, *bounds, size, lost))
+        first, end, lost = log.finish()
+        size = sum(part.bytes for part in log.parts)
+        done.append(RestoreResult(log.place.topic, log.place.partition, first, end, size, lost))
     return done
 
 
-def _logs(
-    archive: ArchiveStore,
-    catalogue: DirectoryCatalog,
-    topic: TopicRecord,
-    partition: int | None,
-    to: int | datetime | None,
-) -> Iterator[SegmentRestore]:
-    for number in range(topic.partitions):
-        found = archive.manifest(topic, number, log_uuid(UUID(topic.uuid), number))
-        nothing = SegmentManifest(topic=topic.name, uuid=topic.uuid, partition=number, segments=[])
-        bound = bound_of(topic, number, partition, to)
-        yield SegmentRestore(catalogue.place(topic, number), found.record if found is not None else nothing, bound)
-
-
-def bound_of(topic: TopicRecord, number: int, partition: int | None, to: int | datetime | None) -> RestoreEnd:
-    """Where partition `number` of a topic ends. Raises Invalid if that cannot be told, NotFound for a wrong one."""
+def end_of(topic: TopicRecord, number: int, partition: int | None, to: int | datetime | None) -> SegmentEnd:
+    """Return where partition `number` of a topic ends. Raises Invalid if that is unclear, NotFound for a wrong one."""
     if isinstance(to, datetime):
-        return RestoreEnd(ticks=ticks_of(to))
+        return SegmentEnd(ticks=ticks_of(to))
     if to is None:
-        return RestoreEnd()
+        return SegmentEnd()
     if partition is None and topic.partitions > 1:
         raise Invalid(
             f"topic {topic.name!r} has {topic.partitions} partitions, and an offset is that of one",
@@ -141,7 +128,7 @@ def bound_of(topic: TopicRecord, number: int, partition: int | None, to: int | d
         )
     if partition is not None and not 0 <= partition < topic.partitions:
         raise NotFound(f"topic {topic.name!r} has no partition {partition}", code="partition_not_found")
-    return RestoreEnd(offset=to) if number == (partition or 0) else RestoreEnd()
+    return SegmentEnd(offset=to) if number == (partition or 0) else SegmentEnd()
 
 
 def check_free(path: Path, disk: Disk) -> None:
@@ -157,7 +144,7 @@ def building_at(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def finishing(path: Path, uuid: str, topics: list[TopicRecord], disk: Disk, clock: Clock) -> Iterator[None]:
+def _finishing(path: Path, uuid: str, topics: list[TopicRecord], disk: Disk, clock: Clock) -> Iterator[None]:
     """Build the directory in the block, by nobody else meanwhile; behind it, it gets its name, durably."""
     building = building_at(path)
     try:
@@ -189,16 +176,6 @@ def _give_name(building: Path, path: Path, disk: Disk) -> None:
     disk.rename(building, path)  # over an empty directory, if there is one
     with contextlib.suppress(PermissionError):  # a parent that this user may pass through and not read
         disk.sync_directory(path.parent)
-
-
-def _clear(directory: Path, wanted: set[Path], disk: Disk) -> None:
-    """Remove what an earlier try, which may have wanted something else, left there and is of no use now."""
-    for name, is_directory in disk.entries(directory):
-        path = directory / name
-        if is_directory:
-            _clear(path, wanted, disk)
-        elif path not in wanted and name != ".lock":
-            disk.unlink(path)
 
 
 def _failed(path: Path, error: OSError) -> Unavailable:

@@ -20,14 +20,13 @@ from headwater.engine.reading import resolve
 from headwater.engine.rules import with_retention
 from headwater.errors import HeadwaterError, Invalid
 from headwater.event import ticks_of
-from headwater.format.archive import SegmentManifest
+from headwater.format.history import HistoryManifest
 from headwater.format.names import log_uuid
 from headwater.format.settings import Retention, TopicRecord, TopicSettings
 from headwater.format.tail import OPEN, TailSlot
+from headwater.history.archive import DirectoryArchive, holds
 from headwater.info import DeletedSegment
-from headwater.storage import retention
-from headwater.storage.archive import note, upload
-from headwater.storage.archive.archive import SegmentArchive
+from headwater.storage import local_manifest, retention
 from headwater.storage.failures import deleted, unavailable
 from headwater.storage.log import LocalLog
 from headwater.storage.place import LogDirectory
@@ -51,7 +50,7 @@ class Keeper:
         self,
         catalogue: DirectoryCatalog,
         slowest: Slowest = no_consumers,
-        archive: SegmentArchive | None = None,
+        archive: DirectoryArchive | None = None,
         follows: Callable[[], bool] = lambda: False,
     ) -> None:
         """What is not in the `archive`, if the directory has one, is not deleted.
@@ -89,8 +88,8 @@ class Keeper:
                 rules = self._rules(place, topic)
                 if self._archive is not None and self._archive.url() is not None:
                     # As far as the directory knows: nothing is asked over a network before an append.
-                    noted = note.read(place)
-                    rules = msgspec.structs.replace(rules, archived=noted.end if noted is not None else 0)
+                    known = local_manifest.read(place)
+                    rules = msgspec.structs.replace(rules, archived=known.end if known is not None else 0)
                 full = retention.full(place, slot, rules)
         if full is not None:
             raise full
@@ -141,12 +140,12 @@ class Keeper:
         """
         if not due or self._archive is None or self._archive.url() is None:
             return due
-        # What the directory has not noted is not asked for: whoever archives has noted it.
-        known: SegmentManifest | None = note.read(place)
-        if known is not None and upload.holds(place, known, due[0].base, due[0].end):
-            known = upload.covered(place, self._catalogue.find(place.topic), self._archive.open())
+        # The store is asked only if the directory knows of something: an archiver has left a copy of the manifest.
+        known: HistoryManifest | None = local_manifest.read(place)
+        if known is not None and holds(place, known, due[0].base, due[0].end):
+            known = self._archive.covered(place, self._catalogue.find(place.topic))
         for number, segment in enumerate(due):
-            if known is None or not upload.holds(place, known, segment.base, segment.end):
+            if known is None or not holds(place, known, segment.base, segment.end):
                 # An archiver may be a roll behind. If it is still the same one, nobody archives.
                 if self._kept.get(place.uuid) == segment.base:
                     warnings.warning("%s: what is at offset %d is not in the archive, and stays", place, segment.base)

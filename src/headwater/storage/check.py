@@ -20,8 +20,7 @@ from headwater.format.losses import Ranges, merged
 from headwater.format.names import file_of, offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import TailSlot
-from headwater.storage import holes
-from headwater.storage.archive import note
+from headwater.storage import holes, local_manifest
 from headwater.storage.blobs import StoredBlob
 from headwater.storage.boundaries import Boundaries
 from headwater.storage.place import LogDirectory
@@ -281,7 +280,7 @@ def _check_producers(place: LogDirectory, oldest: int, active: int) -> Iterator[
 
 def _check_note(place: LogDirectory) -> Iterator[Finding]:
     try:
-        note.read(place)
+        local_manifest.read(place)
     except HeadwaterError:
         yield _finding(place, place.archived, 0, 0, "what is known of the archive is damaged; archiving makes it again")
 

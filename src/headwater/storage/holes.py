@@ -13,7 +13,7 @@ from headwater.errors import Corrupt, HeadwaterError
 from headwater.format import tail as tail_format
 from headwater.format.names import offset_of
 from headwater.format.tail import TailSlot
-from headwater.storage.archive import note
+from headwater.storage import local_manifest
 from headwater.storage.place import LogDirectory
 from headwater.storage.segment import SegmentFile
 
@@ -91,7 +91,7 @@ def _ending(place: LogDirectory, base: int) -> Corrupt | None:
 def _archived_end(place: LogDirectory) -> int:
     """Return where the archive of a log ends, as far as the directory knows; 0 if there is none."""
     with contextlib.suppress(HeadwaterError):
-        known = note.read(place)
+        known = local_manifest.read(place)
         return max(known.end, 0) if known is not None else 0
     return 0
 

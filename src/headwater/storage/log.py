@@ -20,8 +20,7 @@ from headwater.format.producers import Producer, ProducerState
 from headwater.format.segment import SegmentHeader
 from headwater.format.tail import TailSlot
 from headwater.storage import copying, recovery
-from headwater.storage.archive.archive import SegmentArchive
-from headwater.storage.archive.archived import ArchiveReader
+from headwater.storage.archived import ArchivedSegments
 from headwater.storage.blobs import BlobSpool, StoredBlob
 from headwater.storage.extents import Extents
 from headwater.storage.failures import deleted
@@ -64,13 +63,13 @@ class LocalLog:
         on_roll: Callable[[LogDirectory], None],
         may_roll: Callable[[LogDirectory, TailSlot], None] = lambda _place, _slot: None,
         on_damaged_index: Callable[[LogDirectory, int], None] = lambda _place, _base: None,
-        archive: SegmentArchive | None = None,
+        archived: ArchivedSegments | None = None,
         guard: Callable[[], None] | None = None,
     ) -> None:
         """`on_roll` hears of a finished segment, `on_damaged_index` of a segment whose index cannot be used.
 
         `may_roll` raises if a new segment must not be begun, `guard` if nothing may be appended: to a replica. What was
-        dropped here is read from the `archive`.
+        dropped here is read from the `archived` segments.
         """
         self.place = place
         self.topic = place.topic
@@ -82,7 +81,7 @@ class LocalLog:
         self._guard = guard
         self._learned = -1  # the segment whose keys were read last
         self._identity = _identity(place)
-        self.archived = ArchiveReader(place, archive) if archive is not None else None
+        self.archived = archived
         on_damage = partial(on_damaged_index, place)
         self._reader = LogReader(place, self._identity, self._recover, on_damage, self.archived)
         self._begin()

@@ -39,10 +39,7 @@ class Losses:
         self._known: tuple[int, dict[int, Ranges]] = -1, {}  # of finished segments, in one generation of the log
 
     def between(self, start: int, stop: int) -> Ranges:
-        """The lost offsets from `start` to before `stop`. Raises Corrupt on damage, and NotFound for what is gone.
-
-        Of a segment that is in the archive alone, they are known if its index was fetched.
-        """
+        """The lost offsets from `start` to before `stop`. Raises Corrupt on damage, and NotFound for what is gone."""
         if not self._any():
             return []
         slot = self._reader.slot()
@@ -65,8 +62,7 @@ class Losses:
             return known[base]
         archived = self._reader.only_archived(base)
         if archived is not None:
-            index = archived.key_indexes.get(base, slot.generation, lambda: archived.identity(base))
-            return [] if index is None or index.lost is None else index.lost
+            return archived.lost(base)
         index = self._reader.key_indexes.known(base, slot.generation)
         if index is not None and index.lost is not None:
             return index.lost

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from headwater.errors import Corrupt, NotFound
+from headwater.errors import Corrupt, HeadwaterError, NotFound, Unsupported
 from headwater.format.batch import LOST, Batch
 from headwater.format.keyhash import key_hash
 from headwater.format.losses import warn, within
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, TailSlot
 from headwater.storage import recovery
-from headwater.storage.archive.archived import ArchiveReader
+from headwater.storage.archived import ArchivedSegments
 from headwater.storage.extents import Extents, joined
 from headwater.storage.failures import deleted, offset_gone
 from headwater.storage.holes import beginning, missing
@@ -47,7 +47,7 @@ class LogReader:
         identity: int | None,
         recover: Callable[[], TailSlot],
         on_damage: Callable[[int], None],
-        archived: ArchiveReader | None = None,
+        archived: ArchivedSegments | None = None,
     ) -> None:
         """`identity` is the inode of the log's lock: another one there means another log.
 
@@ -62,7 +62,7 @@ class LogReader:
         self._bases: list[int] = []
         self._local = 0  # the first of them that is on the local disk, as far as is known
         self._archived = archived
-        self._doubt: Corrupt | None = None  # why it cannot be told where the log begins
+        self._doubt: HeadwaterError | None = None  # why it cannot be told where the log begins
         self._joined: dict[int, int] = {}  # of each segment that was found to lead up to the next, where that begins
         self._segments: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()
         self._opening = threading.Lock()  # protects `_segments`
@@ -209,7 +209,7 @@ class LogReader:
         archived = self.only_archived(base)
         if archived is not None:
             events = self.end_offset(base, slot) - base
-            return Extents.of([start], [archived.identity(base)[1] * (stop - start) // events])
+            return Extents.of([start], [archived.log_bytes(base) * (stop - start) // events])
         segment = self.segment(base, slot)
         self.check_joined(base, slot, stop)
         end = self.end_position(segment, slot)
@@ -228,7 +228,7 @@ class LogReader:
         self.start()
         return self._local
 
-    def only_archived(self, base: int) -> ArchiveReader | None:
+    def only_archived(self, base: int) -> ArchivedSegments | None:
         """The archive, if a segment is there and not here, as far as is known without a look; else None."""
         archived = self._archived
         return archived if archived is not None and base < self._local and archived.has(base) else None
@@ -312,6 +312,9 @@ class LogReader:
 
     def places(self, base: int, slot: TailSlot, types: TypeTest | None, key: bytes | None) -> Places | None:
         """Where the batches of a segment are that may hold a wanted type and the key; None if that is not known."""
+        archived = self.only_archived(base) if types is not None else None
+        if archived is not None and not archived.may_hold(base, types, None):
+            return NOWHERE
         found = self._places_of_key(base, slot, key_hash(key)) if key is not None else None
         if types is None or (found is not None and not found.positions):
             return found
@@ -361,8 +364,10 @@ class LogReader:
         if archived is None or base >= self._local:
             found = self._look_up(self.key_indexes, base, slot, hash, lambda: self.segment(base, slot).identity())
         if found is None and archived is not None and archived.has(base) and not self._is_here(base):
-            archived.fetch_index(base)  # which is all that is needed, if the key is not there
-            found = self._look_up(archived.key_indexes, base, slot, hash, lambda: archived.identity(base))
+            if not archived.may_hold(base, None, hash):
+                return NOWHERE
+            identity = archived.open(base).identity  # fetched with its index
+            found = self._look_up(archived.key_indexes, base, slot, hash, identity)
         return found
 
     def _look_up(
@@ -474,7 +479,7 @@ class LogReader:
                     before = self._archived.before(local) if self._archived is not None else []
                     self._doubt = None if before else beginning(self._place, local)
                     bases = before + bases
-                except Corrupt as error:
+                except (Corrupt, Unsupported) as error:
                     self._doubt = error  # what is here can be read all the same
             self._local, self._bases = local, bases
             self._joined = {base: end for base, end in self._joined.items() if base >= local}

@@ -6,13 +6,14 @@ caller's rename. Memory is bounded by a few pieces.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from headwater.errors import Corrupt
-from headwater.format.archive import ArchivedFile
+from headwater.errors import Corrupt, Unavailable
+from headwater.format.history import ArchivedFile
 from headwater.storage.bucket.store import ObjectStore
 from headwater.storage.disk import Disk
 
@@ -21,7 +22,7 @@ PIECES_AHEAD = 4  # that are asked for before the first is there
 
 
 def pieces_of(disk: Disk, fd: int, size: int, pause: Callable[[], None] = lambda: None) -> Iterator[bytes]:
-    """The bytes of an open file; raises Corrupt if it is shorter. `pause` may raise to stop."""
+    """Yield the bytes of an open file; raises Corrupt if it is shorter. `pause` may raise to stop."""
     position = 0
     while position < size:
         pause()
@@ -67,9 +68,9 @@ def _unchanged(pieces: Iterable[bytes], file: ArchivedFile) -> Iterator[bytes]:
 def download(
     store: ObjectStore, key: str, file: ArchivedFile, pause: Callable[[], None] = lambda: None
 ) -> Iterator[bytes]:
-    """The bytes of an archived file, several pieces asked for at once.
+    """Yield the bytes of an archived file; several pieces are requested at once.
 
-    Behind the last one it raises Corrupt if they are not those that were archived: only then are they good for use.
+    Raises Corrupt behind the last one if they are not those that were archived: only then may they be used.
     """
     digest = hashlib.sha256()
     where = f"{store.url}/{key}"
@@ -77,25 +78,27 @@ def download(
     for piece in _ranges(store, key, file.bytes):
         pause()
         if piece is None:
-            raise _damaged("it is missing", where, 0, file.bytes)
+            raise damaged("it is missing", where, file.bytes)
         expected = min(PIECE_BYTES, file.bytes - done)
         done += len(piece)
         if len(piece) != expected:
-            raise _damaged("it is cut short", where, done, file.bytes - done)
+            raise damaged("it is cut short", where, file.bytes - done, done)
         digest.update(piece)
         yield bytes(piece)
     if digest.hexdigest() != file.sha256:
-        raise _damaged("its bytes are not those that were archived", where, 0, file.bytes)
+        raise damaged("its bytes are not those that were archived", where, file.bytes)
 
 
 def _ranges(store: ObjectStore, key: str, size: int) -> Iterator[memoryview | None]:
-    """The pieces of an object in their order; a few are asked for at once."""
+    """Yield the pieces of an object in their order; a few are requested at once."""
     if size <= PIECE_BYTES:  # as indexes are: not worth threads
         if size:
-            yield store.get_range(key, 0, size)
+            with reaching(store.url):
+                found = store.get_range(key, 0, size)
+            yield found
         return
     asked: deque[Future[memoryview | None]] = deque()
-    with ThreadPoolExecutor(PIECES_AHEAD, "headwater-fetch") as pool:
+    with reaching(store.url), ThreadPoolExecutor(PIECES_AHEAD, "headwater-fetch") as pool:
         try:
             for start in range(0, size, PIECE_BYTES):
                 asked.append(pool.submit(store.get_range, key, start, min(PIECE_BYTES, size - start)))
@@ -108,10 +111,27 @@ def _ranges(store: ObjectStore, key: str, size: int) -> Iterator[memoryview | No
                 each.cancel()
 
 
-def _damaged(problem: str, where: str, position: int, size: int) -> Corrupt:
+@contextlib.contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """Raise Unavailable with a code that says that the archive, and not the log, is out of reach."""
+    try:
+        yield
+    except Unavailable as error:
+        if error.code == "archive_unavailable":
+            raise
+        raise Unavailable(
+            f"the archive {url} cannot be reached: {error.message}",
+            hint="events on the local disk can be read; is the network up, and are credentials in the environment?",
+            code="archive_unavailable",
+            url=url,
+        ) from error
+
+
+def damaged(problem: str, where: str, size: int, position: int = 0) -> Corrupt:
+    """Return the error for an object that is not what was archived."""
     return Corrupt(
         f"{where}: {problem}",
-        hint="'headwater check' on the archive's address tells all that is damaged",
+        hint="'headwater check' on the address of the archive lists all that is damaged",
         code="archive_damaged",
         path=where,
         position=position,

@@ -1,4 +1,4 @@
-"""Archives of Parquet files, made by what Spark's tasks do, one after the other in this process."""
+"""Archives as tables, made by what Spark's tasks do, one after the other in this process."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import headwater
-from headwater.format.parquet import ParquetManifest, file_key
+from headwater.format.history import HistoryManifest, file_key
 from headwater.format.settings import TopicRecord
+from headwater.history.records import HistoryStore, open_history
 from headwater.info import ArchivedRange
 from headwater.spark.parquet import archiving
-from headwater.storage.parquet.archive import ParquetStore, open_parquet
 
 COLUMNS = ("topic", "partition", "offset", "time", "id", "type", "key", "data", "meta", "content", "ticks")
 
-Run = Callable[[Any, Iterable[Any]], Iterable[Any]]
+Run = Callable[[Any, Any, Iterable[Any]], Iterable[Any]]
 
 
-def run_here(_spark: Any, works: Iterable[Any]) -> Iterable[Any]:
-    return map(archiving.write, works)
+def run_here(_spark: Any, places: Any, tasks: Iterable[Any]) -> Iterable[Any]:
+    return (archiving.write((places, task)) for task in tasks)
 
 
 def archive(data: Path | str, target: Path | str, *, run: Run = run_here, **options: Any) -> list[ArchivedRange]:
-    """As on Spark, without it. Files are of about 1 kB of the log unless it is said otherwise."""
-    address = target if isinstance(target, str) else f"parquet:{target}"
+    """Archive as on Spark, without it. Of a bucket, files are of about 400 bytes of the log by default."""
     no_spark: Any = None
     with patch.object(archiving, "_run_all", run):
-        found: list[ArchivedRange] = archiving.archive(no_spark, str(data), address, **({"file_bytes": 400} | options))
+        found: list[ArchivedRange] = archiving.archive(
+            no_spark, str(data), str(target), **({"file_bytes": 400} | options)
+        )
     return found
 
 
-def opened(target: Path) -> ParquetStore:
-    return open_parquet(f"parquet:{target}")
+def opened(target: Path) -> HistoryStore:
+    return open_history(str(target))
 
 
-def manifests(target: Path, topic: str = "t") -> list[ParquetManifest]:
+def manifests(target: Path, topic: str = "t") -> list[HistoryManifest]:
     store = opened(target)
-    found = store.topic(topic)
+    [found] = store.topics(topic)
     return [store.manifest(found, partition) for partition in range(found.partitions)]
 
 
@@ -54,7 +55,7 @@ def described(hw: headwater.Store, topic: str = "t") -> TopicRecord:
 
 def files(target: Path, topic: str = "t") -> list[Path]:
     """The files that manifests name, in order."""
-    return [target / file_key(topic, part.file) for each in manifests(target, topic) for part in each.parts]
+    return [target / file_key(each, part.file) for each in manifests(target, topic) for part in each.parts]
 
 
 def archived(target: Path, topic: str = "t") -> pa.Table:

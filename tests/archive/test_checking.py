@@ -1,4 +1,4 @@
-"""`check` finds whatever is wrong with an archive of Parquet files."""
+"""`check` finds whatever is wrong with an archive: alone, and beside the directory that it belongs to."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from headwater.engine.parquet_checking import check_parquet
+from headwater.engine.archive_checking import check_archive_at
 from headwater.errors import NotFound
-from headwater.storage.parquet import writing
+from headwater.history import writing
 from tests.archive.logs import fill, open_engine
-from tests.archive.parquets import archive, edit, files
+from tests.archive.tables import edit, files
 
 
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(writing, "COLUMN_DATA_BYTES_MAX", 4000)
     with open_engine(tmp_path / "data") as hw:
-        fill(hw, 100, partitions=2)
+        fill(hw, 600, partitions=2)
         hw.append("t", b"z" * 5000, partition=0)
+        hw.append("t", b"", partition=1, producer=("p", 1, 1))
         fill(hw, 5, topic="other")
-    archive(tmp_path / "data", tmp_path / "out", seal=True, file_bytes=200)
+        hw.archive(str(tmp_path / "out"), seal=True)
     return tmp_path / "out"
 
 
 def problems(out: Path, topic: str | None = None) -> list[tuple[str, str, bool]]:
-    found = check_parquet(f"parquet:{out}", topic).findings
+    found = check_archive_at(str(out), topic).findings
     return [(Path(each.path).name, each.problem, each.damage) for each in found]
 
 
 def test_a_sound_archive_is_told_to_be_so_with_all_that_is_in_it(out: Path) -> None:
     told: list[tuple[int, int]] = []
-    report = check_parquet(f"parquet:{out}", progress=lambda *each: told.append(each))
+    report = check_archive_at(str(out), progress=lambda *each: told.append(each))
     assert report.findings == []
-    assert (report.topics, report.partitions, report.events) == (2, 3, 106)
+    assert (report.topics, report.partitions, report.events) == (2, 3, 607)
     assert report.segments == len(files(out)) + len(files(out, "other"))
     assert told[-1][0] == told[-1][1] == report.bytes
-    assert check_parquet(f"parquet:{out}", "other").topics == 1
+    assert check_archive_at(str(out), "other").topics == 1
     with pytest.raises(NotFound):
-        check_parquet(f"parquet:{out}", "nowhere")
+        check_archive_at(str(out), "nowhere")
     with pytest.raises(NotFound):
-        check_parquet(f"parquet:{out.parent / 'nowhere'}")
+        check_archive_at(str(out.parent / "nowhere"))
 
 
 def flip(path: Path) -> None:
@@ -55,7 +56,7 @@ def flip(path: Path) -> None:
     path.write_bytes(stored)
 
 
-@pytest.mark.parametrize("kind", ["*.parquet", "*.blob"])
+@pytest.mark.parametrize("kind", ["*.parquet", "*.blob", "*.index", "*.producers"])
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
@@ -77,6 +78,11 @@ def test_every_damaged_file_is_told(out: Path) -> None:
     assert len(problems(out)) == 3
 
 
+def _manifest(out: Path, partition: int = 0) -> Path:
+    [found] = (out / "_headwater" / "t").glob(f"*/{partition}.json")
+    return found
+
+
 def _rewritten(out: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     """Put another file in the place of the first, which the manifest then names with a right checksum."""
     path = files(out)[0]
@@ -88,7 +94,7 @@ def _rewritten(out: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     def rename(record: dict[str, Any]) -> None:
         record["parts"][0]["file"] |= {"bytes": path.stat().st_size, "sha256": digest}
 
-    edit(out / "_headwater" / "t" / "0.json", rename)
+    edit(_manifest(out), rename)
 
 
 def _with(name: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], pa.Table]:
@@ -105,16 +111,17 @@ def _with(name: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], pa.Ta
         (_with("ticks", lambda column: pc.add(column, 10)), "its times are not those of its ticks"),
         (_with("topic", lambda column: pa.array(["x"] * len(column))), "rows of another log"),
         (_with("data", lambda column: pa.nulls(len(column), pa.binary())), "events without data"),
+        (_with("key", lambda column: pa.array([b"another"] * len(column))), "does not list the keys"),
     ],
-    ids=["rows", "columns", "order", "offsets", "ticks", "log", "data"],
+    ids=["rows", "columns", "order", "offsets", "ticks", "log", "data", "keys"],
 )
 def test_a_file_that_is_whole_and_wrong_is_found(
     out: Path, change: Callable[[pa.Table], pa.Table], problem: str
 ) -> None:
     _rewritten(out, change)
-    ((_, found, damage),) = problems(out)
-    assert problem in found
-    assert damage
+    found = problems(out)
+    assert any(problem in each for _, each, _ in found)
+    assert all(damage for _, _, damage in found)
 
 
 @pytest.mark.parametrize(
@@ -122,23 +129,24 @@ def test_a_file_that_is_whole_and_wrong_is_found(
     [
         (lambda record: record["parts"].pop(1), "does not follow"),
         (lambda record: record.update(uuid="0" * 32), "belongs to another log"),
-        (lambda record: record["parts"][0].update(rows=10**6), "more rows than offsets"),
+        (lambda record: record["parts"][0].update(rows=10**6), "other rows than offsets"),
         (lambda record: record["parts"][1].update(first_ticks=1), "do not grow"),
+        (lambda record: record["parts"][1].update(previous_ticks=1), "do not grow"),
         (lambda record: record["parts"][0]["file"].update(name="../../../etc/passwd"), "cannot have"),
     ],
-    ids=["gap", "other", "rows", "ticks", "name"],
+    ids=["gap", "other", "rows", "ticks", "previous", "name"],
 )
 def test_a_manifest_that_cannot_be_is_found(
     out: Path, change: Callable[[dict[str, Any]], object], problem: str
 ) -> None:
-    edit(out / "_headwater" / "t" / "0.json", lambda record: change(record) and None)
+    edit(_manifest(out), lambda record: change(record) and None)
     ((name, found, damage),) = problems(out)
     assert (name, damage) == ("0.json", True)
     assert problem in found
 
 
 def test_a_manifest_with_a_wrong_checksum_is_found(out: Path) -> None:
-    flip(out / "_headwater" / "t" / "1.json")
+    flip(_manifest(out, 1))
     ((name, _, damage),) = problems(out)
     assert (name, damage) == ("1.json", True)
 
@@ -148,4 +156,25 @@ def test_what_no_manifest_names_is_worth_a_note(out: Path) -> None:
     left.write_bytes(b"half")
     ((name, found, damage),) = problems(out)
     assert (name, damage) == (left.name, False)
-    assert "no manifest names it" in found
+    assert "no manifest names" in found
+
+
+def test_a_damaged_record_of_a_topic_is_found(out: Path) -> None:
+    flip(out / "_headwater" / "t" / "topic.json")
+    ((name, _, damage),) = problems(out)
+    assert (name, damage) == ("topic.json", True)
+
+
+def test_columns_beyond_ours_are_passed_over(out: Path) -> None:
+    _rewritten(out, lambda table: table.append_column("total", pa.array([1] * table.num_rows, pa.int64())))
+    assert problems(out) == []
+
+
+def test_what_the_directory_dropped_and_the_archive_lost_is_found(out: Path, tmp_path: Path) -> None:
+    with open_engine(tmp_path / "data") as hw:
+        assert hw.directory.check_archive().findings == []
+        edit(_manifest(out), lambda record: record["parts"].pop())
+        damaged = [finding for finding in hw.directory.check_archive().findings if finding.damage]
+        assert [Path(finding.path).name for finding in damaged] == ["archived.json"]
+        assert "has them no more" in damaged[0].problem
+        assert hw.check().findings == []
