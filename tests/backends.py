@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 
-from headwater.client.remote import Remote
-from headwater.engine.bucket import Bucket
-from headwater.engine.directory import Directory
+from headwater.bucket.bucket import Bucket
+from headwater.directory.directory import Directory
+from headwater.remote.remote import Remote
 from headwater.store import Store
 from tests.test_docs import ROOT
 

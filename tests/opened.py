@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from headwater.engine.bucket import Bucket
-from headwater.engine.consumer import ExternalCursors, LogConsumer
-from headwater.engine.log_consumers import LogConsumers
-from headwater.engine.transaction import DirectoryTransaction
+from headwater.bucket.bucket import Bucket
+from headwater.consumers.log_consumer import ExternalCursors, LogConsumer
+from headwater.consumers.log_consumers import log_consumers
+from headwater.directory.transaction import DirectoryTransaction
 from headwater.format import given
+from headwater.history.archive import DirectoryArchive
 from headwater.requests import Consume, ConsumeOptions, ProducerLike
 from headwater.store import Store
 from headwater.views.binder import LocalBinder
+
+
+def archive_of(store: Store) -> DirectoryArchive:
+    archive = store.directory.archive
+    assert isinstance(archive, DirectoryArchive)
+    return archive
 
 
 def bucket_of(store: Store) -> Bucket:
@@ -28,7 +35,7 @@ def binder_of(store: Store, name: str) -> LocalBinder:
 def join(
     store: Store, name: str, topic: str, kept: ExternalCursors | None = None, **options: Unpack[ConsumeOptions]
 ) -> LogConsumer:
-    return LogConsumers(store.logs).join(Consume.of(name, topic, store.limits, **options), kept)
+    return log_consumers(store.consumption).join(Consume.of(name, topic, store.limits, **options), kept)
 
 
 def begin(store: Store, producer: ProducerLike | None = None) -> DirectoryTransaction:

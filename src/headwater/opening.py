@@ -5,6 +5,21 @@ Replicas are here, too, because they open what they copy from.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater.consumers.file_consumers import FileConsumers
+from headwater.directory.journal import restore
+from headwater.directory.parts import DirectoryParts
+from headwater.history.archive import DirectoryArchive
+from headwater.replication.source import LocalSource
+
+if TYPE_CHECKING:
+    from headwater.bucket.object_store import ObjectStore
+
+
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -12,16 +27,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headwater.address import absolute, is_server, kind_of
-from headwater.engine.directory import Directory
-from headwater.engine.log_consumers import LogConsumers
-from headwater.engine.replica import progress
-from headwater.engine.replica.marker import Marker
-from headwater.engine.replica.replicator import Replicator
+from headwater.consumers.log_consumers import LogConsumers
+from headwater.directory.directory import Directory
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Invalid
 from headwater.event import Durability
 from headwater.info import ReplicaInfo
 from headwater.limits import DEFAULTS, Limits
-from headwater.storage.disk import Clock, Disk
+from headwater.replication import progress
+from headwater.replication.marker import Marker
+from headwater.replication.replicator import Replicator
 from headwater.store import Store
 from headwater.views.local_views import LocalViews
 
@@ -85,18 +100,62 @@ def open_directory(
     clock: Clock | None = None,
 ) -> Store:
     """Open a directory, with the disk and the clock that it is to use: for servers, which count, and for tests."""
-    directory = Directory(path, create=create, durability=durability, limits=limits, disk=disk, clock=clock)
-    store = Store(directory, LogConsumers(directory))
+    disk, clock = disk or Disk(), clock or Clock()
+    parts = directory_parts(path, disk, clock, limits)
+    options: dict[str, Any] = {"create": create, "durability": durability, "limits": limits}
+    directory = Directory(path, parts, disk=disk, clock=clock, **options)
+    store = Store(
+        directory, LogConsumers(directory, file_consumers(path, disk, clock, limits)), partial(LocalSource, directory)
+    )
     store.attached_views = LocalViews(store)
     return store
 
 
-def open_bucket(url: str, **options: Any) -> Store:
-    """Open a bucket with the options of `engine.bucket.bucket_at`, which include the disk and the clock."""
-    from headwater.engine.bucket import bucket_at
+def directory_parts(path: Path, disk: Disk, clock: Clock, limits: Limits) -> DirectoryParts:
+    """Return what the other rooms hand to a directory."""
+    consumers = file_consumers(path, disk, clock, limits)
+    return DirectoryParts(consumers, DirectoryArchive(path, disk, clock, limits), Marker(path, disk, clock))
 
-    bucket = bucket_at(url, **options)
-    return Store(bucket, LogConsumers(bucket))
+
+def file_consumers(path: Path, disk: Disk, clock: Clock, limits: Limits) -> FileConsumers:
+    """Return the consumers of a directory. They keep no state of their own, so there may be several of them."""
+    return FileConsumers(path, disk, clock, limits, partial(restore, path / "journal"))
+
+
+def open_bucket(
+    url: str,
+    *,
+    create: bool = True,
+    durability: Durability = "fsync",
+    limits: Limits = DEFAULTS,
+    linger_ms: int | None = None,
+    coordinator: str | None = None,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+) -> Store:
+    """Open a bucket, with the disk and the clock that it is to use; `open` explains the other options."""
+    from headwater.bucket.opening import open_store
+
+    disk, clock = disk or Disk(), clock or Clock()
+    if linger_ms is not None:
+        limits = msgspec.structs.replace(limits, linger_ms=linger_ms)
+    store = open_store(url, clock=clock, disk=disk, limits=limits)
+    options: dict[str, Any] = {"create": create, "durability": durability, "patient": linger_ms is not None}
+    return store_of(store, coordinator, limits=limits, disk=disk, clock=clock, **options)
+
+
+def store_of(
+    objects: ObjectStore, coordinator: str | None, *, limits: Limits, disk: Disk, clock: Clock, **options: Any
+) -> Store:
+    """Open the log in an object store that is open."""
+    from headwater.bucket.bucket import Bucket
+    from headwater.bucket.catalog import BucketCatalog
+    from headwater.consumers.coordinated_consumers import CoordinatedConsumers, open_coordinator
+
+    catalog = BucketCatalog(objects, disk, clock, limits)
+    consumers = CoordinatedConsumers(open_coordinator(coordinator, objects, clock), clock, limits, catalog.find)
+    bucket = Bucket(objects, catalog, consumers, limits=limits, disk=disk, clock=clock, **options)
+    return Store(bucket, LogConsumers(bucket, consumers))
 
 
 def _refuse(address: str, kind: str, options: dict[str, Any], others: str, hint: str) -> None:
@@ -107,9 +166,12 @@ def _refuse(address: str, kind: str, options: dict[str, Any], others: str, hint:
 
 
 def _open_server(address: str, durability: Durability, limits: Limits, options: dict[str, Any]) -> Store:
-    from headwater.client.address import Credentials, ServerAddress, tls_context
-    from headwater.client.remote import Remote, RemoteConsumers, RemoteViews
-    from headwater.client.transport import Transport
+    from headwater.consumers.remote_consumers import RemoteConsumers
+    from headwater.remote.remote import Remote
+    from headwater.remote.server_address import Credentials, ServerAddress, tls_context
+    from headwater.remote.transport import Transport
+    from headwater.replication.remote_source import RemoteSource
+    from headwater.views.remote_views import RemoteViews
 
     where = ServerAddress.parse(address)
     tls = tls_context(where, options["tls_ca"], options["tls_cert"], options["tls_key"])
@@ -118,7 +180,7 @@ def _open_server(address: str, durability: Durability, limits: Limits, options: 
     retry_s = 15.0 if options["retry"] is None else options["retry"]
     transport = Transport(where, credentials=credentials, tls=tls, timeout_s=timeout_s, retry_s=retry_s)
     remote = Remote(transport, durability=durability, limits=limits)
-    store = Store(remote, RemoteConsumers(remote))
+    store = Store(remote, RemoteConsumers(remote), partial(RemoteSource, remote.transport))
     store.attached_views = RemoteViews(remote)
     return store
 
@@ -161,7 +223,7 @@ def replicator(
     with open(source, mode="existing", limits=limits, **server) as hw:
         copied = hw.replication()
         options: dict[str, Any] = {"topics": topics, "delete": delete, "restart": restart, "told": told}
-        yield Replicator(copied, Path(path), address=absolute(hw.address), limits=limits, **options)
+        yield Replicator(copied, Path(path), directory_parts, address=absolute(hw.address), limits=limits, **options)
 
 
 def promote(path: str | os.PathLike[str]) -> None:

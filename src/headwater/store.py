@@ -13,13 +13,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack, cast
 
 from headwater.backend import Backend, ConsumerVerbs, ViewVerbs
-from headwater.engine.checking import CheckReport
-from headwater.engine.directory import Directory
-from headwater.engine.log_backend import LogBackend
-from headwater.engine.replica.source import ReplicationSource
-from headwater.engine.rules import with_retention
-from headwater.engine.transfer import exporting, importing
-from headwater.engine.transfer.chunks import ImportOptions
+from headwater.directory.directory import Directory
+from headwater.directory.repair import Action
+from headwater.disk.disk import Disk
 from headwater.errors import Invalid, Unsupported, enough_memory
 from headwater.event import Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
@@ -38,8 +34,12 @@ from headwater.info import (
     ViewInfo,
 )
 from headwater.limits import SPLIT_BYTES, Limits
+from headwater.log.check_report import CheckReport
+from headwater.log.log_backend import LogBackend
+from headwater.log.topic_rules import with_retention
 from headwater.position import Position, Positions
 from headwater.protocols import AppendHandle, Binder, Consumer, Follow, Transaction
+from headwater.replication.source import ReplicationSource
 from headwater.requests import (
     Append,
     AppendMany,
@@ -52,8 +52,8 @@ from headwater.requests import (
     ReadOptions,
     wants_sync,
 )
-from headwater.storage.disk import Disk
-from headwater.storage.repair import Action
+from headwater.transfer import exporting, importing
+from headwater.transfer.chunks import ImportOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,11 +71,19 @@ class Store:
     Close it, or use it in a `with` statement. Every verb may be called from any thread.
     """
 
-    def __init__(self, backend: Backend, consumers: ConsumerVerbs) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        consumers: ConsumerVerbs,
+        source: Callable[[], ReplicationSource] | None = None,
+    ) -> None:
+        """`source` makes what a replica copies from, where the backend has that."""
         self.backend = backend
         """The backend, for code that extends Headwater."""
+        self.consumption = consumers
+        """The verbs of consumers, for code that extends Headwater."""
         self.attached_views: ViewVerbs | None = None
-        self._consumers = consumers
+        self._source = source
 
     # What it is
 
@@ -438,7 +446,7 @@ class Store:
         over its partitions; `failures_max`, how often an event may fail before it is dead-lettered. The filters
         `type`, `key` and `match` are those of `read`. Raises NotFound for a missing topic. See docs/CONSUMERS.md.
         """
-        return self._consumers.join(Consume.of(name, topic, self.backend.limits, **options))
+        return self.consumption.join(Consume.of(name, topic, self.backend.limits, **options))
 
     def drain(
         self,
@@ -458,32 +466,32 @@ class Store:
         between two events. All acks are durable when it returns. The other options are those of `consumer`.
         """
         request = Consume.of(consumer, topic, self.backend.limits, **options)
-        return self._consumers.drain(request, handler, seconds, partitions)
+        return self.consumption.drain(request, handler, seconds, partitions)
 
     def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
         """Return the cursor, lag and owner of each consumer of a topic, or of all, by partition; empty if none.
 
         What is damaged is among them, with its `error`: a consumer's file, or, without a name, a whole topic.
         """
-        return self._consumers.infos(topic)
+        return self.consumption.infos(topic)
 
     def seek(self, consumer: str, topic: str, at: Position, *, partition: int | None = None) -> dict[int, int]:
         """Move a consumer to a position, durably, in one partition or all; returns its new cursors.
 
         Members that hold these partitions lose them: late acks raise Fenced, and they go on at the new position.
         """
-        return self._consumers.seek(consumer, topic, at, partition)
+        return self.consumption.seek(consumer, topic, at, partition)
 
     def forget(self, consumer: str, topic: str) -> None:
         """Delete a consumer of a topic, durably; raises NotFound. Its members stop; joined again, it is new."""
-        self._consumers.forget(consumer, topic)
+        self.consumption.forget(consumer, topic)
 
     def replay(self, topic: str, *, consumer: str | None = None) -> int:
         """Append the dead letters of a topic (`<topic>.dead`) to it again, each once; returns how many.
 
         With `consumer`, only those of that consumer; the others are skipped.
         """
-        return self._consumers.replay(topic, consumer)
+        return self.consumption.replay(topic, consumer)
 
     # Documents
 
@@ -614,7 +622,10 @@ class Store:
         active segments first. Raises Conflict for an archive of another log, Unsupported without pyarrow, Unavailable.
         See docs/HISTORY.md.
         """
-        return cast(list[ArchivedRange], self._require("archive").archive(url, topic, seal=seal, progress=progress))
+        self._require("archive")
+        from headwater.history.archiver import archiver_of  # it needs an extra
+
+        return archiver_of(self.directory, url, topic=topic).once(seal=seal, progress=progress)
 
     def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
         """Verify every checksum and invariant of a topic, or of all; changes nothing."""
@@ -638,7 +649,9 @@ class Store:
 
     def replication(self) -> ReplicationSource:
         """Return what a replica copies from; see `headwater.replicate`."""
-        return cast(ReplicationSource, self._require("replication").replication())
+        self._require("replication")
+        assert self._source is not None, "opening.py gives one where the backend has it"
+        return self._source()
 
     # Ending
 

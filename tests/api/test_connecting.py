@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.client.address import ServerAddress
-from headwater.client.transport import Transport
 from headwater.errors import Closed, Denied, HeadwaterError, Invalid, Unavailable, Unsupported
+from headwater.remote.server_address import ServerAddress
+from headwater.remote.transport import Transport
 from headwater.store import Store
 from tests.server.people import SECRET, add
 from tests.server.process import served

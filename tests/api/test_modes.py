@@ -14,8 +14,8 @@ import pytest
 
 import headwater
 from headwater import App, Event
-from headwater.engine.replica.replicator import Replicator
-from headwater.opening import open_directory
+from headwater.opening import directory_parts, open_directory
+from headwater.replication.replicator import Replicator
 from headwater.store import Store
 from tests.cli.conftest import PROGRAM
 from tests.log.children import Child, Said
@@ -159,7 +159,7 @@ def test_what_others_make_of_a_log_is_private_too(tmp_path: Path) -> None:
         with headwater.open(tmp_path / "data") as hw:
             hw.append("t", b"1")
             hw.archive(f"objects://{tmp_path}/archive", seal=True)
-            Replicator(hw.replication(), tmp_path / "replica", address="here").run(once=True)
+            Replicator(hw.replication(), tmp_path / "replica", directory_parts, address="here").run(once=True)
         headwater.restore(f"objects://{tmp_path}/archive", tmp_path / "restored")
         with headwater.open(f"objects://{tmp_path}/bucket") as bucket:
             bucket.append("t", b"1")

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 import headwater
-from headwater.client.blob import RemoteBlob
 from headwater.errors import (
     Closed,
     Conflict,
@@ -29,6 +28,7 @@ from headwater.errors import (
 from headwater.event import Event
 from headwater.info import DrainResult
 from headwater.limits import MIB
+from headwater.remote.remote_blob import RemoteBlob
 from tests.server.serving import Server
 
 if TYPE_CHECKING:

@@ -8,17 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.object_store import ObjectStore
+from headwater.disk.disk import Clock
 from headwater.errors import Unavailable
 from headwater.format.history import HistoryManifest
 from headwater.history.records import HistoryStore
 from headwater.info import DeletedSegment
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock
 from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk
+from tests.opened import archive_of
 from tests.wrapped import WrappedStore
 
 SEGMENT_BYTES = 4096
@@ -58,7 +59,7 @@ def open_engine(path: Path, limits: Limits = LIMITS, store: ObjectStore | None =
     """An engine on a log directory, as a process of its own would have one; its archive is in the `store`."""
     engine = open_directory(path, limits=limits, disk=UnsyncedDisk(), clock=Clock())
     if store is not None:
-        engine.directory._archive._open = lambda _url: store
+        archive_of(engine)._open = lambda _url: store
     return engine
 
 

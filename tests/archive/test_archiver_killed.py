@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.restoring import restore
+from headwater.history.archive_check import check_archive_of
+from headwater.history.restoring import restore
 from tests.archive.logs import FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.log.unsynced import UnsyncedDisk
 from tests.waiting import wait_for
@@ -64,7 +65,7 @@ def test_died_at_any_call_to_the_store(tmp_path: Path, filled: tuple[Path, list[
                 pass
         with open_engine(path / "data") as hw:
             if hw.archive_url is not None:
-                assert not hw.directory.check_archive().damaged
+                assert not check_archive_of(hw.directory).damaged
                 dropped = drop(hw)
                 noted = hw.describe("t").partitions[0].archived or 0
                 assert not dropped or dropped[-1].end <= noted
@@ -72,7 +73,7 @@ def test_died_at_any_call_to_the_store(tmp_path: Path, filled: tuple[Path, list[
             hw.archive(url)
             manifest = manifest_of(objects(path / "archive"), hw)
             assert (manifest.start, manifest.end) == (0, len(expected))
-            assert not [finding for finding in hw.directory.check_archive().findings if finding.damage]
+            assert not [finding for finding in check_archive_of(hw.directory).findings if finding.damage]
             drop(hw)
             assert everything(hw) == expected
         shutil.rmtree(path)
@@ -93,13 +94,13 @@ def test_a_killed_process_leaves_an_archive_that_the_next_one_finishes(tmp_path:
                 process.send_signal(signal.SIGKILL if turn < 2 else signal.SIGTERM)
                 code = process.wait(20)
             assert code == (-signal.SIGKILL if turn < 2 else 0)
-            assert not hw.directory.check_archive().damaged
+            assert not check_archive_of(hw.directory).damaged
             drop(hw)
         expected = everything(hw)
         assert [event[1] for event in expected] == list(range(210))
         hw.archive(seal=True)
         wait_for(lambda: hw.describe("t").partitions[0].archived == 210)
-        assert not hw.directory.check_archive().damaged
+        assert not check_archive_of(hw.directory).damaged
     restore(url, tmp_path / "back", disk=UnsyncedDisk())
     with open_engine(tmp_path / "back") as back:
         assert everything(back) == expected

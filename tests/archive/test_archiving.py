@@ -14,13 +14,14 @@ import pytest
 from crc32c import crc32c
 from msgspec.structs import replace
 
-from headwater.engine.archive_checking import check_archive_at
-from headwater.engine.restoring import restore
+from headwater.directory.sealer import reindex
 from headwater.errors import Conflict, Corrupt, NotFound, Unavailable, Unsupported
 from headwater.format.history import file_key
 from headwater.format.segment import HEADER_BYTES, decode
 from headwater.history import writing
-from headwater.storage.sealer import reindex
+from headwater.history.archive_check import check_archive_at, check_archive_of
+from headwater.history.archiver import archiver_of
+from headwater.history.restoring import restore
 from headwater.store import Store
 from tests.archive.logs import FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.waiting import wait_for
@@ -109,7 +110,7 @@ def test_an_archive_belongs_to_one_directory_and_a_directory_to_one_archive(tmp_
 def test_two_archivers_at_once_archive_each_segment_once(tmp_path: Path, url: str) -> None:
     with open_engine(tmp_path / "data") as first, open_engine(tmp_path / "data") as second:
         fill(first, 300)
-        first.directory.archiver(url)
+        archiver_of(first.directory, url)
         errors: list[BaseException] = []
 
         def work(hw: Store) -> None:
@@ -141,7 +142,7 @@ def test_a_segment_that_is_packed_anew_leaves_the_archived_one_as_it_is(tmp_path
         with open_engine(tmp_path / "data") as again:
             assert again.archive() == []
         assert manifest_of(store, hw) == before
-        assert hw.directory.check_archive().findings == []
+        assert check_archive_of(hw.directory).findings == []
 
 
 def test_a_damaged_segment_is_not_archived_and_stops_its_log_alone(tmp_path: Path, url: str) -> None:
@@ -162,7 +163,7 @@ def test_a_damaged_segment_is_not_archived_and_stops_its_log_alone(tmp_path: Pat
         assert manifest_of(store, hw, "sound").parts
         hw.repair("t", apply=True)
         assert hw.archive()
-        assert hw.directory.check_archive().damaged is False
+        assert check_archive_of(hw.directory).damaged is False
 
 
 def test_a_history_other_than_the_archived_one_is_refused(tmp_path: Path, url: str) -> None:
@@ -180,7 +181,7 @@ def test_a_history_other_than_the_archived_one_is_refused(tmp_path: Path, url: s
             back.archive(url, seal=True)
         assert other.value.code == "archive_diverged"
     with open_engine(tmp_path / "data") as hw:
-        assert hw.directory.check_archive().findings == []
+        assert check_archive_of(hw.directory).findings == []
 
 
 def test_a_topic_that_is_deleted_and_made_again_is_archived_beside_the_old_one(tmp_path: Path, url: str) -> None:
@@ -191,7 +192,7 @@ def test_a_topic_that_is_deleted_and_made_again_is_archived_beside_the_old_one(t
         fill(hw, 60, seed=5)
         hw.archive(seal=True)
         expected = everything(hw)
-        assert not hw.directory.check_archive().damaged
+        assert not check_archive_of(hw.directory).damaged
     restore(url, tmp_path / "back")
     with open_engine(tmp_path / "back") as back:
         assert everything(back) == expected
@@ -203,7 +204,7 @@ def test_an_archiver_that_runs_archives_what_others_finish_and_ends_when_it_is_t
     archived: list[int] = []
     failed: list[str] = []
     with open_engine(tmp_path / "data", store=store) as hw, open_engine(tmp_path / "data") as writer:
-        archiver = hw.directory.archiver(url, stopping=stopping)
+        archiver = archiver_of(hw.directory, url, stopping=stopping)
         told = lambda done: archived.extend(each.end for each in done)  # noqa: E731
         thread = threading.Thread(target=archiver.run, args=(told, lambda error: failed.append(error.code)))
         thread.start()
@@ -237,7 +238,7 @@ def test_what_is_under_way_ends_soon_after_an_archiver_is_stopped(tmp_path: Path
     store = FailingStore(objects(tmp_path / "archive"), told)
     with open_engine(tmp_path / "data", store=store) as hw:
         fill(hw)
-        assert hw.directory.archiver(url, stopping=stopping).once() == []
+        assert archiver_of(hw.directory, url, stopping=stopping).once() == []
     assert not list((tmp_path / "archive").glob("_headwater/t/*/0.json"))
 
 
@@ -267,7 +268,7 @@ def test_a_segment_with_much_huge_data_becomes_several_files(
         assert hw.archive() == []
         assert len(drop(hw)) == 1
         assert everything(hw) == expected
-        assert not hw.directory.check_archive().findings
+        assert not check_archive_of(hw.directory).findings
     restore(url, tmp_path / "back")
     with open_engine(tmp_path / "back") as back:
         assert everything(back) == expected

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from headwater.engine.archive_checking import check_archive_at
 from headwater.errors import NotFound
 from headwater.history import writing
+from headwater.history.archive_check import check_archive_at, check_archive_of
 from tests.archive.logs import fill, open_engine
 from tests.archive.tables import edit, files
 
@@ -172,9 +172,9 @@ def test_columns_beyond_ours_are_passed_over(out: Path) -> None:
 
 def test_what_the_directory_dropped_and_the_archive_lost_is_found(out: Path, tmp_path: Path) -> None:
     with open_engine(tmp_path / "data") as hw:
-        assert hw.directory.check_archive().findings == []
+        assert check_archive_of(hw.directory).findings == []
         edit(_manifest(out), lambda record: record["parts"].pop())
-        damaged = [finding for finding in hw.directory.check_archive().findings if finding.damage]
+        damaged = [finding for finding in check_archive_of(hw.directory).findings if finding.damage]
         assert [Path(finding.path).name for finding in damaged] == ["archived.json"]
         assert "has them no more" in damaged[0].problem
         assert hw.check().findings == []

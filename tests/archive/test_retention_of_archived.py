@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from headwater.directory import local_manifest
+from headwater.directory.log_directory import LogDirectory
+from headwater.disk.disk import Disk
 from headwater.errors import Unavailable
 from headwater.format.history import manifest_key
 from headwater.format.settings import encode
+from headwater.history.archive_check import check_archive_of
+from headwater.history.archiver import archiver_of
 from headwater.opening import open_directory
-from headwater.storage import local_manifest
-from headwater.storage.disk import Disk
-from headwater.storage.place import LogDirectory
 from headwater.store import Store
 from tests.archive.logs import LIMITS, FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.waiting import wait_for
@@ -48,7 +50,7 @@ def test_only_what_is_archived_is_dropped(tmp_path: Path, url: str) -> None:
 def test_segments_that_roll_wait_for_the_archiver(tmp_path: Path, url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         hw.create("t", segment_bytes=4096, retention_segments=2, retention_bytes=8192)
-        hw.directory.archiver(url)
+        archiver_of(hw.directory, url)
         fill(hw, 200)
         [log] = hw.directory._topics.live("t").logs
         hw.directory._keeper.rolled(log.place)
@@ -81,7 +83,7 @@ def test_without_the_store_nothing_is_dropped_and_that_is_said(
 def test_that_nobody_archives_is_said(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
     with open_engine(tmp_path / "data") as hw:
         hw.create("t", segment_bytes=4096, retention_segments=1)
-        hw.directory.archiver(url)
+        archiver_of(hw.directory, url)
         with caplog.at_level(logging.WARNING, "headwater"):
             fill(hw, 200)
             wait_for(lambda: "is not in the archive, and stays" in caplog.text)
@@ -113,11 +115,11 @@ def test_an_archive_that_was_emptied_by_hand_drops_nothing(tmp_path: Path, url: 
         topic = hw.directory._catalogue.find("t")
         objects(tmp_path / "archive").delete([manifest_key("t", topic.uuid, 0)])
         assert drop(hw) == []
-        assert hw.directory.check_archive().damaged
+        assert check_archive_of(hw.directory).damaged
 
 
 def test_a_restored_log_that_went_its_own_way_drops_nothing(tmp_path: Path, url: str) -> None:
-    from headwater.engine.restoring import restore
+    from headwater.history.restoring import restore
 
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
@@ -125,7 +127,7 @@ def test_a_restored_log_that_went_its_own_way_drops_nothing(tmp_path: Path, url:
         end = manifest_of(objects(tmp_path / "archive"), hw).parts[2].start
     restore(url, tmp_path / "back", topic="t", to=end)
     with open_engine(tmp_path / "back") as back:
-        back.directory.archiver(url)
+        archiver_of(back.directory, url)
         fill(back, 100, seed=3)
         deleted = drop(back)
         assert not deleted or deleted[-1].end <= end
@@ -134,7 +136,7 @@ def test_a_restored_log_that_went_its_own_way_drops_nothing(tmp_path: Path, url:
 def test_a_full_log_that_refuses_says_that_the_archiver_is_missing(tmp_path: Path, url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         hw.create("t", segment_bytes=4096, retention_bytes_hard=12_000, retention_consumers=True, overflow="refuse")
-        hw.directory.archiver(url)
+        archiver_of(hw.directory, url)
         with pytest.raises(Unavailable) as full:
             fill(hw, 500)
         assert (full.value.code, "archive" in full.value.hint) == ("log_full", True)

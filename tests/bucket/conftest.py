@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.bucket import Bucket, open_coordinator
-from headwater.engine.log_consumers import LogConsumers
+from headwater.bucket.opening import open_store
+from headwater.disk.disk import Clock
 from headwater.limits import DEFAULTS, Limits
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.disk import Clock
+from headwater.opening import store_of
 from headwater.store import Store
 from tests.bucket.hooked import HookedStore
 from tests.log.unsynced import UnsyncedDisk
@@ -41,9 +40,7 @@ def opener(bucket_url: str) -> Iterator[Opener]:
     def open(*, limits: Limits = DEFAULTS, clock: Clock | None = None, **options: Any) -> Store:
         disk, clock = UnsyncedDisk(), clock or Clock()
         store = HookedStore(open_store(bucket_url, clock=clock, disk=disk, limits=limits))
-        coordinator = open_coordinator(None, store, clock)
-        bucket = Bucket(store, coordinator, limits=limits, disk=disk, clock=clock, **options)
-        opened.append(Store(bucket, LogConsumers(bucket)))
+        opened.append(store_of(store, None, limits=limits, disk=disk, clock=clock, **options))
         return opened[-1]
 
     yield open

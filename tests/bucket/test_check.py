@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from headwater.bucket.object_place import ObjectPlace
 from headwater.errors import NotFound
 from headwater.limits import Limits
-from headwater.storage.bucket.place import ObjectPlace
 from headwater.store import Store
 from tests.bucket.conftest import Opener, hooks_of
 from tests.opened import bucket_of

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from headwater.consumers.bucket_coordinator import BucketCoordinator
+from headwater.consumers.coordinator import CursorRecord
+from headwater.disk.disk import Clock
 from headwater.errors import Fenced, Unsupported
 from headwater.limits import Limits
 from headwater.opening import open_bucket
-from headwater.storage.bucket.coordinator import BucketCoordinator
-from headwater.storage.coordinator import CursorRecord
-from headwater.storage.disk import Clock
 from headwater.store import Store
 from tests.engine import test_consumers as in_a_directory
 from tests.engine.test_consumers import fill, now, numbers

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headwater import Limits
+from headwater.bucket import appender
 from headwater.opening import open_bucket
-from headwater.storage.bucket import appender
 from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk
 from tests.waiting import wait_for

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from obstore.exceptions import GenericError
 
+from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.opening import open_store
+from headwater.bucket.retries import Backoff
+from headwater.bucket.s3_store import S3Store
+from headwater.consumers.dynamodb import DynamoCoordinator
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Denied, HeadwaterError, Invalid, Unavailable, Unsupported
 from headwater.limits import Limits
 from headwater.opening import open_bucket, open_directory
-from headwater.storage.bucket.backoff import Backoff
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.s3 import S3Store
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.dynamodb import DynamoCoordinator
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: "x"\r\n\r\n'
 FOUND = (

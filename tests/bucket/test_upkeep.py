@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from headwater.disk.disk import Clock
 from headwater.errors import NotFound, Unavailable, Unsupported
 from headwater.limits import Limits
 from headwater.opening import open_bucket
-from headwater.storage.disk import Clock
 from headwater.store import Store
 from tests.bucket.conftest import Opener, hooks_of
 from tests.opened import bucket_of

@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import pytest
 
+from headwater.directory import recovery
+from headwater.directory.retention import sweep
+from headwater.disk.disk import Disk
 from headwater.errors import Corrupt, NotFound
 from headwater.format import tail as tail_format
 from headwater.format.batch import Batch, decode
 from headwater.format.names import directory_of, file_of, offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import TailSlot
-from headwater.storage import recovery
-from headwater.storage.disk import Disk
-from headwater.storage.retention import sweep
 from headwater.store import Store
 from tests.crash.expectation import Contents, Expectation
 from tests.crash.machine import Tree, fingerprint, read_tree, write_tree

@@ -15,10 +15,10 @@ from zlib import crc32
 
 import msgspec
 
+from headwater.directory import journal
 from headwater.event import Content, Durability, Refs
 from headwater.limits import Limits
 from headwater.opening import open
-from headwater.storage import journal
 from headwater.store import Store
 
 TOPIC = "killed"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from headwater.directory import journal
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage import journal
 from headwater.store import Store
 from tests.crash.crashing import NEXT_BOOT
 from tests.crash.machine import Loss, Machine, Tree, write_tree

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
+from headwater.directory import local_manifest
 from headwater.errors import HeadwaterError
 from headwater.format import settings
 from headwater.format.history import LocalManifest
 from headwater.opening import open_directory
-from headwater.storage import local_manifest
 from tests.archive.logs import LIMITS, drop, everything, objects
 from tests.crash.crashing import NEXT_BOOT
 from tests.crash.machine import Loss, Machine, Tree, fingerprint, write_tree
 from tests.crash.recording import BOOT, Op, RecordingDisk, SteadyClock
 from tests.log.unsynced import UnsyncedDisk
+from tests.opened import archive_of
 
 LOSSES = [Loss("dropped", "dropped"), Loss("random", "adversarial", 2)]
 BEGUN = "begun"
@@ -30,7 +31,7 @@ def record(arena: Path) -> tuple[list[Op], list[tuple[Any, ...]]]:
     disk.mkdir(arena / "recorded")
     disk.trace.clear()  # that directory is where the trace begins
     with open_directory(arena / "recorded" / "data", limits=LIMITS, disk=disk, clock=SteadyClock()) as hw:
-        hw.directory._archive._open = lambda _url: objects(arena / "archive")
+        archive_of(hw)._open = lambda _url: objects(arena / "archive")
         for number in range(12):
             hw.append("t", b"%d" % number * 50, key="a")
             if number % 3 == 1:
@@ -70,7 +71,7 @@ def check(arena: Path, trace: list[Op], events: list[tuple[Any, ...]]) -> int:
         with open_directory(
             arena / "crashed" / "data", limits=LIMITS, disk=UnsyncedDisk(), clock=SteadyClock(boot)
         ) as hw:
-            hw.directory._archive._open = lambda _url: objects(arena / "archive")
+            archive_of(hw)._open = lambda _url: objects(arena / "archive")
             assert everything(hw) == events, name
     return len(seen)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from headwater.disk.disk import Disk
 from headwater.event import Durability
-from headwater.storage.disk import Disk
 from headwater.store import Store
 from tests.crash.recording import SteadyClock
 from tests.crash.workload import events_of, open_engine

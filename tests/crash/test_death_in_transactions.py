@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from headwater.disk.disk import Disk
 from headwater.event import Content, Durability
-from headwater.storage.disk import Disk
 from headwater.store import Store
 from tests.crash.recording import SteadyClock
 from tests.crash.test_death import MortalDisk, _until_death

@@ -22,10 +22,10 @@ from typing import Any
 
 import pytest
 
+from headwater.disk.disk import Clock, Disk
 from headwater.event import Event
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage.disk import Clock, Disk
 from headwater.store import Store
 from headwater.views import database
 from headwater.views.app import App

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import pytest
 
-from headwater.engine.replica import replicator as module
-from headwater.engine.replica.marker import Marker
-from headwater.engine.replica.replicator import Replicator
+from headwater.disk.disk import Disk
 from headwater.errors import Conflict, HeadwaterError
-from headwater.opening import open_directory
-from headwater.storage.disk import Disk
+from headwater.opening import directory_parts, open_directory
+from headwater.replication import replicator as module
+from headwater.replication.marker import Marker
+from headwater.replication.replicator import Replicator
 from headwater.store import Store
 from tests.crash.crashing import NEXT_BOOT
 from tests.crash.machine import Loss, Machine, Tree, write_tree
@@ -57,6 +57,7 @@ def record(source: Store, root: Path, *, disk: type[RecordingDisk] = RecordingDi
         copying = Replicator(
             source.replication(),
             root / "replica",
+            directory_parts,
             address="source",
             limits=source.limits,
             disk=recording,
@@ -95,7 +96,9 @@ def check(source: Store, name: str, tree: Tree, boot_id: bytes, told: Told, aren
                     assert hw.directory.partition_log(topic, partition).end() >= end, name
         promoted = not Marker(path, disk, clock).follows() and bool(told.ends)
         assert promoted or not told.promoted, name
-        copying = Replicator(source.replication(), path, address="source", limits=source.limits, disk=disk, clock=clock)
+        copying = Replicator(
+            source.replication(), path, directory_parts, address="source", limits=source.limits, disk=disk, clock=clock
+        )
         if promoted:
             with pytest.raises(Conflict):
                 copying.run(once=True)

@@ -7,14 +7,14 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from headwater.directory.log_directory import LogDirectory
+from headwater.directory.sealer import Sealer
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import HeadwaterError
 from headwater.event import Content, Durability, Ref
 from headwater.format.names import offset_of, partition_of
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.place import LogDirectory
-from headwater.storage.sealer import Sealer
 from headwater.store import Store
 from tests.crash.expectation import (
     Acknowledged,

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from headwater.engine.consumer import LogConsumer
+from headwater.consumers.log_consumer import LogConsumer
 from headwater.errors import Conflict, Fenced, NotFound
 from headwater.event import Event, Ref
 from headwater.format.names import file_of, partition_of

@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headwater.disk.disk import Clock
 from headwater.errors import Fenced
 from headwater.event import Event
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage.disk import Clock
 from tests.log.unsynced import UnsyncedDisk
 from tests.opened import join
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.consumer import LogConsumer
+from headwater.consumers.log_consumer import LogConsumer
+from headwater.directory.local_log import LocalLog
 from headwater.errors import Closed, Fenced, Invalid, NotFound, TooLarge, Unavailable
 from headwater.event import Event
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage.log import LocalLog
 from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 from tests.opened import join

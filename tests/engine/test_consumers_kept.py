@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.consumer import LogConsumer
-from headwater.engine.holding import NARROWINGS
+from headwater.consumers.delivery_ledger import NARROWINGS
+from headwater.consumers.log_consumer import LogConsumer
 from headwater.errors import Conflict
 from headwater.event import Event
 from headwater.limits import Limits

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.cursor import TopicCursor
 from headwater.errors import Corrupt, Invalid, NotFound
 from headwater.format.events import EventBatch
+from headwater.log.topic_cursor import TopicCursor
 from headwater.opening import open_directory
 from headwater.store import Store
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.consumer import LogConsumer
+from headwater.consumers.log_consumer import LogConsumer
 from headwater.errors import Fenced
 from headwater.event import Event
 from headwater.limits import Limits

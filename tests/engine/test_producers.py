@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from headwater.directory.segment import SegmentFile
+from headwater.disk.disk import Clock
 from headwater.errors import Conflict, Fenced, Invalid, TooLarge, Unavailable
 from headwater.event import Ref
 from headwater.format.producers import Producer
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage.disk import Clock
-from headwater.storage.segment import SegmentFile
 from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.conformance import datas

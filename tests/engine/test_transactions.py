@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from headwater.engine import transaction
+from headwater.directory import journal, transaction
+from headwater.directory.log_writer import LogWriter
 from headwater.errors import Closed, Conflict, Invalid, NotFound, TooLarge, Unavailable
 from headwater.format.names import partition_of
 from headwater.limits import Limits
 from headwater.opening import open_directory
 from headwater.protocols import Transaction
-from headwater.storage import journal
-from headwater.storage.writer import LogWriter
 from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.conformance import datas

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.transaction import DirectoryTransaction
+from headwater.directory.transaction import DirectoryTransaction
 from headwater.errors import Conflict, Fenced
 from headwater.event import Ref
 from headwater.limits import Limits

@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headwater
-from headwater.engine.transfer import exporting
+from headwater.disk.disk import Disk
 from headwater.errors import Corrupt, Invalid, NotFound, TooLarge
 from headwater.event import Content, Event
 from headwater.limits import MIB, Limits
 from headwater.opening import open_directory
-from headwater.storage.disk import Disk
 from headwater.store import Store
+from headwater.transfer import exporting
 from tests import strategies
 from tests.log.unsynced import open_unsynced
 

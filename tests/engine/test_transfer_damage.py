@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import headwater
-from headwater.engine.transfer import exporting, files, jsonl, puro
 from headwater.errors import Corrupt, HeadwaterError, Invalid, TooLarge
 from headwater.format import puro as format_puro
 from headwater.limits import Limits
 from headwater.store import Store
+from headwater.transfer import exporting, files, jsonl, puro
 from tests.log.unsynced import open_unsynced
 
 FORMATS = ("jsonl", "arrow", "arrows", "parquet", "puro")

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headwater
-from headwater.engine.transfer import exporting, puro
-from headwater.engine.transfer.chunks import EventChunk, ImportOptions
-from headwater.engine.transfer.files import Input
 from headwater.errors import Corrupt, Invalid
 from headwater.format import puro as messages
 from headwater.format.puro_blocks import VARIANTS, PuroFile, PuroVariant
 from headwater.store import Store
+from headwater.transfer import exporting, puro
+from headwater.transfer.chunks import EventChunk, ImportOptions
+from headwater.transfer.files import Input
 from tests.log.unsynced import open_unsynced
 from tests.server.serving import serving
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from headwater.directory import admission
 from headwater.errors import Conflict, Invalid, NotFound
 from headwater.event import Ref
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage import admission
 from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.conformance import datas

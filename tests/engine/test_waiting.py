@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine import waiting as waits
-from headwater.engine.waiting import PendingAppend
 from headwater.errors import Closed, Conflict, Invalid, NotFound, TooLarge
 from headwater.format.batch import DATA, KEY
 from headwater.format.column import Column
 from headwater.limits import Limits
+from headwater.log import pending as waits
+from headwater.log.pending import PendingAppend
 from headwater.requests import Append, AppendMany
 from headwater.store import Store
 

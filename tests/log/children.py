@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from headwater.engine.consumer import LogConsumer
-from headwater.engine.file_leases import FileLeases
+from headwater.consumers.file_leases import FileLeases
+from headwater.consumers.log_consumer import LogConsumer
 
 PATIENCE_S = 40.0  # a child that is silent for longer is stuck
 

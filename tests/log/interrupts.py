@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import headwater
+from headwater.disk.disk import Clock, Disk, wait_for_lock
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.limits import Limits
-from headwater.storage.disk import Clock, Disk, wait_for_lock
 from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.interrupting import Interruption, interrupt_everywhere, interrupted
@@ -26,8 +26,8 @@ from tests.opened import join
 # What is interrupted between opening a file and using it leaves that to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 LOCKING = (
-    *("storage/cursors.py", "storage/disk.py", "storage/group.py", "storage/latch.py", "storage/lockfile.py"),
-    *("engine/file_leases.py", "engine/transaction.py", "engine/member.py", "contextlib.py"),
+    *("directory/cursor_file.py", "disk/disk.py", "directory/group.py", "disk/latch.py", "disk/lockfile.py"),
+    *("consumers/file_leases.py", "directory/transaction.py", "consumers/member.py", "contextlib.py"),
 )
 LIMITS = Limits(lock_wait_s=2.0, segment_bytes=40_000)
 

@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 import headwater
-from headwater.engine.replica.replicator import Replicator
 from headwater.limits import PARTITIONS_MAX
+from headwater.opening import directory_parts
+from headwater.replication.replicator import Replicator
 from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 
@@ -168,7 +169,7 @@ def spread(hw: Store, partitions: int) -> None:
 
 
 def replicate(hw: Store, path: Path, names: list[str]) -> None:
-    Replicator(hw.replication(), path, address="here", disk=UnsyncedDisk()).run(once=True)
+    Replicator(hw.replication(), path, directory_parts, address="here", disk=UnsyncedDisk()).run(once=True)
     with headwater.open(path) as replica:
         assert replica.topics() == hw.topics()
         for number, name in enumerate(names[:: max(1, len(names) // 100)]):

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import headwater
+from headwater.disk.disk import Disk
 from headwater.errors import Unavailable
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage.disk import Disk
 from headwater.store import Store
 from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from headwater.directory.group import Group
 from headwater.errors import HeadwaterError, NotFound, Unavailable
 from headwater.event import Ref
 from headwater.limits import Limits
+from headwater.log.rows import Rows
 from headwater.opening import open_directory
-from headwater.storage.group import Group
-from headwater.storage.rows import Rows
 from headwater.store import Store
 from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced

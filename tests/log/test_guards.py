@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from headwater.disk.disk import Clock
 from headwater.errors import Corrupt
 from headwater.opening import open_directory
-from headwater.storage.disk import Clock
 from headwater.store import Store
 
 

@@ -16,17 +16,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from headwater.directory import keys as log_keys
+from headwater.directory import log_cursor, sealer
+from headwater.directory import log_reader as reader
+from headwater.directory.local_log import LocalLog
+from headwater.directory.sealer import Sealer
+from headwater.disk.disk import Disk
 from headwater.errors import Corrupt
 from headwater.event import Event
 from headwater.format import keyhash
 from headwater.format.index import Index
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage import keys as log_keys
-from headwater.storage import log_cursor, reader, sealer
-from headwater.storage.disk import Disk
-from headwater.storage.log import LocalLog
-from headwater.storage.sealer import Sealer
 from headwater.store import Store
 from tests import strategies
 from tests.log.conformance import plain

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import headwater
+from headwater.directory import seal
 from headwater.limits import DEFAULTS, Limits
-from headwater.storage import seal
 from headwater.store import Store
 from tests.log.conformance import Log
 from tests.log.key_conformance import KeyConformance

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import headwater
+from headwater.directory.segment import SegmentFile
 from headwater.format.batch import encode_lost
-from headwater.storage.segment import SegmentFile
+from headwater.history.archive_check import check_archive_of
 from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 
@@ -180,7 +181,7 @@ def test_an_archive_and_what_is_restored_tell_of_the_loss(tmp_path: Path) -> Non
     with headwater.open(tmp_path / "data") as hw:
         assert isinstance(hw, Store)
         hw.archive(url)
-        assert hw.directory.check_archive().lost == 100
+        assert check_archive_of(hw.directory).lost == 100
     (restored,) = headwater.restore(url, tmp_path / "restored")
     assert (restored.events, restored.lost) == (300, 100)
     with headwater.open(tmp_path / "restored") as hw:

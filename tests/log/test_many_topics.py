@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from headwater import Limits, NotFound, Unavailable
+from headwater.disk.open_files import open_files
 from headwater.opening import open_directory
-from headwater.storage.open_files import open_files
 from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.unsynced import UnsyncedDisk, open_unsynced

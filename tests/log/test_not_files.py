@@ -321,7 +321,7 @@ def test_a_map_that_the_system_refuses_is_unavailable(tmp_path: Path, monkeypatc
 
     with open_unsynced(tmp_path / "data") as hw:
         hw.append_many("t", [b"x" * 1000] * 1000)
-        monkeypatch.setattr("headwater.storage.disk.map_file", refuse)
+        monkeypatch.setattr("headwater.disk.disk.map_file", refuse)
         with pytest.raises(Unavailable) as caught:
             list(hw.read("t"))
         monkeypatch.undo()

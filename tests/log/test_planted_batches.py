@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from headwater.directory.segment import SegmentFile
 from headwater.errors import Corrupt
 from headwater.format.batch import encode_lost, encode_one
 from headwater.format.tail import MAGIC, OPEN, SIZE, SLOTS_AT, TailSlot
-from headwater.storage.segment import SegmentFile
 from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
+from headwater.directory import retention, seal
+from headwater.directory.local_log import LocalLog
+from headwater.disk.disk import Clock
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import time_of
 from headwater.format.index import Index
 from headwater.format.names import file_of, offset_of
 from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.limits import Limits
+from headwater.log.retention_rules import Rules
 from headwater.opening import open_directory
-from headwater.storage import retention, seal
-from headwater.storage.disk import Clock
-from headwater.storage.log import LocalLog
-from headwater.storage.retention import Rules
 from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk
 

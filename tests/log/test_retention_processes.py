@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from headwater.directory import seal
 from headwater.errors import NotFound, Unavailable
 from headwater.format.names import file_of
 from headwater.limits import Limits
-from headwater.storage import seal
 from headwater.store import Store
 from tests.log.children import Child, Said, stop
 from tests.log.unsynced import open_unsynced

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from headwater.disk.disk import Clock
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage.disk import Clock
 from tests.waiting import wait_for
 
 

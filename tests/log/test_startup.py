@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from headwater.disk.disk import Disk
 from headwater.opening import open_directory
-from headwater.storage.disk import Disk
 from headwater.store import Store
 from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced

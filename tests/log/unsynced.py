@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from headwater.disk.disk import Disk
 from headwater.opening import open_directory
-from headwater.storage.disk import Disk
 from headwater.store import Store
 
 

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from headwater.engine.cursor import Gap, Offsets
 from headwater.errors import HeadwaterError
 from headwater.format.events import EventBatch
+from headwater.log.topic_cursor import Gap, Offsets
 from headwater.server.feeds import Feeds
 from headwater.server.metrics import LiveMeter
 from headwater.server.settings import ServerSettings

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pytest
 
 import headwater
-from headwater.client.consumer import RemoteConsumer
+from headwater.consumers.remote_consumer import RemoteConsumer
 from headwater.errors import Closed, Fenced, Invalid, NotFound, TooLarge, Unavailable
 from headwater.event import Event
 from headwater.store import Store

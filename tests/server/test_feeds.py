@@ -14,10 +14,10 @@ from typing import Any, Self
 import pytest
 
 import headwater
-from headwater.engine.reading import pick
 from headwater.errors import Closed, Invalid, NotFound
 from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
+from headwater.log.reading import pick
 from headwater.server.settings import ServerSettings
 from headwater.store import Store
 from tests.server.sinks import Collector, Lines, begin, feeding
@@ -568,7 +568,7 @@ async def test_a_rare_type_is_found_without_reading_the_log(log: Store, monkeypa
         seen.append(batch.size)
         return pick(log, batch, lo, hi, selection)
 
-    monkeypatch.setattr("headwater.engine.cursor.pick", counting)
+    monkeypatch.setattr("headwater.log.topic_cursor.pick", counting)
     async with feeding(log) as feeds:
         sink = Collector()
         await begin(feeds, "long", sink, start="earliest", type="rare")

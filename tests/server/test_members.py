@@ -9,6 +9,7 @@ from time import monotonic
 
 import pytest
 
+from headwater.consumers.log_consumers import log_consumers
 from headwater.errors import Fenced, Unavailable
 from headwater.event import Event
 from headwater.limits import ServerLimits
@@ -33,7 +34,7 @@ def hw(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def members(hw: Store) -> Iterator[Members]:
-    members = Members(hw.directory, LIMITS, heartbeat_s=15.0)
+    members = Members(hw.directory, log_consumers(hw.consumption), LIMITS, heartbeat_s=15.0)
     yield members
     members.close()
 

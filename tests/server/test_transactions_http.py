@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.client.consumer import RemoteConsumer
+from headwater.consumers.remote_consumer import RemoteConsumer
 from headwater.errors import Closed, Conflict, Fenced, Invalid, TooLarge, Unavailable
 from headwater.limits import Limits
 from headwater.store import Store

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 import headwater
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.object_store import ObjectStore
+from headwater.disk.disk import Clock, Disk
 from headwater.spark.writing import sink
 from headwater.spark.writing.layout import Layout
 from headwater.spark.writing.publishing import PublishedBatch
 from headwater.spark.writing.sink import SinkSettings
 from headwater.spark.writing.staging import FOLDER, StagedWrite, StagingArea
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
 from tests.wrapped import WrappedStore
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.event import UNIX_EPOCH_TICKS, Refs
 from headwater.format.producers import ProducerAnswer, ProducerState
@@ -17,7 +18,6 @@ from headwater.requests import AppendMany
 from headwater.spark.writing import publishing, spreading
 from headwater.spark.writing.publishing import publish
 from headwater.spark.writing.staging import ORPHAN_S, StagedWrite, StagingArea
-from headwater.storage.disk import Clock, Disk
 from tests.server.serving import serving
 from tests.spark.staged import (
     Dies,

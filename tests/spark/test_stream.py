@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StructField, StructType
 
 import headwater
+from headwater.directory.local_log import LocalLog
 from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.format import events
 from headwater.spark.reading import planning, positions, scan, stream
@@ -24,7 +25,6 @@ from headwater.spark.reading.options import STREAM, parse
 from headwater.spark.reading.parts import ReadTask
 from headwater.spark.reading.positions import Positions, TopicProgress
 from headwater.spark.reading.stream import StreamReader
-from headwater.storage.log import LocalLog
 from headwater.store import Store
 from tests.server.people import add
 from tests.server.process import served

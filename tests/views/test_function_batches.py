@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headwater import App, Event, Limits, Store
-from headwater.engine.transaction import DirectoryTransaction
+from headwater.directory.transaction import DirectoryTransaction
 from headwater.opening import open_directory
 from headwater.views.context import Context
 from tests.views.running import LIMITS, info_of, place_of, values

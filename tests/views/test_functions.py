@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headwater import App, Closed, Conflict, Event, Invalid, Limits, Store, Unavailable
-from headwater.engine.transaction import DirectoryTransaction
+from headwater.directory.transaction import DirectoryTransaction
 from headwater.opening import open_directory
 from headwater.views import acting
 from headwater.views.acting import Actor

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from headwater.disk.disk import Disk
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.event import Event
 from headwater.limits import QUARANTINED_MAX, Limits
 from headwater.opening import open_directory
-from headwater.storage.disk import Disk
 from headwater.store import Store
 from headwater.views import database
 from headwater.views.app import App

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from headwater.disk.disk import Clock
 from headwater.errors import Unavailable
 from headwater.event import Event
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.storage.disk import Clock
 from headwater.store import Store
 from headwater.views.app import App
 from headwater.views.runner import Runner

@@ -62,9 +62,11 @@ def archive(
     if on is not None:
         _archive_on_spark(data, url, topic, cluster, seal=seal, as_json=as_json)
         return
+    from headwater.history.archiver import archiver_of
+
     stopping = threading.Event()
     with open_log(data, mode="existing") as hw:
-        archiver = hw.directory.archiver(url, topic=topic, stopping=stopping)
+        archiver = archiver_of(hw.directory, url, topic=topic, stopping=stopping)
         if once:
             with ProgressLine("archived", as_bytes=True) as waiting:
                 done = archiver.once(seal=seal, progress=waiting.update)

@@ -14,8 +14,7 @@ from headwater.cli.opening import open_log
 from headwater.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from headwater.engine.checking import CheckReport
-    from headwater.storage.check import Finding
+    from headwater.log.check_report import CheckReport, Finding
     from headwater.store import Store
 
 
@@ -43,7 +42,7 @@ def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_js
     with ProgressLine("checking", as_bytes=True, patience_s=0.3) as waiting:
         at_archive = _is_archive(data)
         if at_archive:
-            from headwater.engine.archive_checking import check_archive_at
+            from headwater.history.archive_check import check_archive_at
 
             reports[data] = check_archive_at(data, topic, progress=waiting.update)
         else:
@@ -74,7 +73,9 @@ def _is_archive(data: str) -> bool:
 
 def _checked_archive(hw: Store, topic: str | None, waiting: ProgressLine) -> CheckReport:
 
-    return hw.directory.check_archive(topic, progress=waiting.update)
+    from headwater.history.archive_check import check_archive_of
+
+    return check_archive_of(hw.directory, topic, waiting.update)
 
 
 def _show(finding: Finding) -> None:

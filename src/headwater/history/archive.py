@@ -15,6 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from headwater.bucket.object_store import ObjectStore
+from headwater.directory import local_manifest
+from headwater.directory.log_directory import LogDirectory
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Conflict, Corrupt, NotFound, Unsupported
 from headwater.format import history as format
 from headwater.format import settings
@@ -26,11 +30,6 @@ from headwater.history.reader import ArchiveReader
 from headwater.history.records import HistoryStore, url_of
 from headwater.history.transfer import reaching
 from headwater.limits import Limits
-from headwater.storage import local_manifest
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.place import LogDirectory
-from headwater.storage.segment import read_header
 
 SETTINGS_FILE = "archive.json"
 
@@ -123,6 +122,10 @@ class DirectoryArchive:
             local_manifest.remember(place, found)
         return found
 
+    def forget(self, uuid: bytes) -> None:
+        """Drop what was fetched of a log that is deleted."""
+        self.cache.forget(uuid)
+
     def close(self) -> None:
         """Release the store; it is opened again when it is needed."""
         with self._opening:
@@ -144,24 +147,8 @@ class DirectoryArchive:
             return self._opened[1]
 
 
-def holds(place: LogDirectory, manifest: HistoryManifest, base: int, end: int) -> bool:
-    """Tell whether a manifest has the events of a finished segment of this log; not if its header is damaged."""
-    with contextlib.suppress(Corrupt):
-        return is_of(place, manifest, base, end)
-    return False
-
-
-def is_of(place: LogDirectory, manifest: HistoryManifest, base: int, end: int) -> bool:
-    """Tell whether a manifest has the events of a finished segment: the ticks around them never come twice."""
-    try:
-        ticks = read_header(place, base).previous_ticks, read_header(place, end).previous_ticks
-    except NotFound:
-        return True  # dropped meanwhile, by a process that has looked
-    return manifest.has(base, end, *ticks)
-
-
 def _open_store(disk: Disk, clock: Clock, limits: Limits, url: str) -> ObjectStore:
-    from headwater.storage.bucket.opening import open_store  # only a directory with an archive pays for it
+    from headwater.bucket.opening import open_store  # only a directory with an archive pays for it
 
     retry_s = min(limits.store_retry_s, limits.archive_retry_s)
     return open_store(url, clock=clock, disk=disk, limits=msgspec.structs.replace(limits, store_retry_s=retry_s))

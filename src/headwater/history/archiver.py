@@ -13,27 +13,29 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
 
+from headwater.directory import local_manifest, seal
+from headwater.directory.directory import Directory
+from headwater.directory.local_log import LocalLog
+from headwater.directory.local_manifest import is_of
+from headwater.directory.log_directory import LogDirectory
+from headwater.directory.sealer import reindex
+from headwater.directory.segment import read_header
 from headwater.errors import Conflict, Corrupt, HeadwaterError, NotFound
 from headwater.format import producers
 from headwater.format.events import EventBatch
 from headwater.format.history import HistoryFile, HistoryManifest
 from headwater.format.settings import TopicRecord
-from headwater.history.archive import is_of
 from headwater.history.records import HistoryStore
 from headwater.history.transfer import reaching
 from headwater.history.writing import write_files
 from headwater.info import ArchivedRange
 from headwater.limits import Limits
-from headwater.storage import local_manifest, seal
-from headwater.storage.log import LocalLog
-from headwater.storage.place import LogDirectory
-from headwater.storage.sealer import reindex
-from headwater.storage.segment import read_header
 
 DELETED = ("topic_not_found", "offset_gone", "segment_not_found")  # by others, meanwhile: it was archived, or is gone
 
@@ -345,3 +347,19 @@ def _diverged(place: LogDirectory, why: str) -> Conflict:
         hint="the log was restored, or changed, behind its archive; archive it to another place",
         code="archive_diverged",
     )
+
+
+def archiver_of(
+    directory: Directory,
+    url: str | None = None,
+    *,
+    topic: str | None = None,
+    stopping: threading.Event | None = None,
+) -> Archiver:
+    """Return what keeps the archive of a directory up to date for as long as it is wanted.
+
+    `url` may be left out once the directory has an archive. `Archiver.run` ends after `stopping` is set.
+    """
+    directory.check_open()
+    opened: HistoryStore = directory.archive.begin(url, directory.uuid)
+    return Archiver(opened, partial(directory.live, topic), directory.limits, stopping)

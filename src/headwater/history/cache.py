@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from headwater.disk.disk import Clock, Disk
+from headwater.disk.lockfile import locked
 from headwater.errors import Unavailable
 from headwater.limits import Limits
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.lockfile import locked
 
 MAKING = ".making"  # the suffix of a directory whose files are being made; a locked file of its name is beside it
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headwater.directory.log_directory import LogDirectory
 from headwater.errors import Corrupt
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format import arrow
@@ -17,8 +18,7 @@ from headwater.history import files
 from headwater.history.records import HistoryStore
 from headwater.history.transfer import damaged
 from headwater.history.writing import KeySummary
-from headwater.storage.check import Counts, Finding
-from headwater.storage.place import LogDirectory
+from headwater.log.check_report import Counts, Finding
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headwater.bucket.object_store import ObjectStore
+from headwater.disk.disk import Disk
 from headwater.format import arrow
 from headwater.format import history as format
 from headwater.format.history import ArchivedFile, HistoryFile, HistoryManifest
 from headwater.history.transfer import damaged, download
 from headwater.history.writing import parquet
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Disk
 
 if TYPE_CHECKING:
     import pyarrow as pa

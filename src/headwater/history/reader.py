@@ -15,6 +15,11 @@ from pathlib import Path
 import msgspec
 from crc32c import crc32c
 
+from headwater.directory import local_manifest
+from headwater.directory.blobs import StoredBlob
+from headwater.directory.keys import KeyIndexes, read_index
+from headwater.directory.log_directory import LogDirectory
+from headwater.directory.segment import SegmentFile
 from headwater.errors import Corrupt, NotFound
 from headwater.format import blob as blob_format
 from headwater.format.batch import corrupt
@@ -27,11 +32,6 @@ from headwater.history.records import HistoryStore
 from headwater.history.segments import write_segment
 from headwater.history.transfer import reaching
 from headwater.limits import BLOB_CHUNK_BYTES
-from headwater.storage import local_manifest
-from headwater.storage.blobs import StoredBlob
-from headwater.storage.keys import KeyIndexes, read_index
-from headwater.storage.place import LogDirectory
-from headwater.storage.segment import SegmentFile
 
 OPEN_MAX = 8  # fetched segments of a log that are kept open: each may have been deleted from the cache meanwhile
 TRIES = 20  # a file that was just fetched may be deleted by others, who need the room, before it is opened

@@ -17,17 +17,17 @@ from uuid import UUID
 import msgspec
 
 from headwater.address import is_directory
+from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.opening import open_store
+from headwater.bucket.probe import probe
+from headwater.bucket.records import Records, RecordVersion
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.format import history as format
 from headwater.format.history import ArchiveRoot, HistoryFile, HistoryManifest
 from headwater.format.names import log_uuid
 from headwater.format.settings import TopicRecord
 from headwater.limits import DEFAULTS, Limits
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.probe import probe
-from headwater.storage.bucket.records import Records, RecordVersion
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
 
 LOG_ROOT = "headwater.json"  # of a log
 

@@ -10,6 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from headwater.bucket.object_store import ObjectStore
+from headwater.directory.log_directory import LogDirectory
+from headwater.directory.seal import build_index
+from headwater.directory.segment import SegmentFile
 from headwater.errors import HeadwaterError, Invalid
 from headwater.format.history import HistoryFile, HistoryManifest
 from headwater.format.losses import total
@@ -17,10 +21,6 @@ from headwater.format.names import file_of, offset_of
 from headwater.format.segment import SegmentHeader
 from headwater.history import files
 from headwater.history.segments import SegmentEnd, write_segment
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.place import LogDirectory
-from headwater.storage.seal import build_index
-from headwater.storage.segment import SegmentFile
 
 
 class LogRestore:

@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from headwater.bucket.object_store import ObjectStore
+from headwater.directory.blobs import BlobSpool
+from headwater.directory.log_directory import LogDirectory
+from headwater.directory.seal import build_index
+from headwater.directory.segment import SegmentFile
 from headwater.event import Content
 from headwater.format import arrow
 from headwater.format.batch import BLOB, encode, encode_blob_reference, encode_lost, encode_one
@@ -24,11 +29,6 @@ from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.history import files
 from headwater.history.transfer import damaged
 from headwater.limits import DATA_BYTES_CEILING
-from headwater.storage.blobs import BlobSpool
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.place import LogDirectory
-from headwater.storage.seal import build_index
-from headwater.storage.segment import SegmentFile
 
 if TYPE_CHECKING:
     import pyarrow as pa

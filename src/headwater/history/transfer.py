@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from headwater.bucket.object_store import ObjectStore
+from headwater.disk.disk import Disk
 from headwater.errors import Corrupt, Unavailable
 from headwater.format.history import ArchivedFile
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Disk
 
 PIECE_BYTES = 8 * 1024 * 1024  # of a request: large enough to hide its latency, small enough to hold a few
 PIECES_AHEAD = 4  # that are asked for before the first is there

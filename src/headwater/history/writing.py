@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
+from headwater.bucket.object_store import ObjectStore
+from headwater.disk.disk import Disk
 from headwater.errors import Conflict, Corrupt
 from headwater.event import Blob
 from headwater.format import arrow, events
@@ -31,8 +33,6 @@ from headwater.format.keyhash import U32, key_hashes
 from headwater.format.losses import Ranges
 from headwater.history.transfer import pieces_of, upload
 from headwater.limits import BLOB_CHUNK_BYTES, COLUMN_DATA_BYTES_MAX, MIB
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Disk
 
 if TYPE_CHECKING:
     import pyarrow as pa

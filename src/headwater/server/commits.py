@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 
-from headwater.engine.directory import Directory
-from headwater.engine.log import Log
-from headwater.engine.waiting import PendingAppend
+from headwater.directory.directory import Directory
 from headwater.errors import Closed
 from headwater.event import Ref
 from headwater.limits import MIB
+from headwater.log.log import Log
+from headwater.log.pending import PendingAppend
 from headwater.requests import Append
 from headwater.server.metrics import Metrics
 

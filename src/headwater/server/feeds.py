@@ -13,11 +13,11 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.engine.cursor import Gap, Offsets, TopicCursor
-from headwater.engine.directory import Directory
+from headwater.directory.directory import Directory
 from headwater.errors import Closed
 from headwater.event import At
 from headwater.format.events import EventBatch
+from headwater.log.topic_cursor import Gap, Offsets, TopicCursor
 from headwater.server.channels import Blocking, Channel, ChannelSubscription, StreamFormat
 from headwater.server.metrics import LiveMeter
 from headwater.server.settings import ServerSettings

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headwater.engine.consumer import LogConsumer
+from headwater.consumers.log_consumer import LogConsumer
 from headwater.errors import Fenced, HeadwaterError, Unavailable
 from headwater.event import At, Event
 from headwater.limits import ServerLimits

@@ -6,8 +6,8 @@ import secrets
 import threading
 from typing import Any
 
-from headwater.engine.directory import Directory
-from headwater.engine.log_consumers import LogConsumers
+from headwater.consumers.log_consumers import LogConsumers
+from headwater.directory.directory import Directory
 from headwater.errors import Closed, Fenced, Unavailable
 from headwater.event import Event
 from headwater.limits import ServerLimits
@@ -18,8 +18,9 @@ from headwater.server.member import Formats, MemberOwner, RemoteMember, member_g
 class Members:
     """All remote members of a server. Safe from any thread."""
 
-    def __init__(self, backend: Directory, limits: ServerLimits, heartbeat_s: float) -> None:
+    def __init__(self, backend: Directory, consumers: LogConsumers, limits: ServerLimits, heartbeat_s: float) -> None:
         self._backend = backend
+        self._consumers = consumers
         self._limits = limits
         self._heartbeat_s = heartbeat_s
         self._mutex = threading.Lock()  # protects the two below
@@ -61,7 +62,7 @@ class Members:
             lease_ms = options.get("lease_ms") or self._backend.limits.lease_ms
             options["lease_ms"] = lease_ms = min(lease_ms, self._limits.lease_ms_max)
             request = Consume.of(name, topic, self._backend.limits, **options)
-            consumer = LogConsumers(self._backend).join(request)
+            consumer = self._consumers.join(request)
             consumer.loads = False
             in_memory = self._backend.limits.blob_bytes_in_memory
             told = (

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from headwater.engine.directory import Directory
+from headwater.directory.directory import Directory
+from headwater.replication.source import LocalSource
 
 
 class Replicas:
     """The replicas of one served log."""
 
     def __init__(self, backend: Directory, threads: int) -> None:
-        self.source = backend.replication()
+        self.source = LocalSource(backend)
         self.threads = ThreadPoolExecutor(threads, "headwater-replica")
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from headwater.consumers.log_consumers import log_consumers
 from headwater.server.access import Access
 from headwater.server.apps import Application
 from headwater.server.arrivals import Arrivals
@@ -55,7 +56,7 @@ class Service:
         self.arrivals = Arrivals(self.backend.topic, self.blocking, settings.limits.awaited_topics_max)
         self.changes = ChangeFeeds(self.views, self.blocking, self.loop, settings)
         self.replicas = Replicas(self.backend, settings.limits.replicas_max)
-        self.members = Members(self.backend, settings.limits, settings.heartbeat_s)
+        self.members = Members(self.backend, log_consumers(store.consumption), settings.limits, settings.heartbeat_s)
         self._thawing = self.loop.create_task(self._thaw())
 
     def ignored(self, headers: Mapping[str, str]) -> bool:

@@ -1,9 +1,9 @@
 """Functions at work: each event is given to the code, and what that appends is one transaction with the event's ack.
 
 An `Actor` is a member of the function's consumer, whose leases share the partitions among processes, whose cursor is
-the function's place, and which counts failures, hands events out again and sets them aside (engine/consumer.py). A
-`Shift` is one time of being a member: whatever cannot be gone on with, as a partition that was taken over or a full
-disk, ends it, and what was in hand comes again.
+the function's place, and which counts failures, hands events out again and dead-letters them
+(consumers/log_consumer.py). A `Shift` is one time of being a member: whatever cannot be gone on with, as a partition
+that was taken over or a full disk, ends it, and what was in hand comes again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import threading
 from functools import partial
 
 from headwater.backoff import delay_s
-from headwater.engine.consumer import LogConsumer
-from headwater.engine.log_consumers import LogConsumers
-from headwater.engine.transaction import DirectoryTransaction
+from headwater.consumers.log_consumer import LogConsumer
+from headwater.consumers.log_consumers import log_consumers
+from headwater.directory.transaction import DirectoryTransaction
 from headwater.errors import Closed, Fenced, HeadwaterError, NotFound, TooLarge, Unavailable
 from headwater.event import Event
 from headwater.requests import Consume
@@ -107,7 +107,7 @@ class Actor:
             timeout=IDLE_S,
             failures_max=function.tries,
         )
-        consumer = LogConsumers(self._hw.directory).join(request)
+        consumer = log_consumers(self._hw.consumption).join(request)
         shift = Shift(self._hw, function, consumer, self._tally, self._apart)
         self._apart = 0
         try:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Unpack
 
-from headwater.engine.transaction import DirectoryTransaction
+from headwater.directory.transaction import DirectoryTransaction
 from headwater.errors import Closed, Invalid
 from headwater.event import Content, Event
 from headwater.format.given import Data, Meta

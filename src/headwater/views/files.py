@@ -12,11 +12,11 @@ from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote
 
+from headwater.disk.disk import Clock, Disk
+from headwater.disk.lockfile import locked
 from headwater.errors import Invalid, NotFound, TooLarge, Unavailable
 from headwater.format import names
 from headwater.limits import BINDER_NAME_BYTES_MAX
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.lockfile import locked
 from headwater.store import Store
 from headwater.views import database
 

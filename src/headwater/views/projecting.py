@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headwater.backoff import delay_s
-from headwater.engine.consumer import LogConsumer
-from headwater.engine.log_consumers import LogConsumers
+from headwater.consumers.log_consumer import LogConsumer
+from headwater.consumers.log_consumers import log_consumers
 from headwater.errors import Conflict, Fenced, HeadwaterError, NotFound, Unavailable
 from headwater.event import Event
 from headwater.info import ViewError
@@ -205,7 +205,7 @@ class Projector:
             match=projection.match,
             lease_ms=min(LEASE_MS, self._hw.limits.lease_ms),
         )
-        with LogConsumers(self._hw.directory).join(request, kept=self) as consumer:
+        with log_consumers(self._hw.consumption).join(request, kept=self) as consumer:
             self._consumer = consumer
             try:
                 if registry.topic_of(self._hw, projection.topic).uuid != topic.uuid:

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from headwater.disk.disk import Disk
 from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
 from headwater.event import Event
-from headwater.storage.disk import Disk
 from headwater.store import Store
 from headwater.views import bulk, database, indexing, registry
 from headwater.views.app import Projection

@@ -10,9 +10,6 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from headwater.engine import waiting as waits
-from headwater.engine.log import Log
-from headwater.engine.waiting import PendingAppend
 from headwater.errors import Invalid, TooLarge
 from headwater.event import CONTENTS, Content, Refs, id_text
 from headwater.format import frames
@@ -20,6 +17,10 @@ from headwater.format.batch import KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.given import encode_meta
 from headwater.limits import KIB, MIB, Limits
+from headwater.log import pending as waits
+from headwater.log.log import Log
+from headwater.log.pending import PendingAppend
+from headwater.log.rows import Rows
 from headwater.requests import Append, AppendMany
 from headwater.server.http import batches
 from headwater.server.http.message import JSON, Request, Response, json
@@ -27,7 +28,6 @@ from headwater.server.service import Service
 from headwater.server.wire import arrow, cloudevents, lines
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.parsed import ParsedEvents
-from headwater.storage.rows import Rows
 
 SMALL_BYTES = MIB  # up to this, an item is held in memory, and committed with others
 PIECE_BYTES = MIB  # of a large one, what is written to its file at once

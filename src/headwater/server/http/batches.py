@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from headwater.engine.waiting import PendingAppend
 from headwater.format.frames import MEDIA_TYPE
+from headwater.log.pending import PendingAppend
 from headwater.position import Positions
 from headwater.requests import AppendMany, Read
 from headwater.server.http.message import Headers, Request, Response

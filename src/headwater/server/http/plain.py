@@ -10,9 +10,9 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from headwater.engine.waiting import PendingAppend
 from headwater.errors import HeadwaterError
 from headwater.event import Content, id_text
+from headwater.log.pending import PendingAppend
 from headwater.requests import Append
 from headwater.server import prompt
 from headwater.server.commits import Group

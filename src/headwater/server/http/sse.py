@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
-from headwater.engine.cursor import Gap, Offsets, TopicCursor
 from headwater.errors import Closed, HeadwaterError, Invalid
 from headwater.event import At, ticks_and_node
 from headwater.format.events import EventBatch
+from headwater.log.topic_cursor import Gap, Offsets, TopicCursor
 from headwater.match.selection import Selection
 from headwater.server.channels import ChannelSubscription
 from headwater.server.feeds import beating

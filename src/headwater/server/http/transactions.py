@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta
 
-from headwater.engine.directory import Directory
+from headwater.directory.directory import Directory
 from headwater.errors import Invalid
 from headwater.event import Durability, Ref
 from headwater.format import given, jsonl

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from headwater.client.connection import keep_alive
 from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.format import protocol
+from headwater.remote.connection import keep_alive
 from headwater.server.access import require
 from headwater.server.http.message import Client
 from headwater.server.rights import action_of

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headwater.engine.waiting import PendingAppend
 from headwater.errors import HeadwaterError, Invalid, NotFound, TooLarge
 from headwater.event import CONTENTS, Content
 from headwater.format import given, protocol
@@ -21,6 +20,7 @@ from headwater.format.given import Version
 from headwater.format.producers import Producer
 from headwater.format.protocol import BINARY, DOCUMENT, LENGTH, STRING, bad_frame, elements
 from headwater.limits import Limits
+from headwater.log.pending import PendingAppend
 from headwater.requests import Append, AppendMany
 from headwater.server.http.appending import check_content
 from headwater.server.tcp.answers import ref_fields, response

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from headwater.engine.waiting import PendingAppend
 from headwater.errors import Denied, HeadwaterError
 from headwater.format.protocol import PREFIX
+from headwater.log.pending import PendingAppend
 from headwater.server import prompt
 from headwater.server.commits import Group
 from headwater.server.prompt import Way

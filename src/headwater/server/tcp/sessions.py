@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from headwater.engine.appends import check_data, check_growth
-from headwater.engine.directory import Directory
+from headwater.directory.directory import Directory
 from headwater.errors import Conflict, HeadwaterError, Invalid, NotFound, TooLarge
+from headwater.log.log_transaction import check_data, check_growth
 from headwater.requests import Append
 from headwater.server.access import require
 from headwater.server.rights import action_of

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.client.failures import ErrorBody, revive
+from headwater.disk.disk import Disk
 from headwater.errors import HeadwaterError, Unavailable
+from headwater.remote.failures import ErrorBody, revive
 from headwater.spark.causes import cause
 from headwater.spark.folding import shipping
 from headwater.spark.folding.folding import fold_shard
 from headwater.spark.folding.sharding import Task, plan
 from headwater.spark.places import open_place
-from headwater.storage.disk import Disk
 from headwater.store import Store
 from headwater.views import rebuild as local
 from headwater.views.app import App, Projection

@@ -21,7 +21,7 @@ from headwater.errors import HeadwaterError
 from headwater.event import At
 from headwater.format.history import HistoryFile, nothing
 from headwater.format.settings import TopicRecord, TopicSettings
-from headwater.history.archiver import ArchiveTask, result
+from headwater.history.archiver import ArchiveTask, archiver_of, result
 from headwater.history.records import HistoryStore, open_history, url_of
 from headwater.history.transfer import reaching
 from headwater.history.writing import write_files
@@ -77,7 +77,7 @@ def archive(
     with open_place(address) as hw, contextlib.closing(open_history(url)) as store:
         planners: list[ArchivePlanner]
         if hw.can("archive"):
-            planners = [hw.directory.archiver(url, topic=topic) for topic in ([None] if chosen is None else chosen)]
+            planners = [archiver_of(hw.directory, url, topic=topic) for topic in ([None] if chosen is None else chosen)]
         else:
             store.begin(hw.uuid)
             hw.backend.remember_archive(url)
@@ -245,7 +245,7 @@ def write(work: tuple[tuple[str, str], ArchiveTask]) -> TaskResult:
     try:
         with open_place(address) as hw:
             if hw.can("archive"):
-                return task, hw.directory.archiver(topic=task.topic.name).write(task)
+                return task, archiver_of(hw.directory, topic=task.topic.name).write(task)
             bounds = {"partition": task.partition, "start": task.start, "end": task.end}
             batches = hw.read_batches(task.topic.name, **bounds)  # type: ignore[arg-type]  # they are as they say
             with contextlib.closing(open_history(url)) as store:

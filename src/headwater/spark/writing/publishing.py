@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headwater.bucket.records import RecordVersion
 from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.format import batch
 from headwater.format.batch import DATA, KEY, META, TYPE, Batch
@@ -36,7 +37,6 @@ from headwater.spark.writing.staging import (
     StagingArea,
     WriteManifest,
 )
-from headwater.storage.bucket.records import RecordVersion
 
 if TYPE_CHECKING:
     from headwater.info import TopicInfo
