@@ -1,8 +1,15 @@
 """Profiles of hypothesis: `default` for every run, `torture` for `make torture`. And what tests share."""
 
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from headwater import Limits, Local
+from headwater.limits import DEFAULTS
+from tests.log.unsynced import UnsyncedDisk
 
 pytest_plugins = ["tests.servers", "tests.spark_session"]
 
@@ -15,3 +22,22 @@ settings.load_profile("default")
 # A shell has what it runs in the background ignore Ctrl-C, and so would the programs that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where `hw` is; nothing is there before."""
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def limits() -> Limits:
+    """The limits of `hw`; a module that needs others defines this fixture."""
+    return DEFAULTS
+
+
+@pytest.fixture
+def hw(path: Path, limits: Limits) -> Iterator[Local]:
+    """An open directory without topics, whose disk does not wait for the medium."""
+    with Local(path, limits=limits, disk=UnsyncedDisk()) as opened:
+        yield opened

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
 from headwater.engine.engine import Engine
 from headwater.errors import Unavailable
-from tests.log.unsynced import open_unsynced
 
 SEGMENT_BYTES = 4096
 EVENT = b"x" * 1000
 
 
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Engine]:
-    with open_unsynced(tmp_path / "data") as engine:
-        engine.create("t", segment_bytes=SEGMENT_BYTES)
-        yield engine
+@pytest.fixture(autouse=True)
+def topics(hw: Engine) -> None:
+    hw.create("t", segment_bytes=SEGMENT_BYTES)
 
 
 def fill(hw: Engine, count: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,6 @@ from tests.engine.stage import Stage
 from tests.log.unsynced import open_unsynced
 
 FIRST = ("till-3", 1, 1)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def hw(path: Path) -> Iterator[Engine]:
-    with open_unsynced(path) as engine:
-        yield engine
 
 
 def told(refs: list[Ref]) -> list[Any]:

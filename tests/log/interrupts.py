@@ -6,7 +6,7 @@ import contextlib
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,8 @@ LIMITS = Limits(lock_wait_s=2.0, segment_bytes=40_000)
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Engine]:
-    with open_unsynced(tmp_path / "data", limits=LIMITS) as engine:
-        yield engine
+def limits() -> Limits:
+    return LIMITS
 
 
 def assert_free(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -18,17 +17,14 @@ from headwater.server.http.consumers import LINES
 from headwater.server.member import MemberOwner, RemoteMember
 from headwater.server.members import Members
 from headwater.server.window import AckWindow
-from tests.log.unsynced import open_unsynced
 
 PATIENCE_S = 20.0
 LIMITS = ServerLimits(members_max=3, lease_ms_max=5000)
 
 
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Engine]:
-    with open_unsynced(tmp_path / "data") as engine:
-        engine.append_many("t", [b"a", b"b", b"c"])
-        yield engine
+@pytest.fixture(autouse=True)
+def topics(hw: Engine) -> None:
+    hw.append_many("t", [b"a", b"b", b"c"])
 
 
 @pytest.fixture

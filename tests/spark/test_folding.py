@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -47,9 +47,8 @@ SHARED: dict[str, Any] = {"n": 0}
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Local]:
-    with Local(tmp_path / "data", limits=LIMITS) as opened:
-        yield opened
+def limits() -> Limits:
+    return LIMITS
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,8 @@ LIMITS = Limits(segment_bytes=50_000, blob_bytes_min=400)
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Local]:
-    with Local(tmp_path / "data", limits=LIMITS) as opened:
-        yield opened
+def limits() -> Limits:
+    return LIMITS
 
 
 @pytest.fixture(autouse=True)

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from headwater.views.local import Local
 from tests.views.filling import Filling
-
-
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Local]:
-    with Local(tmp_path / "data") as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +10,6 @@ from headwater import App, Conflict, Event, Invalid, Local
 from headwater.views import filling
 from headwater.views.codec import encode
 from headwater.views.filling import PipelineBatch
-
-
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Local]:
-    with Local(tmp_path / "data") as opened:
-        yield opened
 
 
 def documents(**found: int) -> list[tuple[str, bytes]]:

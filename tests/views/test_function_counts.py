@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import headwater
-from headwater import App, Event, Local
+from headwater import App, Event, Limits, Local
 from headwater.views import tally
 from headwater.views.context import Context
 from headwater.views.tally import function_infos
@@ -17,9 +16,8 @@ from tests.views.running import LIMITS, PATIENCE_S, acting_on, info_of, until
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Local]:
-    with Local(tmp_path / "data", limits=LIMITS) as opened:
-        yield opened
+def limits() -> Limits:
+    return LIMITS
 
 
 def test_another_process_can_tell_what_functions_have_done(hw: Local, tmp_path: Path) -> None:

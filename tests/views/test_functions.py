@@ -18,9 +18,8 @@ from tests.views.running import LIMITS, PATIENCE_S, acting_on, info_of, place_of
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Local]:
-    with Local(tmp_path / "data", limits=LIMITS) as opened:
-        yield opened
+def limits() -> Limits:
+    return LIMITS
 
 
 # What a function does

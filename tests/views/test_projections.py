@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import bson
@@ -22,9 +20,8 @@ SETTLE_S = 20.0
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Local]:
-    with Local(tmp_path / "data", limits=Limits(lease_ms=1000, blob_bytes_min=2000)) as hw:
-        yield hw
+def limits() -> Limits:
+    return Limits(lease_ms=1000, blob_bytes_min=2000)
 
 
 def count(doc: Any, event: Event) -> Any:
