@@ -24,6 +24,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long, so that no process of a run ends long before another."""
+    items.sort(key=turn)
+
+
+def turn(item: pytest.Item) -> int:
+    """When a test comes: first the group of Spark, which one process runs, then those with a timeout of their own.
+
+    Those that start a Java of their own come after other long ones: the group has made an archive of classes by then.
+    """
+    if item.get_closest_marker("xdist_group"):
+        return 0
+    if "java_classes" in getattr(item, "fixturenames", ()):
+        return 2
+    return 1 if item.get_closest_marker("timeout") else 3
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Where `hw` is; nothing is there before."""

@@ -53,6 +53,7 @@ def test_the_orders_tell_a_story(tmp_path: Path) -> None:
     check(tmp_path / "orders-data", tmp_path / "orders-payments.jsonl", 40, {"kettle": 12, "lamp": 30})
 
 
+@pytest.mark.usefixtures("java_classes")
 @pytest.mark.timeout(180)  # it starts a server, five processes and Spark
 def test_the_demonstration_tells_the_whole_story(tmp_path: Path) -> None:
     """With a smaller shop. It compares each step with the shop's books by itself, and ends where one differs."""

@@ -26,10 +26,12 @@ def archive(data: Path, target: Path, **options: Any) -> None:
     parquets.archive(data, target, file_bytes=1500, **options)
 
 
-@pytest.fixture(autouse=True)
-def topic(hw: headwater.Local) -> None:
-    hw.create("t", partitions=3, segment_bytes=4096)
-    append(hw, 200)
+@pytest.fixture
+def hw(tmp_path: Path) -> Iterator[headwater.Local]:
+    with headwater.open(tmp_path / "data", durability="os") as opened:
+        opened.create("t", partitions=3, segment_bytes=4096)
+        append(opened, 200)
+        yield opened
 
 
 def append(hw: headwater.Local, events: int, **options: Any) -> None:
