@@ -18,7 +18,7 @@ import pytest
 from headwater import Event, Limits, Local
 from headwater.views.loading import load
 from tests.log.children import Child, Said
-from tests.views.running import until
+from tests.waiting import wait_for
 
 ORDERS = Path(__file__).parent.parent / "examples" / "orders.py"
 LIMITS = Limits(lease_ms=300, retry_ms=5, retry_ms_max=50)
@@ -93,11 +93,11 @@ def test_orders_and_stock_add_up_however_often_the_processes_are_killed(orders: 
         children = [Child(work) for _ in range(2)]
         for number in range(KILLS):
             steps = PLACED + (number + random.random()) * PLACED / KILLS  # each order has one more, at least
-            until(lambda steps=steps: hw.describe("orders").events > steps)  # type: ignore[misc]
+            wait_for(lambda steps=steps: hw.describe("orders").events > steps)  # type: ignore[misc]
             time.sleep(random.random() * 0.005)  # not to wait for something: the moment is what varies
             children[number % 2].kill()
             children[number % 2] = Child(work)
-        until(lambda: not any(info.lag for info in hw.consumers()))
+        wait_for(lambda: not any(info.lag for info in hw.consumers()))
         for child in children:
             child.tell()
             child.result()

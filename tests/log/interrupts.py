@@ -22,6 +22,7 @@ from headwater.storage.disk import Clock, Disk, wait_for_lock
 from tests.log.children import Child, Said
 from tests.log.interrupting import Interruption, interrupt_everywhere, interrupted
 from tests.log.unsynced import open_unsynced
+from tests.waiting import wait_for
 
 # What is interrupted between opening a file and using it leaves that to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -266,13 +267,7 @@ def test_those_who_wait_go_on_when_one_of_them_is_interrupted(hw: Engine, kind: 
         for _ in interrupt_everywhere(work.append if kind == "append" else transact, step=1 if kind == "append" else 5):
             before = list(counts)
             work.append()
-            deadline = threading.Event()
-            for _ in range(2000):
-                if all(now > then for now, then in zip(counts, before, strict=True)):
-                    break
-                deadline.wait(0.005)
-            else:
-                raise AssertionError(f"a thread is stuck: {before} {counts}")
+            wait_for(lambda: all(now > then for now, then in zip(counts, before, strict=True)))  # noqa: B023  (used at once)
     finally:
         stop.set()
         for thread in threads:

@@ -67,7 +67,7 @@ def test_a_driver_is_killed_twice_and_nothing_is_lost_or_twice(tmp_path: Path) -
     lines(tmp_path / "in", BATCHES, EACH)
     query = killed_in_a_batch(tmp_path)
     with start(tmp_path, "headwater") as driver:
-        wait_for(lambda: count(tmp_path) > 3 * EACH)
+        wait_for(lambda: count(tmp_path) > 3 * EACH, START_S)
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
     with start(tmp_path, "headwater") as driver:

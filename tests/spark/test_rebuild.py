@@ -274,7 +274,7 @@ def test_a_driver_that_is_killed_in_the_midst_has_changed_nothing_and_the_next_b
     environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
     driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     try:
-        wait_for(lambda: begun.exists() or driver.poll() is not None)
+        wait_for(lambda: begun.exists() or driver.poll() is not None, 200)
         assert driver.poll() is None
         assert len(files_of(hw)) > 3
         with pytest.raises(Unavailable) as locked:

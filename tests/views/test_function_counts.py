@@ -12,7 +12,8 @@ from headwater import App, Event, Limits, Local
 from headwater.views import tally
 from headwater.views.context import Context
 from headwater.views.tally import function_infos
-from tests.views.running import LIMITS, PATIENCE_S, acting_on, info_of, until
+from tests.views.running import LIMITS, PATIENCE_S, acting_on, info_of
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_counts_that_somebody_locks_are_written_later(hw: Local) -> None:
     with acting_on(hw, app, "copy") as actor:
         locked.execute("BEGIN IMMEDIATE")
         hw.append_many("in", [b"x"] * 10)
-        until(lambda: len(list(hw.read("out"))) == 11 and actor.settled())
+        wait_for(lambda: len(list(hw.read("out"))) == 11 and actor.settled())
         locked.execute("ROLLBACK")
         locked.close()
     assert info_of(hw, "copy").events == 11
