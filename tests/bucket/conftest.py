@@ -50,5 +50,5 @@ def opener(bucket_url: str) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def hw(opener: Opener) -> Bucket:
+def bucket(opener: Opener) -> Bucket:
     return opener()

@@ -92,7 +92,7 @@ def environment(
 
 
 @pytest.fixture
-def hw(environment: dict[str, str]) -> Iterator[Bucket]:
+def bucket(environment: dict[str, str]) -> Iterator[Bucket]:
     with headwater.open(environment["HEADWATER_LOG"], coordinator=environment.get("HEADWATER_COORDINATOR")) as opened:
         assert isinstance(opened, Bucket)
         opened.create("Aufträge 1", partitions=2)
@@ -147,10 +147,10 @@ def lags(hw: Bucket) -> list[int]:
     return [info.lag for info in hw.consumers("Aufträge 1")]
 
 
-def test_it_handles_what_came_and_ignores_what_is_no_event(hw: Bucket, instance: Callable[[], Any]) -> None:
+def test_it_handles_what_came_and_ignores_what_is_no_event(bucket: Bucket, instance: Callable[[], Any]) -> None:
     function = instance()
-    woken = fill(hw, 6)
-    others = [each.key for each in hw._store.list("topics/") if "/events/" not in each.key]
+    woken = fill(bucket, 6)
+    others = [each.key for each in bucket._store.list("topics/") if "/events/" not in each.key]
     assert others
     log = os.environ["HEADWATER_LOG"]
     elsewhere = urlsplit(log)._replace(netloc="other").geturl()
@@ -160,21 +160,21 @@ def test_it_handles_what_came_and_ignores_what_is_no_event(hw: Bucket, instance:
         {"Records": [None, {}, {"eventSource": "aws:s3", "eventName": "ObjectCreated:Put", "s3": {}}]},
         {"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": "no json"}]},
         notification(log, *others),
-        notification(elsewhere, *keys(hw)),
-        notification(log, *keys(hw), name="ObjectRemoved:Delete"),
-        notification(log, *(key.replace("topics/", "topics/x") for key in keys(hw))),
+        notification(elsewhere, *keys(bucket)),
+        notification(log, *keys(bucket), name="ObjectRemoved:Delete"),
+        notification(log, *(key.replace("topics/", "topics/x") for key in keys(bucket))),
         notification(log, "elsewhere/" + foreign),
     ):
         assert function.handler(ignored, Context()) == {"handled": 0, "more": False, "batchItemFailures": []}
     assert function.handler(woken, Context()) == {"handled": 6, "more": False, "batchItemFailures": []}
     assert len(places(function.seen)) == 6
-    assert function.handler(fill(hw, 2), Context())["handled"] == 2
-    assert lags(hw) == [0, 0]
+    assert function.handler(fill(bucket, 2), Context())["handled"] == 2
+    assert lags(bucket) == [0, 0]
 
 
-def test_when_the_time_is_over_it_asks_to_be_called_again(hw: Bucket, instance: Callable[[], Any]) -> None:
+def test_when_the_time_is_over_it_asks_to_be_called_again(bucket: Bucket, instance: Callable[[], Any]) -> None:
     function = instance()
-    woken = fill(hw, 6)
+    woken = fill(bucket, 6)
     with pytest.raises(function.MoreWaits):
         function.handler(woken, Context(0.0))
     queue = {"Records": [{"eventSource": "aws:sqs", "messageId": "m-1", "body": json.dumps(woken)}]}
@@ -182,9 +182,9 @@ def test_when_the_time_is_over_it_asks_to_be_called_again(hw: Bucket, instance: 
     assert function.handler(queue, Context()) == {"handled": 6, "more": False, "batchItemFailures": []}
 
 
-def test_two_at_once_handle_all_between_them(hw: Bucket, instance: Callable[[], Any]) -> None:
+def test_two_at_once_handle_all_between_them(bucket: Bucket, instance: Callable[[], Any]) -> None:
     functions = [instance(), instance()]
-    woken = fill(hw, 12)
+    woken = fill(bucket, 12)
     failed: list[BaseException] = []
 
     def invoke(function: Any) -> None:
@@ -206,7 +206,7 @@ def test_two_at_once_handle_all_between_them(hw: Bucket, instance: Callable[[], 
     assert not failed
     seen = places([event for function in functions for event in function.seen])
     assert len(seen) == 12
-    assert lags(hw) == [0, 0]
+    assert lags(bucket) == [0, 0]
 
 
 KILLED = """
@@ -228,9 +228,9 @@ module.handler(json.loads(sys.argv[2]), Context())
 
 
 def test_what_a_killed_invocation_had_in_its_hands_is_handled_by_the_next(
-    hw: Bucket, instance: Callable[[], Any]
+    bucket: Bucket, instance: Callable[[], Any]
 ) -> None:
-    woken = fill(hw, 8)
+    woken = fill(bucket, 8)
     command = [sys.executable, "-c", KILLED, str(EXAMPLE), json.dumps(woken)]
     killed = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert killed.stdout is not None
@@ -244,6 +244,6 @@ def test_what_a_killed_invocation_had_in_its_hands_is_handled_by_the_next(
     told = function.handler(woken, Context())
     assert told["more"] is False
     assert told["handled"] >= 6
-    held = [info for info in hw.consumers("Aufträge 1") if info.cursor]
+    held = [info for info in bucket.consumers("Aufträge 1") if info.cursor]
     assert {info.fence for info in held} == {2}  # taken over
-    assert lags(hw) == [0, 0]
+    assert lags(bucket) == [0, 0]
