@@ -124,12 +124,12 @@ def _sustained(work: Work) -> Row:
     return Row(f"the same, sustained over {size // MB:,} MB with rolling and sealing", Figure(figure, "/s"))
 
 
-def _append(log: headwater.Engine, events: list[bytes]) -> None:
+def _append(log: headwater.Store, events: list[bytes]) -> None:
     for data in events:
         log.append(TOPIC, data)
 
 
-def _together(log: headwater.Engine, events: list[bytes]) -> float:
+def _together(log: headwater.Store, events: list[bytes]) -> float:
     """Events per second of all threads, from the first that begins to the last that ends."""
     began: list[float] = []
     ended: list[float] = []
@@ -158,7 +158,7 @@ def _batches(repeat: range, work: Callable[[], object]) -> Contender:
     return lambda: rate(len(repeat) * BATCH_EVENTS, lambda: [work() for _ in repeat])
 
 
-def _stored_bytes(log: headwater.Engine, path: Path) -> bytes:
+def _stored_bytes(log: headwater.Store, path: Path) -> bytes:
     """The bytes that the log writes for one event, for the bare file to write too."""
     log.append(TOPIC, bytes(100))
     stored = segments(path)[0].read_bytes()[64:]

@@ -104,7 +104,7 @@ def _by_hand(path: Path) -> None:
         found.unlink()
 
 
-def _rounds(log: headwater.Local) -> Iterator[tuple[list[str], list[Any], int]]:
+def _rounds(log: headwater.Store) -> Iterator[tuple[list[str], list[Any], int]]:
     """The keys and the decoded data of about as many events as the other takes for a transaction."""
     decode = msgspec.json.Decoder().decode
     keys: list[str] = []

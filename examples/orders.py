@@ -115,14 +115,14 @@ def unfinished(views: Any) -> Any:
 # The program.
 
 
-def open_shop(hw: headwater.Local) -> None:
+def open_shop(hw: headwater.Store) -> None:
     """Make the topics, and fill the shelves."""
     hw.create("orders", partitions=4)
     for item, count in STOCK.items():
         hw.append("stock", {"change": count, "order": None}, key=item, expected_version="none")
 
 
-def place(hw: headwater.Local, number: int) -> headwater.Ref:
+def place(hw: headwater.Store, number: int) -> headwater.Ref:
     name = f"o-{number}"
     order = {
         "order": name,
@@ -146,7 +146,7 @@ def main() -> None:
         tell(hw)
 
 
-def tell(hw: headwater.Local) -> None:
+def tell(hw: headwater.Store) -> None:
     orders = list(hw.binder("orders").find())
     states = Counter(order.data["state"] for order in orders)
     print(f"{len(orders)} orders: " + ", ".join(f"{count} {name}" for name, count in sorted(states.items())))

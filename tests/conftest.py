@@ -1,3 +1,5 @@
+from headwater.opening import open_directory
+
 """Profiles of hypothesis: `default` for every run, `torture` for `make torture`. And what tests share."""
 
 import signal
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from headwater import Limits, Local
+from headwater import Limits, Store
 from headwater.limits import DEFAULTS
 from tests.log.unsynced import UnsyncedDisk
 
@@ -54,7 +56,7 @@ def limits() -> Limits:
 
 
 @pytest.fixture
-def hw(path: Path, limits: Limits) -> Iterator[Local]:
+def hw(path: Path, limits: Limits) -> Iterator[Store]:
     """An open directory without topics, whose disk does not wait for the medium."""
-    with Local(path, limits=limits, disk=UnsyncedDisk()) as opened:
+    with open_directory(path, limits=limits, disk=UnsyncedDisk()) as opened:
         yield opened

@@ -32,11 +32,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.opening import open_store
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import HeadwaterError
 from headwater.limits import Limits
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
 
 ROOT = Path(__file__).resolve().parent.parent
 DYNAMODB_LOCAL = ROOT / "build" / "dynamodb-local"

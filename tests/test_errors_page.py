@@ -19,8 +19,8 @@ import msgspec
 import pytest
 
 from headwater import errors
-from headwater.client.failures import ErrorBody, revive
 from headwater.errors import HeadwaterError
+from headwater.remote.failures import ErrorBody, revive
 from headwater.server.http.errors import STATUS_BY_CODE, STATUS_BY_KIND, of_status
 from headwater.server.http.message import whole
 

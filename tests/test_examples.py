@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from headwater import Event, Limits, Local
+from headwater import Event, Limits, Store
+from headwater.opening import open_directory
 from headwater.views.loading import load
 from tests.log.children import Child, Said
 from tests.waiting import wait_for
@@ -71,7 +72,7 @@ def test_the_demonstration_tells_the_whole_story(tmp_path: Path) -> None:
     for told in ("SIGKILL", "as in the books", "are one table", "equal to the live ones", "Look at what it left"):
         assert told in done.stdout
     assert (tmp_path / "demo-data" / "revenue.png").read_bytes().startswith(b"\x89PNG")
-    with Local(tmp_path / "demo-data" / "log") as hw:
+    with open_directory(tmp_path / "demo-data" / "log") as hw:
         assert hw.check().findings == []
         assert hw.binder("baskets").count() > 1000
 
@@ -83,10 +84,10 @@ def test_orders_and_stock_add_up_however_often_the_processes_are_killed(orders: 
     orders.STOCK = stock
 
     def work(said: Said) -> None:
-        with Local(path, limits=LIMITS) as hw, orders.app.running(hw):
+        with open_directory(path, limits=LIMITS) as hw, orders.app.running(hw):
             said.recv()
 
-    with Local(path, limits=LIMITS) as hw:
+    with open_directory(path, limits=LIMITS) as hw:
         orders.open_shop(hw)
         for number in range(PLACED):
             orders.place(hw, number)
@@ -107,7 +108,7 @@ def test_orders_and_stock_add_up_however_often_the_processes_are_killed(orders: 
 def check(data: Path, payments: Path, placed: int, stock: dict[str, int]) -> None:
     """Compare what is in the log with what must have happened to each order."""
     asked = Counter(json.loads(line)["request"] for line in payments.read_text().splitlines())
-    with Local(data) as hw:
+    with open_directory(data) as hw:
         assert [topic for topic in hw.topics() if topic.endswith(".dead")] == []
         events: dict[str, list[Event]] = {}
         for event in hw.read("orders"):
@@ -131,7 +132,7 @@ def check_order(order: list[Event], asked: Counter[str]) -> None:
             assert steps[2] == ("declined" if event.value["card"].endswith("13") else "paid")
 
 
-def check_stock(hw: Local, orders: dict[str, list[Event]], stock: dict[str, int]) -> None:
+def check_stock(hw: Store, orders: dict[str, list[Event]], stock: dict[str, int]) -> None:
     left: Counter[str] = Counter()
     changes: dict[str, list[int]] = {}
     for event in hw.read("stock"):

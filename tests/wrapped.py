@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from headwater.storage.bucket.store import ObjectEntry, ObjectStore, StoredObject
+from headwater.bucket.object_store import ObjectEntry, ObjectStore, StoredObject
 
 T = TypeVar("T")
 

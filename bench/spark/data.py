@@ -67,7 +67,7 @@ def fill(log: Path, count: int) -> None:
         hw.seal(TOPIC)
 
 
-def append(hw: headwater.Local, first: int, count: int) -> None:
+def append(hw: headwater.Store, first: int, count: int) -> None:
     for start in range(first, first + count, STEP):
         made = orders(start, min(STEP, first + count - start))
         for lo in range(0, made.num_rows, APPEND):

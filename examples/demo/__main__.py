@@ -48,7 +48,7 @@ def start_afresh() -> None:
     DATA.mkdir()
 
 
-def look_around(hw: headwater.Local, expected: int) -> None:
+def look_around(hw: headwater.Store, expected: int) -> None:
     count, took = timed(lambda: sum(1 for _ in hw.read(shop.TOPIC)))
     expect(count == expected, "a read finds something else")
     note("read all, by time", f"{count:,} events", took)

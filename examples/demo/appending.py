@@ -51,7 +51,7 @@ def begin(work: Callable[..., Any], *arguments: Any) -> BaseProcess:
     return process
 
 
-def append_all(hw: headwater.Local, url: str, visits: int) -> int:
+def append_all(hw: headwater.Store, url: str, visits: int) -> int:
     """All visits, by four processes of which one is killed; a reader at the server sees each event. How many."""
     expected = sum(len(batch) for writer in range(WRITERS) for batch in batches_of(writer, WRITERS, visits))
     began_s = time.monotonic()
@@ -93,7 +93,7 @@ def kill_half_way(victim: BaseProcess, acknowledged: Connection, batches: list[l
     return promised
 
 
-def check_promises(hw: headwater.Local, promised: list[list[Entry]]) -> None:
+def check_promises(hw: headwater.Store, promised: list[list[Entry]]) -> None:
     """Every event that was acknowledged to the killed process is in the log."""
     there = Counter(seen(event.type, (event.key or b"").decode(), event.value) for event in hw.read(TOPIC))
     made = Counter(seen(*entry) for batch in promised for entry in batch)

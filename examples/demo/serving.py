@@ -42,7 +42,7 @@ def server(data: Path) -> Iterator[str]:
         process.communicate(timeout=PATIENCE_S)
 
 
-def wait_for_documents(hw: headwater.Local, url: str, expected: int) -> None:
+def wait_for_documents(hw: headwater.Store, url: str, expected: int) -> None:
     """Until all events are folded, by the application beside the server."""
     until_s = time.monotonic() + PATIENCE_S
     with bar("folded into documents") as update:
@@ -71,7 +71,7 @@ def first_items(url: str) -> list[bytes]:
     return lines
 
 
-def check_documents(hw: headwater.Local) -> None:
+def check_documents(hw: headwater.Store) -> None:
     """They are what a plain loop over the log makes of it."""
     baskets: dict[str, Any] = {}
     stock: dict[str, Any] = {}
@@ -84,5 +84,5 @@ def check_documents(hw: headwater.Local) -> None:
     expect(documents(hw, "stock") == stock, "the stock is not what was sold")
 
 
-def documents(hw: headwater.Local, binder: str) -> dict[str, Any]:
+def documents(hw: headwater.Store, binder: str) -> dict[str, Any]:
     return {document.id: document.data for document in hw.binder(binder).find()}

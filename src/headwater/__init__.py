@@ -1,8 +1,8 @@
 """Headwater: an event log that grows with its users.
 
-`headwater.open("data")` is the door. What comes out of it: `Engine`, for a server `Remote`, for a bucket `Bucket`, with
-all the verbs; `Event`, what is read; `Ref`, where an appended event is; `Transaction` and `Producer`, to append with
-care; `Limits`, what may be changed. Every error is a `HeadwaterError`.
+`headwater.open("data")` returns a `Store` with all the verbs, for a directory, a bucket or a server. `Event` is what it
+reads, `Ref` tells where an appended event is; `Consumer`, `Follow`, `Transaction` and `Binder` are what other verbs
+return. Every error is a `HeadwaterError`.
 """
 
 from importlib import import_module
@@ -23,24 +23,20 @@ from headwater.errors import (
 )
 
 if TYPE_CHECKING:
-    from headwater.api import open, promote, replica, replicate  # `open` is the verb users expect, as in gzip.open
-    from headwater.client.remote import Remote
     from headwater.document import Change, Document
-    from headwater.engine.appends import Transaction
-    from headwater.engine.bucket import AppendHandle, Bucket
-    from headwater.engine.consumer import Consumer
-    from headwater.engine.engine import Engine
-    from headwater.engine.follow import Follow
-    from headwater.engine.restoring import restore
     from headwater.event import Event, Ref, Refs
     from headwater.format.events import EventBatch
     from headwater.format.producers import Producer
-    from headwater.info import DrainResult
+    from headwater.history.restoring import restore
+    from headwater.info import DrainResult, TopicInfo
     from headwater.limits import Limits
+    from headwater.opening import open, promote, replica, replicate  # `open` is the verb users expect, as in gzip.open
+    from headwater.protocols import AppendHandle, Binder, Consumer, Follow, Transaction
     from headwater.server.http.asgi import asgi
+    from headwater.store import Store
     from headwater.views.aggregate import Aggregate, Repository
     from headwater.views.app import App
-    from headwater.views.local import Local
+    from headwater.views.context import Context
 
 __version__ = "0.1.0"
 
@@ -48,16 +44,16 @@ __all__ = [
     "Aggregate",
     "App",
     "AppendHandle",
-    "Bucket",
+    "Binder",
     "Change",
     "Closed",
     "Conflict",
     "Consumer",
+    "Context",
     "Corrupt",
     "Denied",
     "Document",
     "DrainResult",
-    "Engine",
     "Event",
     "EventBatch",
     "Fenced",
@@ -65,14 +61,14 @@ __all__ = [
     "HeadwaterError",
     "Invalid",
     "Limits",
-    "Local",
     "NotFound",
     "Producer",
     "Ref",
     "Refs",
-    "Remote",
     "Repository",
+    "Store",
     "TooLarge",
+    "TopicInfo",
     "Transaction",
     "Unavailable",
     "Unsupported",
@@ -87,30 +83,30 @@ __all__ = [
 _HOMES = {
     "Aggregate": "headwater.views.aggregate",
     "App": "headwater.views.app",
-    "AppendHandle": "headwater.engine.bucket",
-    "Bucket": "headwater.engine.bucket",
+    "AppendHandle": "headwater.protocols",
+    "Binder": "headwater.protocols",
     "Change": "headwater.document",
-    "Consumer": "headwater.engine.consumer",
+    "Context": "headwater.views.context",
+    "Store": "headwater.store",
+    "TopicInfo": "headwater.info",
+    "Consumer": "headwater.protocols",
     "Document": "headwater.document",
     "DrainResult": "headwater.info",
-    "Engine": "headwater.engine.engine",
     "Event": "headwater.event",
     "EventBatch": "headwater.format.events",
-    "Follow": "headwater.engine.follow",
+    "Follow": "headwater.protocols",
     "Limits": "headwater.limits",
-    "Local": "headwater.views.local",
     "Producer": "headwater.format.producers",
     "Ref": "headwater.event",
     "Refs": "headwater.event",
-    "Remote": "headwater.client.remote",
     "Repository": "headwater.views.aggregate",
-    "Transaction": "headwater.engine.appends",
+    "Transaction": "headwater.protocols",
     "asgi": "headwater.server.http.asgi",
-    "open": "headwater.api",
-    "promote": "headwater.api",
-    "replica": "headwater.api",
-    "replicate": "headwater.api",
-    "restore": "headwater.engine.restoring",
+    "open": "headwater.opening",
+    "promote": "headwater.opening",
+    "replica": "headwater.opening",
+    "replicate": "headwater.opening",
+    "restore": "headwater.history.restoring",
 }
 
 

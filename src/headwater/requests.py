@@ -8,13 +8,13 @@ a line in `AppendOptions`, and one line for each wire. Immutable; safe from any 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import IO, Any, TypedDict, Unpack
 
 import msgspec
 
 from headwater.errors import Invalid
-from headwater.event import Content, Durability
+from headwater.event import Content, Durability, Event
 from headwater.format import given
 from headwater.format.batch import DATA, KEY
 from headwater.format.column import Column
@@ -22,7 +22,7 @@ from headwater.format.contents import check_column
 from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
 from headwater.limits import Limits
-from headwater.position import Positions
+from headwater.position import Position, Positions
 
 ProducerLike = Producer | tuple[str, int, int]
 """A producer: its id, epoch and seq."""
@@ -63,6 +63,15 @@ class ReadOptions(FilterOptions, total=False):
     reverse: bool
 
 
+class ConsumeOptions(FilterOptions, total=False):
+    """The options of `consumer` and `drain`."""
+
+    start: Position
+    timeout: float | None
+    lease_ms: int | None
+    failures_max: int | None
+
+
 class Read(msgspec.Struct, frozen=True):
     """The events to read: from where to where, and which of them."""
 
@@ -81,6 +90,27 @@ class Read(msgspec.Struct, frozen=True):
         if options.get("key") is not None:
             options["key"] = given.encode_key(options["key"], limits)
         return cls(topic, **options)  # type: ignore[arg-type]  # the key is bytes now
+
+
+class Consume(msgspec.Struct, frozen=True):
+    """The consumer to join, and the events that it wants."""
+
+    consumer: str
+    topic: str
+    start: Position = "earliest"  # of a consumer that is new
+    timeout: float | None = None
+    lease_ms: int | None = None
+    failures_max: int | None = None
+    type: str | None = None
+    key: bytes | None = None
+    match: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, consumer: str, topic: str, limits: Limits, **options: Unpack[ConsumeOptions]) -> Consume:
+        """Check what a user gives; raises Invalid and TooLarge. Pattern and match are checked as they are compiled."""
+        if options.get("key") is not None:
+            options["key"] = given.encode_key(options["key"], limits)
+        return cls(consumer, topic, **options)  # type: ignore[arg-type]  # the key is bytes now
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
@@ -142,12 +172,12 @@ class AppendMany(msgspec.Struct, frozen=True, gc=False):
     content: Content
     columns: dict[int, Column | None]
     count: int
-    keys: Sequence[bytes | None] | None = None  # as the column has them, where they are at hand
     partition: int | None = None
     sync: bool | None = None
     key: bytes | None = None  # of all events, where a version is expected
     expected: int | None = None
     producer: Producer | None = None
+    create: bool = True  # the topic, if it is missing
 
     @classmethod
     def of(
@@ -158,12 +188,12 @@ class AppendMany(msgspec.Struct, frozen=True, gc=False):
         count: int,
         limits: Limits,
         *,
-        keys: Sequence[bytes | None] | None = None,
         durability: Durability | None = None,
         partition: int | None = None,
         expected_version: Version | None = None,
         producer: ProducerLike | None = None,
         checked: bool = False,
+        create: bool = True,
     ) -> AppendMany:
         """Check what is asked of columns; raises Invalid. Their sizes are checked where the topic is open.
 
@@ -173,17 +203,11 @@ class AppendMany(msgspec.Struct, frozen=True, gc=False):
             check_column(columns[DATA])
         key = None
         if expected_version is not None:
-            column = columns.get(KEY)
-            key = _only_key(keys if keys is not None or column is None else column.values(0, count))
+            key = _only_key(columns.get(KEY))
         sync = wants_sync(durability) if durability is not None else None
         expected = given.check_version(expected_version, key)
         told = given.check_producer(producer, limits) if producer is not None else None
-        return cls(topic, content, columns, count, keys, partition, sync, key, expected, told)
-
-    def keys_of(self) -> Sequence[bytes | None] | None:
-        """Return the keys of the events, in their order; None if they have none."""
-        column = self.columns.get(KEY)
-        return self.keys if self.keys is not None or column is None else column.values(0, self.count)
+        return cls(topic, content, columns, count, partition, sync, key, expected, told, create)
 
 
 def wants_sync(durability: str) -> bool:
@@ -193,9 +217,19 @@ def wants_sync(durability: str) -> bool:
     return durability == "fsync"
 
 
-def _only_key(keys: Sequence[bytes | None] | None) -> bytes | None:
+def no_holder(event: Event, *, several: bool) -> Invalid:
+    """Return the error for an event that is acked in a transaction, and not held by exactly one consumer."""
+    held = "several consumers hold" if several else "no consumer that was opened here holds"
+    return Invalid(
+        f"{held} offset {event.offset} of topic {event.topic!r}, partition {event.partition}",
+        hint="name the consumer: tx.ack(event, consumer=…)" if several else "another member may have taken it over",
+        code="no_holder",
+    )
+
+
+def _only_key(keys: Column | None) -> bytes | None:
     """Return the key that all events share; raises Invalid if they have several."""
-    distinct = set(keys or ())
+    distinct = set() if keys is None else set(keys.values(0, keys.count))
     if len(distinct) > 1:
         hint = "append them one by one, or in a transaction"
         raise Invalid("a version is expected of events with several keys", hint=hint)

@@ -12,7 +12,7 @@ import headwater
 from tests.server.serving import Server, serving
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def opened(address: str) -> Iterator[Log]:
+def opened(address: str) -> Iterator[Store]:
     with headwater.open(address) as log:
         yield log
 

@@ -17,13 +17,14 @@ import headwater
 from headwater import App
 from headwater.document import Document
 from headwater.errors import Closed, Invalid, NotFound, TooLarge, Unavailable
-from headwater.views.local import Local
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.api.proxy import proxied
 from tests.server.process import Server as Process
 from tests.server.serving import Server
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 WHEN = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 EVERYTHING = {
@@ -47,7 +48,7 @@ _numbers = count()
 class Shop:
     """A topic and two binders of its own, which are filled in this process, and read through `hw`."""
 
-    def __init__(self, local: Local, hw: Log) -> None:
+    def __init__(self, local: Store, hw: Store) -> None:
         self.local = local
         self.hw = hw
         number = next(_numbers)
@@ -84,14 +85,14 @@ def _stock(doc: Any, event: headwater.Event) -> Any:
 
 
 @pytest.fixture(scope="module")
-def local(server: Server) -> Iterator[Local]:
+def local(server: Server) -> Iterator[Store]:
     """The directory that the server serves, opened in this process."""
-    with Local(server.path) as opened:
+    with open_directory(server.path) as opened:
         yield opened
 
 
 @pytest.fixture(params=["directory", "server"])
-def shop(request: pytest.FixtureRequest, local: Local, server: Server) -> Iterator[Shop]:
+def shop(request: pytest.FixtureRequest, local: Store, server: Server) -> Iterator[Shop]:
     with headwater.open(server.path if request.param == "directory" else server.url) as hw:
         yield Shop(local, hw)
 
@@ -216,7 +217,7 @@ def test_what_is_wrong_is_raised_in_the_same_way(shop: Shop) -> None:
 # Only over a network
 
 
-def test_a_follower_goes_on_after_the_connection_broke(local: Local, server: Server) -> None:
+def test_a_follower_goes_on_after_the_connection_broke(local: Store, server: Server) -> None:
     shop = Shop(local, local)
     shop.put(1)
     with proxied(server, "pass") as proxy, headwater.open(proxy.url) as hw:
@@ -228,7 +229,7 @@ def test_a_follower_goes_on_after_the_connection_broke(local: Local, server: Ser
 
 
 def test_a_follower_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> None:
-    with Local(tmp_path / "data") as local:
+    with open_directory(tmp_path / "data") as local:
         shop = Shop(local, local)
         shop.put(1)
         server = Process(tmp_path / "data")
@@ -243,7 +244,7 @@ def test_a_follower_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> Non
         assert server.stop() == 0
 
 
-def test_a_find_that_breaks_off_is_told(local: Local, server: Server) -> None:
+def test_a_find_that_breaks_off_is_told(local: Store, server: Server) -> None:
     shop = Shop(local, local)
     shop.put(*range(20_000))
     with proxied(server, "pass") as proxy, headwater.open(proxy.url) as hw:
@@ -255,7 +256,7 @@ def test_a_find_that_breaks_off_is_told(local: Local, server: Server) -> None:
         assert failed.value.code == "answer_cut_short"
 
 
-def test_a_follower_is_stopped_from_another_thread(local: Local, server: Server) -> None:
+def test_a_follower_is_stopped_from_another_thread(local: Store, server: Server) -> None:
     shop = Shop(local, local)
     shop.put(1)
     with headwater.open(server.url) as hw:
@@ -267,7 +268,7 @@ def test_a_follower_is_stopped_from_another_thread(local: Local, server: Server)
         assert not ended.is_alive()
 
 
-def test_a_find_that_is_left_gives_its_connection_back(local: Local, server: Server) -> None:
+def test_a_find_that_is_left_gives_its_connection_back(local: Store, server: Server) -> None:
     shop = Shop(local, local)
     shop.put(*range(20_000))
     with headwater.open(server.url) as hw:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.bucket import Bucket
 from headwater.errors import Invalid, NotFound, Unsupported
+from headwater.store import Store
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def url(tmp_path: Path) -> str:
 
 def test_a_bucket_is_opened_with_the_verbs_of_a_log(url: str) -> None:
     with headwater.open(url) as hw:
-        assert isinstance(hw, Bucket)
+        assert isinstance(hw, Store)
         assert hw.url == url
         ref = hw.append("orders", {"total": 12}, type="placed", key="o-17")
         uuid = hw.uuid

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.client.address import ServerAddress
-from headwater.client.remote import Remote
-from headwater.client.transport import Transport
 from headwater.errors import Closed, Denied, HeadwaterError, Invalid, Unavailable, Unsupported
+from headwater.remote.server_address import ServerAddress
+from headwater.remote.transport import Transport
+from headwater.store import Store
 from tests.server.people import SECRET, add
 from tests.server.process import served
 from tests.server.serving import Server
@@ -354,7 +354,7 @@ def test_a_server_that_does_not_answer_is_given_up_after_the_timeout() -> None:
 def test_closing_ends_a_request_under_way() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hw = headwater.open(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        assert isinstance(hw, Remote)
+        assert isinstance(hw, Store)
         failures: list[BaseException] = []
 
         def ask() -> None:

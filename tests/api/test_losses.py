@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 import headwater
-from headwater.client.remote import Remote
 from headwater.errors import NotFound, Unavailable
+from headwater.store import Store
 from tests.api.proxy import Proxy, proxied
 from tests.server.serving import Server, serving
 
 THREADS = 6
 
 
-def open_remote(url: str, retry: float = 15.0) -> Remote:
+def open_remote(url: str, retry: float = 15.0) -> Store:
     opened = headwater.open(url, durability="os", retry=retry)
-    assert isinstance(opened, Remote)
+    assert isinstance(opened, Store)
     return opened
 
 
@@ -211,7 +211,7 @@ def test_what_failed_lets_go_of_its_connection_without_the_collector(topic: str,
             hw.delete(topic)
             with contextlib.suppress(NotFound):
                 next(follower)
-            left = weakref.ref(follower._batches)
+            left = weakref.ref(follower._batches)  # type: ignore[attr-defined]
             del follower
             assert left() is None
         finally:

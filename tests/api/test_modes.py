@@ -14,9 +14,9 @@ import pytest
 
 import headwater
 from headwater import App, Event
-from headwater.engine.engine import Engine
-from headwater.engine.replica.replicator import Replicator
-from headwater.views.local import Local
+from headwater.opening import directory_parts, open_directory
+from headwater.replication.replicator import Replicator
+from headwater.store import Store
 from tests.cli.conftest import PROGRAM
 from tests.log.children import Child, Said
 from tests.log.unsynced import open_unsynced
@@ -39,7 +39,7 @@ def modes(path: Path) -> dict[str, int]:
     return {str(each): stat.S_IMODE(each.stat().st_mode) for each in found if not each.is_symlink()}
 
 
-def use(hw: Engine) -> None:
+def use(hw: Store) -> None:
     """Have every kind of file: segments, indexes, blobs, cut ends, consumers, journals, producers."""
     hw.create("t", partitions=2)
     hw.append("t", b"1", partition=0, producer=("p", 0, 0))
@@ -76,7 +76,7 @@ def test_documents_are_for_their_user_alone(tmp_path: Path) -> None:
     def act(event: Event) -> None:
         del event
 
-    with umask(0o022), Local(tmp_path / "data") as hw:
+    with umask(0o022), open_directory(tmp_path / "data") as hw:
         hw.append("orders", {}, key="k")
         with app.running(hw) as runner:
             runner.settle(60)
@@ -159,7 +159,7 @@ def test_what_others_make_of_a_log_is_private_too(tmp_path: Path) -> None:
         with headwater.open(tmp_path / "data") as hw:
             hw.append("t", b"1")
             hw.archive(f"objects://{tmp_path}/archive", seal=True)
-            Replicator(hw.replication(), tmp_path / "replica", address="here").run(once=True)
+            Replicator(hw.replication(), tmp_path / "replica", directory_parts, address="here").run(once=True)
         headwater.restore(f"objects://{tmp_path}/archive", tmp_path / "restored")
         with headwater.open(f"objects://{tmp_path}/bucket") as bucket:
             bucket.append("t", b"1")

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 import headwater
-from headwater.engine.bucket import Bucket
-from headwater.engine.engine import Engine
-from headwater.engine.verbs import Verbs
+from headwater.store import Store
 from tests.server.serving import Server
 from tests.test_docs import ROOT, Block, python_blocks
 
@@ -28,7 +26,7 @@ def test_block_runs(block: Block, server: Server, tmp_path: Path, capsys: pytest
 
 def test_the_table_names_every_verb(server: Server, tmp_path: Path) -> None:
     named = set(re.findall(r"`(\w+)`", PAGE.partition("## Which verb works where")[2].partition("\n## ")[0]))
-    verbs = {name for each in (Bucket, Engine, Verbs) for name in vars(each) if not name.startswith("_")}
+    verbs = {name for each in (Store, Store, Verbs) for name in vars(each) if not name.startswith("_")}
     inner = {
         "close",
         "check_open",

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 import headwater
-from headwater.client.blob import RemoteBlob
 from headwater.errors import (
     Closed,
     Conflict,
@@ -29,10 +28,11 @@ from headwater.errors import (
 from headwater.event import Event
 from headwater.info import DrainResult
 from headwater.limits import MIB
+from headwater.remote.remote_blob import RemoteBlob
 from tests.server.serving import Server
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 
 def datas(events: Iterator[Event]) -> list[bytes | None]:
@@ -42,7 +42,7 @@ def datas(events: Iterator[Event]) -> list[bytes | None]:
 # Topics
 
 
-def test_a_topic_is_made_once(opened: Log, topic: str) -> None:
+def test_a_topic_is_made_once(opened: Store, topic: str) -> None:
     assert opened.create(topic, partitions=3) is True
     assert opened.create(topic, partitions=3) is False
     assert topic in opened.topics()
@@ -51,7 +51,7 @@ def test_a_topic_is_made_once(opened: Log, topic: str) -> None:
     assert failed.value.code == "partitions_differ"
 
 
-def test_splits_are_parts_of_a_topic(opened: Log, topic: str) -> None:
+def test_splits_are_parts_of_a_topic(opened: Store, topic: str) -> None:
     opened.create(topic, partitions=2)
     for number in range(8):
         opened.append(topic, b"%d" % number * 1000, partition=number % 2)
@@ -72,7 +72,7 @@ def test_splits_are_parts_of_a_topic(opened: Log, topic: str) -> None:
     assert failed.value.code == "partition_needed"
 
 
-def test_a_topic_is_described(opened: Log, topic: str) -> None:
+def test_a_topic_is_described(opened: Store, topic: str) -> None:
     opened.create(topic, partitions=2, segment_bytes=MIB, compression="none", retention_bytes=5 * MIB)
     opened.append(topic, b"x", partition=1)
     found = opened.describe(topic)
@@ -87,14 +87,14 @@ def test_a_topic_is_described(opened: Log, topic: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "ümläut 日本", "100%", "a?b#c&d=e", " space "])
-def test_any_name_is_a_topic(opened: Log, name: str, topic: str) -> None:
+def test_any_name_is_a_topic(opened: Store, name: str, topic: str) -> None:
     name = name + topic
     opened.append(name, b"x")
     assert name in opened.topics()
     assert [(event.topic, event.data) for event in opened.read(name)] == [(name, b"x")]
 
 
-def test_a_deleted_topic_is_gone(opened: Log, topic: str) -> None:
+def test_a_deleted_topic_is_gone(opened: Store, topic: str) -> None:
     opened.append(topic, b"x")
     opened.delete(topic)
     assert topic not in opened.topics()
@@ -108,7 +108,7 @@ def test_a_deleted_topic_is_gone(opened: Log, topic: str) -> None:
 # Appending
 
 
-def test_an_event_comes_back_as_it_was_given(opened: Log, topic: str) -> None:
+def test_an_event_comes_back_as_it_was_given(opened: Store, topic: str) -> None:
     meta = {"trace": "1", "name": "Zoë", "quoted": 'a"b\\', "line": "a\r\nb: c"}
     ref = opened.append(topic, {"total": 12}, type="placed ümlaut", key="schlüssel", meta=meta)
     (event,) = opened.read(topic)
@@ -133,14 +133,14 @@ def test_an_event_comes_back_as_it_was_given(opened: Log, topic: str) -> None:
         (b"\x05\x00\x00\x00\x00", "bson", ("bson", b"\x05\x00\x00\x00\x00")),
     ],
 )
-def test_content_is_kept(opened: Log, topic: str, data: Any, content: Any, expected: tuple[str, bytes]) -> None:
+def test_content_is_kept(opened: Store, topic: str, data: Any, content: Any, expected: tuple[str, bytes]) -> None:
     opened.append(topic, data, content=content)
     opened.append_many(topic, [data, data], content=content)
     assert [(event.content, event.data) for event in opened.read(topic)] == [expected] * 3
 
 
 @pytest.mark.parametrize("key", [b"", b"\x00\xff&=+%20", b"k" * 1024, "a b"], ids=["none", "odd", "long", "text"])
-def test_any_key_is_kept(opened: Log, topic: str, key: bytes | str) -> None:
+def test_any_key_is_kept(opened: Store, topic: str, key: bytes | str) -> None:
     opened.create(topic, partitions=4)
     ref = opened.append(topic, b"x", key=key)
     opened.append(topic, b"y", key=b"another")
@@ -150,14 +150,14 @@ def test_any_key_is_kept(opened: Log, topic: str, key: bytes | str) -> None:
     assert opened.version(topic, b"none such") is None
 
 
-def test_large_meta_is_kept(opened: Log, topic: str) -> None:
+def test_large_meta_is_kept(opened: Store, topic: str) -> None:
     meta = {"long": "ü" * 20_000}
     opened.append(topic, b"x", meta=meta)
     (event,) = opened.read(topic)
     assert event.meta == meta
 
 
-def test_many_events_are_appended_over_partitions(opened: Log, topic: str) -> None:
+def test_many_events_are_appended_over_partitions(opened: Store, topic: str) -> None:
     opened.create(topic, partitions=3)
     keys = [f"k{n % 7}" for n in range(100)]
     types = [f"t{n % 3}" for n in range(100)]
@@ -173,18 +173,18 @@ def test_many_events_are_appended_over_partitions(opened: Log, topic: str) -> No
     assert len({ref.partition for ref in refs}) > 1
 
 
-def test_no_events_are_appended_as_none(opened: Log, topic: str) -> None:
+def test_no_events_are_appended_as_none(opened: Store, topic: str) -> None:
     opened.create(topic)
     assert list(opened.append_many(topic, [])) == []
     assert list(opened.read(topic)) == []
 
 
-def test_events_without_a_key_take_turns(opened: Log, topic: str) -> None:
+def test_events_without_a_key_take_turns(opened: Store, topic: str) -> None:
     opened.create(topic, partitions=3)
     assert {opened.append(topic, b"x").partition for _ in range(9)} == {0, 1, 2}
 
 
-def test_an_arrow_table_is_appended_and_read(opened: Log, topic: str) -> None:
+def test_an_arrow_table_is_appended_and_read(opened: Store, topic: str) -> None:
     count = 20_000
     table = pa.table({"data": [b"%d" % n for n in range(count)], "key": [b"k%d" % (n % 5) for n in range(count)]})
     opened.create(topic, partitions=2)
@@ -198,7 +198,7 @@ def test_an_arrow_table_is_appended_and_read(opened: Log, topic: str) -> None:
         opened.read_arrow(topic, columns=["nonsense"])
 
 
-def test_a_version_is_expected(opened: Log, topic: str) -> None:
+def test_a_version_is_expected(opened: Store, topic: str) -> None:
     first = opened.append(topic, b"1", key="k", expected_version="none")
     opened.append(topic, b"2", key="k", expected_version=first.offset)
     with pytest.raises(Conflict) as failed:
@@ -211,7 +211,7 @@ def test_a_version_is_expected(opened: Log, topic: str) -> None:
     assert len(list(opened.read(topic))) == 2
 
 
-def test_a_producer_appends_once(opened: Log, topic: str) -> None:
+def test_a_producer_appends_once(opened: Store, topic: str) -> None:
     first = opened.append(topic, b"x", producer=("till ü", 1, 1))
     assert opened.append(topic, b"x", producer=("till ü", 1, 1)) == first
     many = opened.append_many(topic, [b"y", b"z"], producer=("till ü", 1, 2))
@@ -240,7 +240,7 @@ def test_a_producer_appends_once(opened: Log, topic: str) -> None:
     ],
 )
 def test_what_cannot_be_appended_is_refused(
-    opened: Log, topic: str, wrong: dict[str, Any], kind: type[HeadwaterError]
+    opened: Store, topic: str, wrong: dict[str, Any], kind: type[HeadwaterError]
 ) -> None:
     opened.create(topic)
     with pytest.raises(kind):
@@ -248,7 +248,7 @@ def test_what_cannot_be_appended_is_refused(
     assert list(opened.read(topic)) == []
 
 
-def test_a_huge_event_is_streamed_in_and_out(opened: Log, topic: str) -> None:
+def test_a_huge_event_is_streamed_in_and_out(opened: Store, topic: str) -> None:
     opened.create(topic, data_bytes_max=64 * MIB)
     piece = bytes(range(256)) * 4096
     ref = opened.append(topic, (piece for _ in range(12)), type="film", key="k", meta={"name": "film"}, content="bytes")
@@ -281,7 +281,7 @@ def test_huge_data_that_was_changed_on_its_way_is_refused(
                 list(event.blob.chunks())
 
 
-def test_data_above_the_limit_of_its_topic_is_refused(opened: Log, topic: str) -> None:
+def test_data_above_the_limit_of_its_topic_is_refused(opened: Store, topic: str) -> None:
     opened.create(topic, data_bytes_max=1000)
     for data in (b"x" * 1001, io.BytesIO(b"x" * 1001), io.BytesIO(b"x" * 3 * MIB)):
         with pytest.raises(TooLarge) as failed:
@@ -290,7 +290,7 @@ def test_data_above_the_limit_of_its_topic_is_refused(opened: Log, topic: str) -
     assert list(opened.read(topic)) == []
 
 
-def test_a_stream_that_fails_appends_nothing(opened: Log, topic: str) -> None:
+def test_a_stream_that_fails_appends_nothing(opened: Store, topic: str) -> None:
     def failing() -> Iterator[bytes]:
         yield b"x" * MIB
         yield b"x" * MIB
@@ -303,7 +303,7 @@ def test_a_stream_that_fails_appends_nothing(opened: Log, topic: str) -> None:
     assert datas(opened.read(topic)) == [b"after"]
 
 
-def test_durability_is_what_was_asked_for(opened: Log, topic: str) -> None:
+def test_durability_is_what_was_asked_for(opened: Store, topic: str) -> None:
     assert opened.append(topic, b"x", durability="os").durability == "os"
     assert opened.append_many(topic, [b"x"], durability="os").durability == "os"
     opened.sync(topic)
@@ -313,7 +313,7 @@ def test_durability_is_what_was_asked_for(opened: Log, topic: str) -> None:
 # Transactions
 
 
-def test_a_transaction_is_all_or_nothing(opened: Log, topic: str) -> None:
+def test_a_transaction_is_all_or_nothing(opened: Store, topic: str) -> None:
     other = f"{topic} too"
     opened.create(other, partitions=2)
     with opened.transaction() as tx:
@@ -344,7 +344,7 @@ def test_a_transaction_is_all_or_nothing(opened: Log, topic: str) -> None:
 
 
 @pytest.fixture
-def filled(opened: Log, topic: str) -> str:
+def filled(opened: Store, topic: str) -> str:
     """A topic with 60 events in batches of several sizes, in one partition."""
     opened.create(topic)
     for n in range(10):
@@ -360,7 +360,7 @@ def numbers(events: Iterator[Event]) -> list[int]:
     return [event.value["n"] for event in events]
 
 
-def test_reads_begin_and_end_where_they_are_told(opened: Log, filled: str) -> None:
+def test_reads_begin_and_end_where_they_are_told(opened: Store, filled: str) -> None:
     everything = list(opened.read(filled))
     assert numbers(iter(everything)) == list(range(60))
     assert numbers(opened.read(filled, start=5, end=12)) == list(range(5, 12))
@@ -375,7 +375,7 @@ def test_reads_begin_and_end_where_they_are_told(opened: Log, filled: str) -> No
     assert numbers(opened.read(filled, start=7, end=3)) == []
 
 
-def test_reads_are_filtered(opened: Log, filled: str) -> None:
+def test_reads_are_filtered(opened: Store, filled: str) -> None:
     assert numbers(opened.read(filled, type="t1|t9")) == [n for n in range(60) if n % 3 == 1]
     assert numbers(opened.read(filled, key="k2")) == [n for n in range(60) if n % 4 == 2]
     assert numbers(opened.read(filled, match={"n": {"$gt": 50}}, type="t0")) == [51, 54, 57]
@@ -394,13 +394,13 @@ def test_reads_are_filtered(opened: Log, filled: str) -> None:
     ],
 )
 def test_what_cannot_be_read_is_refused(
-    opened: Log, filled: str, wrong: dict[str, Any], kind: type[HeadwaterError]
+    opened: Store, filled: str, wrong: dict[str, Any], kind: type[HeadwaterError]
 ) -> None:
     with pytest.raises(kind):
         list(opened.read(filled, **wrong))
 
 
-def test_batches_tell_their_events(opened: Log, filled: str) -> None:
+def test_batches_tell_their_events(opened: Store, filled: str) -> None:
     batches = list(opened.read_batches(filled, start=3))
     assert sum(map(len, batches)) == 57
     assert [offset for batch in batches for offset in batch.offsets().tolist()] == list(range(3, 60))
@@ -411,7 +411,7 @@ def test_batches_tell_their_events(opened: Log, filled: str) -> None:
     assert [event.offset for batch in picked for event in batch.reversed()] == list(range(57, 0, -4))
 
 
-def test_events_of_several_partitions_come_by_time(opened: Log, topic: str) -> None:
+def test_events_of_several_partitions_come_by_time(opened: Store, topic: str) -> None:
     opened.create(topic, partitions=3)
     for n in range(30):
         opened.append(topic, {"n": n}, partition=n * n % 3)
@@ -444,7 +444,7 @@ def test_events_of_batches_that_overlap_in_time_come_by_time(server: Server, top
         assert numbers(hw.read(topic, reverse=True)) == list(range(119, -1, -1))
 
 
-def test_a_read_can_be_left(opened: Log, filled: str) -> None:
+def test_a_read_can_be_left(opened: Store, filled: str) -> None:
     for _ in range(40):
         events = opened.read(filled)
         assert next(events).offset == 0
@@ -452,7 +452,7 @@ def test_a_read_can_be_left(opened: Log, filled: str) -> None:
     assert opened.version(filled, "k1") == 57
 
 
-def test_deleted_events_are_gone(opened: Log, topic: str) -> None:
+def test_deleted_events_are_gone(opened: Store, topic: str) -> None:
     opened.create(topic, segment_bytes=4096)
     for n in range(6):
         opened.append(topic, bytes([n]) * 3000)
@@ -475,7 +475,7 @@ def test_deleted_events_are_gone(opened: Log, topic: str) -> None:
 # Following
 
 
-def test_following_brings_what_is_there_and_what_comes(opened: Log, topic: str) -> None:
+def test_following_brings_what_is_there_and_what_comes(opened: Store, topic: str) -> None:
     opened.append(topic, b"0", type="a")
     follower = opened.follow(topic, start="earliest", timeout=20)
     assert next(follower).data == b"0"
@@ -487,7 +487,7 @@ def test_following_brings_what_is_there_and_what_comes(opened: Log, topic: str) 
     assert list(follower) == []
 
 
-def test_a_follower_begins_where_the_log_ends_at_the_call(opened: Log, topic: str) -> None:
+def test_a_follower_begins_where_the_log_ends_at_the_call(opened: Store, topic: str) -> None:
     opened.create(topic, partitions=2)
     opened.append(topic, b"before")
     with opened.follow(topic, timeout=20) as follower:
@@ -495,7 +495,7 @@ def test_a_follower_begins_where_the_log_ends_at_the_call(opened: Log, topic: st
         assert next(follower).data == b"after"
 
 
-def test_following_is_filtered(opened: Log, topic: str) -> None:
+def test_following_is_filtered(opened: Store, topic: str) -> None:
     opened.create(topic)
     follower = opened.follow(topic, type="b", key="k", match={"n": {"$gte": 2}}, timeout=20)
     for n in range(5):
@@ -504,7 +504,7 @@ def test_following_is_filtered(opened: Log, topic: str) -> None:
     follower.stop()
 
 
-def test_following_ends_after_its_timeout(opened: Log, topic: str) -> None:
+def test_following_ends_after_its_timeout(opened: Store, topic: str) -> None:
     opened.append(topic, b"x")
     began = datetime.now(UTC)
     assert datas(opened.follow(topic, start="earliest", timeout=0.2)) == [b"x"]
@@ -516,7 +516,7 @@ def test_following_ends_after_its_timeout(opened: Log, topic: str) -> None:
     assert next(opened.follow(topic, start=1, timeout=20)).data == b"y"
 
 
-def test_a_follower_that_ended_can_be_asked_again(opened: Log, topic: str) -> None:
+def test_a_follower_that_ended_can_be_asked_again(opened: Store, topic: str) -> None:
     opened.create(topic)
     follower = opened.follow(topic, timeout=0.1)
     for n in range(3):
@@ -528,7 +528,7 @@ def test_a_follower_that_ended_can_be_asked_again(opened: Log, topic: str) -> No
         follower._timeout = 0.1
 
 
-def test_following_is_stopped_from_another_thread(opened: Log, topic: str) -> None:
+def test_following_is_stopped_from_another_thread(opened: Store, topic: str) -> None:
     opened.create(topic)
     follower = opened.follow(topic)
     ended = threading.Event()
@@ -561,7 +561,7 @@ def test_following_ends_when_the_log_is_closed(address: str, topic: str) -> None
         hw.topics()
 
 
-def test_following_a_topic_that_is_deleted_raises(opened: Log, topic: str) -> None:
+def test_following_a_topic_that_is_deleted_raises(opened: Store, topic: str) -> None:
     opened.create(topic)
     follower = opened.follow(topic, timeout=20)
     opened.delete(topic)
@@ -569,7 +569,7 @@ def test_following_a_topic_that_is_deleted_raises(opened: Log, topic: str) -> No
         next(follower)
 
 
-def test_following_does_not_go_on_in_another_topic_of_the_same_name(opened: Log, topic: str) -> None:
+def test_following_does_not_go_on_in_another_topic_of_the_same_name(opened: Store, topic: str) -> None:
     opened.append(topic, b"old")
     follower = opened.follow(topic, start="earliest", timeout=20)
     assert next(follower).data == b"old"
@@ -582,7 +582,7 @@ def test_following_does_not_go_on_in_another_topic_of_the_same_name(opened: Log,
 # Transfers
 
 
-def test_a_topic_goes_through_a_file(opened: Log, topic: str, tmp_path: Path) -> None:
+def test_a_topic_goes_through_a_file(opened: Store, topic: str, tmp_path: Path) -> None:
     opened.append_many(topic, [{"n": n} for n in range(100)], keys=[f"k{n}" for n in range(100)])
     file = tmp_path / "events.jsonl"
     assert opened.export(topic, file) == 100
@@ -621,13 +621,13 @@ def test_what_needs_the_directory_says_where_to_run_it(server: Server) -> None:
         for verb in ("check", "repair", "reindex", "seal"):
             with pytest.raises(Unsupported) as failed:
                 getattr(hw, verb)("orders")
-            assert failed.value.hint == f"run 'headwater {verb} DIRECTORY orders' where the directory is"
+            assert failed.value.hint == f"run 'headwater {verb}' where the directory is"
 
 
 # Consumers
 
 
-def test_a_consumer_goes_on_where_its_acks_ended(opened: Log, filled: str) -> None:
+def test_a_consumer_goes_on_where_its_acks_ended(opened: Store, filled: str) -> None:
     with opened.consumer("billing", filled, timeout=20) as consumer:
         for event in consumer:
             if event.value["n"] == 12:
@@ -649,7 +649,7 @@ def test_a_consumer_goes_on_where_its_acks_ended(opened: Log, filled: str) -> No
         assert failed.value.code == "consumer_not_found"
 
 
-def test_draining_handles_what_waits_and_tells_of_more(opened: Log, filled: str) -> None:
+def test_draining_handles_what_waits_and_tells_of_more(opened: Store, filled: str) -> None:
     seen: list[int] = []
 
     def handle(event: Event) -> None:
@@ -666,7 +666,7 @@ def test_draining_handles_what_waits_and_tells_of_more(opened: Log, filled: str)
     assert opened.drain("billing", filled, handle, seconds=0) == DrainResult(0, True)
 
 
-def test_acks_and_appends_are_one_transaction(opened: Log, filled: str) -> None:
+def test_acks_and_appends_are_one_transaction(opened: Store, filled: str) -> None:
     with opened.consumer("mover", filled, timeout=20) as consumer:
         event = next(consumer)
         with opened.transaction() as tx:
@@ -676,7 +676,7 @@ def test_acks_and_appends_are_one_transaction(opened: Log, filled: str) -> None:
     assert datas(opened.read(f"{filled} moved")) == [b'{"n":0}']
 
 
-def test_what_fails_is_set_aside_and_replayed(opened: Log, topic: str) -> None:
+def test_what_fails_is_set_aside_and_replayed(opened: Store, topic: str) -> None:
     opened.append(topic, b"poison")
     with opened.consumer("c", topic, timeout=20, failures_max=1) as consumer:
         assert consumer.fail(next(consumer), "it does not work") is True

@@ -8,15 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headwater.engine.engine import Engine
-from headwater.errors import Unavailable
 from headwater.format.archive import SegmentManifest
+from headwater.storage.archive.archive import ArchiveStore
+
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.object_store import ObjectStore
+from headwater.disk.disk import Clock
+from headwater.errors import Unavailable
 from headwater.info import DeletedSegment
 from headwater.limits import Limits
-from headwater.storage.archive.archive import ArchiveStore
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk
 from tests.wrapped import WrappedStore
 
@@ -53,9 +55,9 @@ class FailingStore(WrappedStore):
         return done
 
 
-def open_engine(path: Path, limits: Limits = LIMITS, store: ObjectStore | None = None) -> Engine:
+def open_engine(path: Path, limits: Limits = LIMITS, store: ObjectStore | None = None) -> Store:
     """An engine on a log directory, as a process of its own would have one; its archive is in the `store`."""
-    engine = Engine(path, limits=limits, disk=UnsyncedDisk(), clock=Clock())
+    engine = open_directory(path, limits=limits, disk=UnsyncedDisk(), clock=Clock())
     if store is not None:
         engine._archive._open = lambda _url: store
     return engine
@@ -65,7 +67,7 @@ def objects(path: Path) -> DirectoryStore:
     return DirectoryStore(path, UnsyncedDisk(), Clock())
 
 
-def fill(hw: Engine, events: int = 150, topic: str = "t", seed: int = 0, partitions: int = 1) -> None:
+def fill(hw: Store, events: int = 150, topic: str = "t", seed: int = 0, partitions: int = 1) -> None:
     """Append events of every kind, alone and together, so that there are many segments."""
     hw.create(topic, partitions=partitions, segment_bytes=SEGMENT_BYTES)
     chance = random.Random(seed)  # not for secrets
@@ -86,7 +88,7 @@ def fill(hw: Engine, events: int = 150, topic: str = "t", seed: int = 0, partiti
             left -= many
 
 
-def everything(hw: Engine, topic: str = "t", **wanted: Any) -> list[tuple[Any, ...]]:
+def everything(hw: Store, topic: str = "t", **wanted: Any) -> list[tuple[Any, ...]]:
     """All that can be told of the events that are wanted."""
     return [
         (e.partition, e.offset, e.time, e.id, e.type, e.key, e.content, e.data, e.meta)
@@ -94,14 +96,14 @@ def everything(hw: Engine, topic: str = "t", **wanted: Any) -> list[tuple[Any, .
     ]
 
 
-def drop(hw: Engine, topic: str = "t") -> list[DeletedSegment]:
+def drop(hw: Store, topic: str = "t") -> list[DeletedSegment]:
     """Have retention drop all finished segments from the local disk, once."""
     deleted = hw.retain(topic, retention_segments=1)
     hw.retain(topic, retention_segments=0)
     return deleted
 
 
-def manifest_of(store: ObjectStore, hw: Engine, topic: str = "t", partition: int = 0) -> SegmentManifest:
+def manifest_of(store: ObjectStore, hw: Store, topic: str = "t", partition: int = 0) -> SegmentManifest:
     found = ArchiveStore(store, Clock()).manifest(
         hw._catalogue.find(topic), partition, hw._topics.live(topic).logs[partition].place.uuid
     )

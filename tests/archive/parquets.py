@@ -10,13 +10,13 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from headwater.format.parquet import ParquetManifest, file_key
+from headwater.storage.parquet.archive import ParquetStore, open_parquet
 
 import headwater
-from headwater.format.parquet import ParquetManifest, file_key
 from headwater.format.settings import TopicRecord
 from headwater.info import ArchivedRange
 from headwater.spark.parquet import archiving
-from headwater.storage.parquet.archive import ParquetStore, open_parquet
 
 COLUMNS = ("topic", "partition", "offset", "time", "id", "type", "key", "data", "meta", "content", "ticks")
 
@@ -46,7 +46,7 @@ def manifests(target: Path, topic: str = "t") -> list[ParquetManifest]:
     return [store.manifest(found, partition) for partition in range(found.partitions)]
 
 
-def described(hw: headwater.Engine, topic: str = "t") -> TopicRecord:
+def described(hw: headwater.Store, topic: str = "t") -> TopicRecord:
     found = hw._catalogue.find(topic)
     assert isinstance(found, TopicRecord)
     return found
@@ -62,7 +62,7 @@ def archived(target: Path, topic: str = "t") -> pa.Table:
     return pa.concat_tables([pq.read_table(file) for file in files(target, topic)])
 
 
-def logged(hw: headwater.Engine, topic: str = "t") -> pa.Table:
+def logged(hw: headwater.Store, topic: str = "t") -> pa.Table:
     """The same columns of the log itself, event by event, partition after partition."""
     events = sorted(hw.read(topic), key=lambda event: (event.partition, event.offset))
     rows = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.restoring import restore
+from headwater.history.restoring import restore
 from tests.archive.logs import FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.log.unsynced import UnsyncedDisk
 from tests.waiting import wait_for

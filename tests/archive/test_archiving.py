@@ -7,14 +7,14 @@ import threading
 from pathlib import Path
 
 import pytest
+from headwater.format.archive import file_key
 from msgspec.structs import replace
 
-from headwater.engine.engine import Engine
-from headwater.engine.restoring import restore
+from headwater.directory.sealer import reindex
 from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
-from headwater.format.archive import file_key
 from headwater.format.segment import HEADER_BYTES, decode
-from headwater.storage.sealer import reindex
+from headwater.history.restoring import restore
+from headwater.store import Store
 from tests.archive.logs import FailingStore, everything, fill, manifest_of, objects, open_engine
 from tests.waiting import wait_for
 
@@ -24,7 +24,7 @@ def url(tmp_path: Path) -> str:
     return f"objects://{tmp_path / 'archive'}"
 
 
-def files_of(hw: Engine, topic: str = "t") -> dict[str, bytes]:
+def files_of(hw: Store, topic: str = "t") -> dict[str, bytes]:
     """The files of all finished segments, by their names."""
     [log] = hw._topics.live(topic).logs
     place, active = log.place, log.state().segment
@@ -36,7 +36,7 @@ def files_of(hw: Engine, topic: str = "t") -> dict[str, bytes]:
     return found
 
 
-def seal(hw: Engine) -> None:
+def seal(hw: Store) -> None:
     """Seal all of the topic, and let nobody be at it still, whose packed file would take the place of a damaged one."""
     hw._sealer.close()
     hw.seal("t")
@@ -119,7 +119,7 @@ def test_two_archivers_at_once_archive_each_segment_once(tmp_path: Path, url: st
         first.archiver(url)
         errors: list[BaseException] = []
 
-        def work(hw: Engine) -> None:
+        def work(hw: Store) -> None:
             try:
                 hw.archive()
             except BaseException as error:  # noqa: BLE001  # whatever it is, the test tells

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from headwater.engine.archive_checking import check_archive_at
 from headwater.errors import NotFound
+from headwater.history.archive_check import check_archive_at
 from tests.archive.logs import fill, open_engine
 
 

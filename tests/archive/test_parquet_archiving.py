@@ -13,16 +13,16 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from headwater.format.archive import ArchivedFile
+from headwater.format.parquet import ParquetFile, part_name
+from headwater.storage.parquet import writing
+from headwater.storage.parquet.archive import ParquetStore
 
 import headwater
 from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.format import parquet as format
-from headwater.format.archive import ArchivedFile
-from headwater.format.parquet import ParquetFile, part_name
 from headwater.format.settings import TopicRecord
 from headwater.spark.parquet import archiving
-from headwater.storage.parquet import writing
-from headwater.storage.parquet.archive import ParquetStore
 from tests.archive.logs import drop, fill, open_engine
 from tests.archive.parquets import (
     archive,
@@ -298,7 +298,7 @@ def test_a_bucket_is_archived_and_remembers_it(tmp_path: Path) -> None:
     url = f"objects://{tmp_path / 'bucket'}"
     with headwater.open(url) as hw:
         hw.append_many("t", [b"one", b"two"], keys=["a", "b"])
-        assert isinstance(hw, headwater.Bucket)
+        assert isinstance(hw, headwater.Store)
         assert archive(url, tmp_path / "out") == []  # nothing was compacted yet
         assert [each.end for each in archive(url, f"parquet:objects://{tmp_path / 'out'}", seal=True)] == [2]
         assert hw.parquet_url == f"objects://{tmp_path / 'out'}"

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headwater.engine.parquet_checking import check_parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.parquet_checking import check_parquet
-from headwater.engine.restoring import restore
+from headwater.directory.local_log import LocalLog
 from headwater.errors import Corrupt, Invalid, NotFound
 from headwater.event import UNIX_EPOCH_TICKS
+from headwater.history.restoring import restore
 from headwater.limits import MIB
-from headwater.storage.log import LocalLog
 from tests.archive.logs import everything, fill, open_engine
 from tests.archive.parquets import archive, edit, files, logged, manifests
 from tests.log.unsynced import UnsyncedDisk

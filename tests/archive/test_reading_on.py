@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
+from headwater.store import Store
 from tests.archive.logs import LIMITS, FailingStore, drop, everything, fill, objects, open_engine
 
 
 class Both(NamedTuple):
     """The same log twice: untouched, and with its finished segments in the archive alone."""
 
-    whole: Engine
-    dropped: Engine
+    whole: Store
+    dropped: Store
     store: FailingStore
     path: Path
 

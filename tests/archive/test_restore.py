@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headwater.format.archive import check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import headwater
-from headwater.engine.engine import Engine
-from headwater.engine.restoring import restore
 from headwater.errors import Corrupt, Invalid, NotFound, Unavailable
 from headwater.event import UNIX_EPOCH_TICKS
-from headwater.format.archive import check
+from headwater.history.restoring import restore
+from headwater.store import Store
 from tests.archive.logs import FailingStore, everything, fill, manifest_of, objects, open_engine
 from tests.log.unsynced import UnsyncedDisk
 
@@ -50,7 +50,7 @@ def target(tmp_path: Path) -> Iterator[Path]:
     assert not (tmp_path / ".back.restoring").exists()
 
 
-def back(source: Source, target: Path, **options: Any) -> Engine:
+def back(source: Source, target: Path, **options: Any) -> Store:
     restore(source.url, target, disk=UnsyncedDisk(), **options)
     return open_engine(target)
 
@@ -170,7 +170,7 @@ def test_an_interrupted_restore_is_no_log_and_goes_on_where_it_was(
     source: Source, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FailingStore(objects(source.path / "archive"))
-    monkeypatch.setattr("headwater.engine.restoring.open_store", lambda *_, **__: store)
+    monkeypatch.setattr("headwater.history.restoring.open_store", lambda *_, **__: store)
     fetched: list[str] = []
 
     def told(when: str, what: str, key: str) -> None:

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headwater.format.archive import manifest_key
+from headwater.storage.archive import note
 from msgspec.structs import replace
 
-from headwater.engine.engine import Engine
+from headwater.directory.log_directory import LogDirectory
+from headwater.disk.disk import Disk
 from headwater.errors import Unavailable
-from headwater.format.archive import manifest_key
 from headwater.format.settings import encode
-from headwater.storage.archive import note
-from headwater.storage.disk import Disk
-from headwater.storage.place import LogDirectory
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.archive.logs import LIMITS, FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.waiting import wait_for
 
@@ -25,7 +26,7 @@ def url(tmp_path: Path) -> str:
     return f"objects://{tmp_path / 'archive'}"
 
 
-def local(hw: Engine) -> list[int]:
+def local(hw: Store) -> list[int]:
     return hw._topics.live("t").logs[0].place.segments()
 
 
@@ -116,7 +117,7 @@ def test_an_archive_that_was_emptied_by_hand_drops_nothing(tmp_path: Path, url: 
 
 
 def test_a_restored_log_that_went_its_own_way_drops_nothing(tmp_path: Path, url: str) -> None:
-    from headwater.engine.restoring import restore
+    from headwater.history.restoring import restore
 
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
@@ -174,7 +175,7 @@ def test_the_note_that_names_a_segment_is_durable_before_the_segment_goes(tmp_pa
         [log] = hw._topics.live("t").logs
         forget_last(log.place)
     disk = Recorder()
-    with Engine(tmp_path / "data", limits=replace(LIMITS), disk=disk) as hw:
+    with open_directory(tmp_path / "data", limits=replace(LIMITS), disk=disk) as hw:
         assert drop(hw)
         noted = disk.done.index(("rename", "archived.json"))
         gone = next(

@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.bucket import Bucket, open_coordinator
+from headwater.bucket.bucket import open_coordinator
+from headwater.bucket.opening import open_store
+from headwater.disk.disk import Clock
 from headwater.limits import DEFAULTS, Limits
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.disk import Clock
+from headwater.store import Store
 from tests.bucket.hooked import HookedStore
 from tests.log.unsynced import UnsyncedDisk
 
-Opener = Callable[..., Bucket]
+Opener = Callable[..., Store]
 
 
-def hooks_of(bucket: Bucket) -> HookedStore:
+def hooks_of(bucket: Store) -> HookedStore:
     """The store of a bucket that `opener` opened."""
     store = bucket._store
     assert isinstance(store, HookedStore)
@@ -33,9 +34,9 @@ def bucket_url(tmp_path: Path) -> str:
 @pytest.fixture
 def opener(bucket_url: str) -> Iterator[Opener]:
     """Opens the same bucket again and again, each time with a store of its own; all are closed at the end."""
-    opened: list[Bucket] = []
+    opened: list[Store] = []
 
-    def open(*, limits: Limits = DEFAULTS, clock: Clock | None = None, **options: Any) -> Bucket:
+    def open(*, limits: Limits = DEFAULTS, clock: Clock | None = None, **options: Any) -> Store:
         disk, clock = UnsyncedDisk(), clock or Clock()
         store = HookedStore(open_store(bucket_url, clock=clock, disk=disk, limits=limits))
         opened.append(
@@ -50,5 +51,5 @@ def opener(bucket_url: str) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def bucket(opener: Opener) -> Bucket:
+def bucket(opener: Opener) -> Store:
     return opener()

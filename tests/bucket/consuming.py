@@ -14,8 +14,8 @@ import sys
 from typing import Any
 
 import headwater
-from headwater.engine.coordinated_leases import CoordinatedLeases
-from headwater.engine.leases import Round
+from headwater.consumers.coordinated_leases import CoordinatedLeases
+from headwater.consumers.leases import Round
 
 
 def main(log: str, coordinator: str, file: str, lease_ms: str, stop_at: str = "-1") -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from headwater.storage.bucket.store import ObjectStore
+from headwater.bucket.object_store import ObjectStore
 from tests.wrapped import WrappedStore
 
 T = TypeVar("T")

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.consumers import Consumers
-from headwater.engine.leases import Leases, Progress
+from headwater.consumers.consumers import Consumers
+from headwater.consumers.leases import Leases, Progress
+from headwater.disk.disk import Clock
 from headwater.errors import Fenced, HeadwaterError, NotFound
 from headwater.format.settings import TopicRecord
-from headwater.storage.disk import Clock
 
 TOPIC = TopicRecord(name="orders", uuid="00000000-0000-4000-8000-000000000001", partitions=4)
 LEASE_MS = 10_000

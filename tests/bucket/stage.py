@@ -18,23 +18,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from headwater.engine.bucket_catalogue import BucketCatalog
+from headwater.bucket.catalog import BucketCatalog
+from headwater.bucket.compaction import compact
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.garbage import collect
+from headwater.bucket.object_cache import ObjectCache
+from headwater.bucket.object_log import ObjectLog
+from headwater.bucket.object_store import ObjectEntry, ObjectStore, StoredObject
+from headwater.bucket.trimming import trim
+from headwater.disk.disk import Clock
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format import object as format
 from headwater.format.batch import DATA, Batch
 from headwater.format.object import ObjectHead
 from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.limits import DEFAULTS, Limits
-from headwater.storage.bucket.cache import ObjectCache
-from headwater.storage.bucket.collection import collect
-from headwater.storage.bucket.compaction import compact
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.log import ObjectLog
-from headwater.storage.bucket.store import ObjectEntry, ObjectStore, StoredObject
-from headwater.storage.bucket.trimming import trim
-from headwater.storage.disk import Clock
-from headwater.storage.retention import Rules
-from headwater.storage.rows import Rows, encode
+from headwater.log.retention_rules import Rules
+from headwater.log.rows import Rows, encode
 from tests.log.unsynced import UnsyncedDisk
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
+from headwater.bucket.object_store import ObjectStore
 from headwater.errors import Invalid, TooLarge
-from headwater.storage.bucket.store import ObjectStore
 
 RESERVED = ".headwater/locks/00"
 

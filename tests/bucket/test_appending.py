@@ -12,21 +12,21 @@ import pyarrow as pa
 import pytest
 
 from headwater import Aggregate, Repository
-from headwater.engine.bucket import Bucket
 from headwater.errors import Closed, Conflict, Fenced, Invalid, NotFound, TooLarge, Unavailable, Unsupported
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.bucket.conftest import Opener, hooks_of
 from tests.waiting import wait_for
 
 
-def objects(hw: Bucket, topic: str = "t") -> list[str]:
+def objects(hw: Store, topic: str = "t") -> list[str]:
     """The keys of the objects of events of a topic."""
     return [
         each.key for each in hooks_of(hw).within.list("topics/") if f"/{topic}/" in each.key and "/events/" in each.key
     ]
 
 
-def datas(hw: Bucket, topic: str = "t") -> list[bytes | None]:
+def datas(hw: Store, topic: str = "t") -> list[bytes | None]:
     return [event.data for event in hw.read(topic)]
 
 
@@ -108,7 +108,7 @@ def test_what_is_appended_later_goes_to_the_partition_of_its_key(opener: Opener)
     ("options", "error"), [({"data": b"x" * 2_000_000}, Invalid), ({"data": b"", "key": b"x" * 5000}, TooLarge)]
 )
 def test_what_cannot_be_appended_is_refused_at_once(
-    bucket: Bucket, options: dict[str, Any], error: type[Exception]
+    bucket: Store, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         bucket.append_later("t", **options)
@@ -244,7 +244,7 @@ def test_what_the_store_does_not_take_is_told_and_the_next_goes_on(opener: Opene
     assert datas(hw) == [b"0", b"1"]
 
 
-def test_an_interrupted_append_holds_nobody_up(bucket: Bucket) -> None:
+def test_an_interrupted_append_holds_nobody_up(bucket: Store) -> None:
     bucket.append("t", b"0")
     flusher = threading.Thread(target=bucket.flush)
 
@@ -334,7 +334,7 @@ def test_producers_are_remembered_behind_appends_without_one(opener: Opener) -> 
 # Transactions, and what cannot be done
 
 
-def test_a_transaction_is_one_object(bucket: Bucket) -> None:
+def test_a_transaction_is_one_object(bucket: Store) -> None:
     with bucket.transaction() as tx:
         tx.append("t", b"bytes", key=b"k")
         tx.append("t", {"json": 1}, type="x")
@@ -346,7 +346,7 @@ def test_a_transaction_is_one_object(bucket: Bucket) -> None:
     assert [ref.id for ref in tx.refs] == [event.id for event in events]
 
 
-def test_a_transaction_that_raises_or_is_empty_appends_nothing(bucket: Bucket) -> None:
+def test_a_transaction_that_raises_or_is_empty_appends_nothing(bucket: Store) -> None:
     bucket.create("t")
     with contextlib.suppress(RuntimeError), bucket.transaction() as tx:
         tx.append("t", b"x")
@@ -356,7 +356,7 @@ def test_a_transaction_that_raises_or_is_empty_appends_nothing(bucket: Bucket) -
     assert datas(bucket) == []
 
 
-def test_a_transaction_over_several_partitions_is_unsupported_and_appends_nothing(bucket: Bucket) -> None:
+def test_a_transaction_over_several_partitions_is_unsupported_and_appends_nothing(bucket: Store) -> None:
     bucket.create("t", partitions=2)
     for topics in (("t", "t"), ("a", "b")):
         tx = bucket.transaction()
@@ -378,7 +378,7 @@ def test_a_repeated_transaction_of_a_producer_is_done_once(opener: Opener) -> No
     assert len(datas(opener())) == 2
 
 
-CANNOT: dict[str, Callable[[Bucket], object]] = {
+CANNOT: dict[str, Callable[[Store], object]] = {
     "append with a version": lambda hw: hw.append("t", b"", key=b"k", expected_version="none"),
     "append many with a version": lambda hw: hw.append_many("t", [b""], keys=[b"k"], expected_version=0),
     "append a stream with a version": lambda hw: hw.append("t", iter([b""]), key=b"k", expected_version=0),
@@ -393,7 +393,7 @@ CANNOT: dict[str, Callable[[Bucket], object]] = {
 
 
 @pytest.mark.parametrize("cannot", CANNOT)
-def test_what_a_bucket_cannot_do_is_unsupported_and_changes_nothing(bucket: Bucket, cannot: str) -> None:
+def test_what_a_bucket_cannot_do_is_unsupported_and_changes_nothing(bucket: Store, cannot: str) -> None:
     bucket.append("t", b"there", key=b"k")
     with pytest.raises(Unsupported) as caught:
         CANNOT[cannot](bucket)
@@ -401,7 +401,7 @@ def test_what_a_bucket_cannot_do_is_unsupported_and_changes_nothing(bucket: Buck
     assert datas(bucket) == [b"there"]
 
 
-def test_a_version_in_a_transaction_is_unsupported_and_nothing_of_it_is_appended(bucket: Bucket) -> None:
+def test_a_version_in_a_transaction_is_unsupported_and_nothing_of_it_is_appended(bucket: Store) -> None:
     bucket.create("t")
     tx = bucket.transaction()
     tx.append("t", b"first")
@@ -411,7 +411,7 @@ def test_a_version_in_a_transaction_is_unsupported_and_nothing_of_it_is_appended
     assert datas(bucket) == []
 
 
-def test_an_ack_in_a_transaction_is_unsupported(bucket: Bucket) -> None:
+def test_an_ack_in_a_transaction_is_unsupported(bucket: Store) -> None:
     bucket.append("t", b"x")
     with bucket.consumer("c", "t") as consumer:
         event = next(consumer)

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.opening import open_store
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Unavailable
 from headwater.limits import Limits
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
 from tests.bucket.chaos import Chaos, chaotic
 from tests.servers import Seaweed
 

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.engine.bucket import Bucket
+from headwater.bucket.object_place import ObjectPlace
 from headwater.errors import NotFound
 from headwater.limits import Limits
-from headwater.storage.bucket.place import ObjectPlace
+from headwater.store import Store
 from tests.bucket.conftest import Opener, hooks_of
 
 LIMITS = Limits(blob_bytes_min=1024, compact_objects=0, segment_bytes=14_000, collect_s=0.0)
 
 
 @pytest.fixture
-def filled(opener: Opener) -> Bucket:
+def filled(opener: Opener) -> Store:
     """Two segments, three objects behind them, and a huge event in each."""
     hw = opener(limits=LIMITS)
     for _ in range(2):
@@ -31,11 +31,11 @@ def filled(opener: Opener) -> Bucket:
     return hw
 
 
-def place_of(hw: Bucket) -> ObjectPlace:
+def place_of(hw: Store) -> ObjectPlace:
     return hw._topics.live("t").logs[0].place
 
 
-def test_a_sound_bucket_has_no_damage(filled: Bucket) -> None:
+def test_a_sound_bucket_has_no_damage(filled: Store) -> None:
     seen: list[tuple[int, int]] = []
     report = filled.check(progress=lambda done, total: seen.append((done, total)))
     assert not report.damaged
@@ -53,7 +53,7 @@ def test_a_sound_bucket_has_no_damage(filled: Bucket) -> None:
 
 @pytest.mark.parametrize("at", [5, 30, 100, -2000, -100, -10, -1])
 @pytest.mark.parametrize("kind", ["segment", "object", "blob"])
-def test_a_damaged_byte_is_found(filled: Bucket, kind: str, at: int) -> None:
+def test_a_damaged_byte_is_found(filled: Store, kind: str, at: int) -> None:
     place = place_of(filled)
     meta = filled._topics.live("t").logs[0].chain.knowledge.look()
     first = meta.segments[0]
@@ -100,12 +100,12 @@ def replace(place: ObjectPlace) -> None:
     ],
     ids=["first object", "object", "segment", "huge event", "no record", "record", "other object"],
 )
-def test_what_is_missing_or_wrong_is_found(filled: Bucket, damage: Callable[[ObjectPlace], None]) -> None:
+def test_what_is_missing_or_wrong_is_found(filled: Store, damage: Callable[[ObjectPlace], None]) -> None:
     damage(place_of(filled))
     assert filled.check().damaged
 
 
-def test_a_check_that_is_overtaken_by_compaction_and_collection_finds_nothing(filled: Bucket, opener: Opener) -> None:
+def test_a_check_that_is_overtaken_by_compaction_and_collection_finds_nothing(filled: Store, opener: Opener) -> None:
     other = opener(limits=LIMITS)
     overtaken: list[str] = []
 
@@ -123,7 +123,7 @@ def test_a_check_that_is_overtaken_by_compaction_and_collection_finds_nothing(fi
     assert report.events == 26
 
 
-def test_a_damaged_record_of_a_topic_does_not_hide_the_others(filled: Bucket) -> None:
+def test_a_damaged_record_of_a_topic_does_not_hide_the_others(filled: Store) -> None:
     filled.append("u", b"a")
     hooks_of(filled).within.put("topics/u/topic", b"{}")
     report = filled.check()

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.bucket import Bucket, open_bucket
+from headwater.consumers.bucket_coordinator import BucketCoordinator
+from headwater.consumers.coordinator import CursorRecord
+from headwater.disk.disk import Clock
 from headwater.errors import Fenced, Unsupported
 from headwater.limits import Limits
-from headwater.storage.bucket.coordinator import BucketCoordinator
-from headwater.storage.coordinator import CursorRecord
-from headwater.storage.disk import Clock
+from headwater.opening import open_bucket
+from headwater.store import Store
 from tests.engine import test_consumers as in_a_directory
 from tests.engine.test_consumers import fill, now, numbers
 from tests.log.unsynced import UnsyncedDisk
@@ -32,7 +33,7 @@ OF_A_DIRECTORY = {
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Bucket]:
+def hw(tmp_path: Path) -> Iterator[Store]:
     with open_bucket(f"objects://{tmp_path}/objects", limits=LIMITS, disk=UnsyncedDisk()) as bucket:
         yield bucket
 
@@ -52,7 +53,7 @@ def _same() -> dict[str, object]:
 globals().update(_same())
 
 
-def test_a_transaction_cannot_ack(hw: Bucket) -> None:
+def test_a_transaction_cannot_ack(hw: Store) -> None:
     fill(hw, 3)
     with now(hw) as consumer:
         event = next(consumer)
@@ -63,7 +64,7 @@ def test_a_transaction_cannot_ack(hw: Bucket) -> None:
             tx.ack(event)
 
 
-def test_what_others_appended_just_now_is_found_without_waiting(hw: Bucket) -> None:
+def test_what_others_appended_just_now_is_found_without_waiting(hw: Store) -> None:
     fill(hw, 3)
     rarely = Limits(follow_ms=60_000, follow_ms_max=60_000)
     with open_bucket(hw.url, limits=rarely, disk=UnsyncedDisk()) as other, now(other) as consumer:
@@ -72,7 +73,7 @@ def test_what_others_appended_just_now_is_found_without_waiting(hw: Bucket) -> N
             fill(hw, 3, first=first + 3)
 
 
-def test_how_far_events_were_handed_out_is_stored_with_the_first_and_then_now_and_then(hw: Bucket) -> None:
+def test_how_far_events_were_handed_out_is_stored_with_the_first_and_then_now_and_then(hw: Store) -> None:
     rarely = Limits(bucket_ack_ms=60_000, follow_ms=1, follow_ms_max=1)
     with open_bucket(hw.url, limits=rarely, disk=UnsyncedDisk()) as other:
         fill(hw, 1)
@@ -85,7 +86,7 @@ def test_how_far_events_were_handed_out_is_stored_with_the_first_and_then_now_an
         assert stored(hw).reached == 0
 
 
-def test_an_event_that_ends_its_process_again_and_again_is_set_aside(hw: Bucket) -> None:
+def test_an_event_that_ends_its_process_again_and_again_is_set_aside(hw: Store) -> None:
     fill(hw, 3)
     deaths = 0
     while True:
@@ -100,7 +101,7 @@ def test_an_event_that_ends_its_process_again_and_again_is_set_aside(hw: Bucket)
     assert dead.meta["dead_offset"] == "0"
 
 
-def test_a_consumer_that_is_moved_again_and_again_goes_on(hw: Bucket) -> None:
+def test_a_consumer_that_is_moved_again_and_again_goes_on(hw: Store) -> None:
     fill(hw, 20)
     over = threading.Event()
 
@@ -124,13 +125,13 @@ def test_a_consumer_that_is_moved_again_and_again_goes_on(hw: Bucket) -> None:
         assert consumer.fences[0] > 100
 
 
-def stored(hw: Bucket) -> CursorRecord:
+def stored(hw: Store) -> CursorRecord:
     kept = BucketCoordinator(hw._store, Clock()).consumer(hw._catalogue.find("t"), "c").read(0)
     assert kept is not None
     return kept.record
 
 
-def test_owners_and_leases_are_told_as_far_as_they_are_known(hw: Bucket) -> None:
+def test_owners_and_leases_are_told_as_far_as_they_are_known(hw: Store) -> None:
     fill(hw, 3)
     with now(hw) as consumer, open_bucket(hw.url, disk=UnsyncedDisk()) as other:
         (here,), (there,) = hw.consumers("t"), other.consumers("t")

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.bucket import Bucket
+from headwater.store import Store
 from tests.bucket.chaos import chaotic
 from tests.servers import Seaweed
 from tests.waiting import wait_for
@@ -90,7 +90,7 @@ def stage(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
 class Watched:
     """The cursors, looked at again and again: they never go back."""
 
-    def __init__(self, hw: Bucket) -> None:
+    def __init__(self, hw: Store) -> None:
         self._hw = hw
         self._seen: defaultdict[int, int] = defaultdict(int)
 
@@ -128,7 +128,7 @@ def run(kind: str, request: pytest.FixtureRequest, tmp_path: Path, *, rounds: in
         given: Any = {"coordinator": None if coordinator == "-" else coordinator}
         members = Members(tmp_path, through, coordinator)
         with headwater.open(url, **given) as hw:
-            assert isinstance(hw, Bucket)
+            assert isinstance(hw, Store)
             hw.create("t", partitions=PARTITIONS)
             watched = Watched(hw)
             try:
@@ -178,7 +178,7 @@ def test_a_zombie_wakes_up_and_its_late_acks_are_refused(
         given: Any = {"coordinator": None if coordinator == "-" else coordinator}
         members = Members(tmp_path, through, coordinator)
         with headwater.open(url, **given) as hw:
-            assert isinstance(hw, Bucket)
+            assert isinstance(hw, Store)
             hw.append_many("t", [b"%d" % number for number in range(10)])
             watched = Watched(hw)
             try:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 import headwater
-from headwater.engine.bucket import Bucket
 from headwater.limits import DEFAULTS, Limits
+from headwater.store import Store
 from tests.bucket.chaos import Chaos, Seen, chaotic
 from tests.servers import Seaweed
 from tests.waiting import wait_for
@@ -67,9 +67,9 @@ def url(seaweed: Seaweed, proxy: Chaos) -> str:
     return seaweed.url(uuid.uuid4().hex, proxy.endpoint)
 
 
-def opened(url: str, limits: Limits = DEFAULTS) -> Bucket:
+def opened(url: str, limits: Limits = DEFAULTS) -> Store:
     bucket = headwater.open(url, limits=limits)
-    assert isinstance(bucket, Bucket)
+    assert isinstance(bucket, Store)
     return bucket
 
 

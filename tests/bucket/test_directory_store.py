@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.object_keys import RESERVED
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Invalid, Unavailable, Unsupported
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.keys import RESERVED
-from headwater.storage.disk import Clock, Disk
 from tests.crash.machine import Loss, Machine, Tree
 from tests.crash.recording import Op, RecordingDisk
 
@@ -25,8 +25,8 @@ LOSSES = [Loss("dropped", "dropped"), Loss("dropped", "kept"), Loss("random", "o
 CREATING = """
 import sys
 from pathlib import Path
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.disk import Clock, Disk
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.disk.disk import Clock, Disk
 store = DirectoryStore(Path(sys.argv[1]), Disk(), Clock())
 for number in range(int(sys.argv[2]), 1_000_000, int(sys.argv[3])):
     if store.create(f"objects/{number:06d}", number.to_bytes(4) * 20_000) is not None:
@@ -35,8 +35,8 @@ for number in range(int(sys.argv[2]), 1_000_000, int(sys.argv[3])):
 RACING = """
 import sys
 from pathlib import Path
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.disk import Clock, Disk
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.disk.disk import Clock, Disk
 store = DirectoryStore(Path(sys.argv[1]), Disk(), Clock())
 print("ready", flush=True)
 sys.stdin.readline()

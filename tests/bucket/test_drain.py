@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import headwater
-from headwater.engine.verbs import Verbs
 from headwater.event import Event
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.bucket.conftest import Opener, hooks_of
+from tests.opened import join
 from tests.waiting import wait_for
 
 LIMITS = Limits(retry_ms=1, lease_ms=2000, follow_ms=20)
@@ -26,23 +26,21 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def either(address: str) -> Iterator[Verbs[Any]]:
+def either(address: str) -> Iterator[Store]:
     with opened(address) as hw:
         hw.create("t", partitions=3)
         yield hw
 
 
-def opened(address: str) -> Verbs[Any]:
-    found = headwater.open(address, limits=LIMITS)
-    assert isinstance(found, Verbs)
-    return found
+def opened(address: str) -> Store:
+    return headwater.open(address, limits=LIMITS)
 
 
-def fill(hw: Verbs[Any], count: int, partition: int = 0, first: int = 0) -> None:
+def fill(hw: Store, count: int, partition: int = 0, first: int = 0) -> None:
     hw.append_many("t", [b"%d" % number for number in range(first, first + count)], partition=partition)
 
 
-def test_all_is_handled_and_given_back(either: Verbs[Any]) -> None:
+def test_all_is_handled_and_given_back(either: Store) -> None:
     for partition in range(3):
         fill(either, 5, partition)
     seen: list[tuple[int, int]] = []
@@ -54,20 +52,20 @@ def test_all_is_handled_and_given_back(either: Verbs[Any]) -> None:
     assert either.drain("c", "t", lambda _: None) == headwater.DrainResult(0, False)
 
 
-def test_partitions_in_which_nothing_waits_are_not_touched(either: Verbs[Any]) -> None:
+def test_partitions_in_which_nothing_waits_are_not_touched(either: Store) -> None:
     fill(either, 5, 1)
     either.drain("c", "t", lambda _: None)
     assert [info.fence for info in either.consumers("t")] == [0, 1, 0]
 
 
-def test_only_the_partitions_that_are_named_are_drained(either: Verbs[Any]) -> None:
+def test_only_the_partitions_that_are_named_are_drained(either: Store) -> None:
     fill(either, 5, 1)
     fill(either, 5, 2)
     assert either.drain("c", "t", lambda _: None, partitions=[1]) == headwater.DrainResult(5, False)
     assert either.drain("c", "t", lambda _: None) == headwater.DrainResult(5, False)
 
 
-def test_what_fails_is_tried_again_and_set_aside(either: Verbs[Any]) -> None:
+def test_what_fails_is_tried_again_and_set_aside(either: Store) -> None:
     fill(either, 3)
     tries: list[int] = []
 
@@ -82,7 +80,7 @@ def test_what_fails_is_tried_again_and_set_aside(either: Verbs[Any]) -> None:
     assert dead.meta["dead_offset"] == "1"
 
 
-def test_the_time_ends_it_between_two_events_and_nothing_is_lost(either: Verbs[Any]) -> None:
+def test_the_time_ends_it_between_two_events_and_nothing_is_lost(either: Store) -> None:
     fill(either, 50)
     seen: list[int] = []
 
@@ -98,7 +96,7 @@ def test_the_time_ends_it_between_two_events_and_nothing_is_lost(either: Verbs[A
     assert seen == list(range(50))
 
 
-def test_with_seconds_it_looks_again_when_it_has_caught_up(either: Verbs[Any]) -> None:
+def test_with_seconds_it_looks_again_when_it_has_caught_up(either: Store) -> None:
     fill(either, 1)
 
     def handle(event: Event) -> None:
@@ -108,12 +106,12 @@ def test_with_seconds_it_looks_again_when_it_has_caught_up(either: Verbs[Any]) -
     assert either.drain("c", "t", handle, seconds=60) == headwater.DrainResult(6, False)
 
 
-def test_without_seconds_it_ends_where_the_end_was_and_tells_of_more(either: Verbs[Any]) -> None:
+def test_without_seconds_it_ends_where_the_end_was_and_tells_of_more(either: Store) -> None:
     fill(either, 1)
     assert either.drain("c", "t", lambda _: fill(either, 1)) == headwater.DrainResult(1, True)
 
 
-def test_what_somebody_else_holds_is_left_to_him_and_counts_as_more(either: Verbs[Any], address: str) -> None:
+def test_what_somebody_else_holds_is_left_to_him_and_counts_as_more(either: Store, address: str) -> None:
     fill(either, 5, 0)
     fill(either, 5, 1)
     with opened(address) as other:
@@ -125,10 +123,10 @@ def test_what_somebody_else_holds_is_left_to_him_and_counts_as_more(either: Verb
         assert either.drain("c", "t", lambda _: None) == headwater.DrainResult(10, False)
 
 
-def test_what_a_dead_one_held_is_taken_over(either: Verbs[Any], address: str) -> None:
+def test_what_a_dead_one_held_is_taken_over(either: Store, address: str) -> None:
     fill(either, 5)
     with opened(address) as other:
-        dead = other.consumer("c", "t", lease_ms=700)
+        dead = join(other, "c", "t", lease_ms=700)
         next(dead)
         dead._member.closed = True  # its thread ends, and nothing is given back
         dead._member._wake.set()
@@ -136,7 +134,7 @@ def test_what_a_dead_one_held_is_taken_over(either: Verbs[Any], address: str) ->
         assert either.consumers("t")[0].fence == 2
 
 
-def test_an_event_that_comes_when_another_one_is_about_to_end_is_not_stranded(either: Verbs[Any], address: str) -> None:
+def test_an_event_that_comes_when_another_one_is_about_to_end_is_not_stranded(either: Store, address: str) -> None:
     """Whoever is woken by each append, and comes again when more waits, handles all: whatever the others do."""
     handled: list[int] = []
     mutex = threading.Lock()
@@ -178,7 +176,7 @@ def test_a_warm_function_asks_for_little(opener: Opener) -> None:
     assert asked == {"list": 1, "swap": 3}  # taken, handed out, committed and given back
 
 
-def test_a_missing_topic_and_a_wrong_partition_are_told(either: Verbs[Any]) -> None:
+def test_a_missing_topic_and_a_wrong_partition_are_told(either: Store) -> None:
     with pytest.raises(headwater.NotFound):
         either.drain("c", "nope", lambda _: None)
     with pytest.raises(headwater.NotFound):

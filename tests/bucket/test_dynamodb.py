@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 
 import headwater
+from headwater.consumers.coordinator import CursorRecord
+from headwater.consumers.dynamodb import DynamoCoordinator
+from headwater.disk.disk import Clock
 from headwater.errors import Invalid, NotFound, Unavailable, Unsupported
 from headwater.format.settings import TopicRecord
-from headwater.storage.coordinator import CursorRecord
-from headwater.storage.disk import Clock
-from headwater.storage.dynamodb import DynamoCoordinator
 from tests.bucket.chaos import chaotic
 
 TOPIC = TopicRecord(name="t", uuid=str(uuid4()), partitions=1)

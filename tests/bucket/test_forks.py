@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.bucket import Bucket
 from headwater.errors import HeadwaterError
+from headwater.store import Store
 from tests.log.children import Child, Said
 
 
-def test_a_child_is_told_and_the_parent_goes_on(bucket: Bucket) -> None:
+def test_a_child_is_told_and_the_parent_goes_on(bucket: Store) -> None:
     bucket.append("t", b"0")
     waiting = bucket.append_later("t", b"1")
     consumer = bucket.consumer("c", "t")

@@ -19,8 +19,8 @@ from urllib.parse import quote_plus, urlsplit
 import pytest
 
 import headwater
-from headwater.engine.bucket import Bucket
 from headwater.event import Event
+from headwater.store import Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lambda_handler.py"
 LEASE_MS = 1500
@@ -92,9 +92,9 @@ def environment(
 
 
 @pytest.fixture
-def bucket(environment: dict[str, str]) -> Iterator[Bucket]:
+def bucket(environment: dict[str, str]) -> Iterator[Store]:
     with headwater.open(environment["HEADWATER_LOG"], coordinator=environment.get("HEADWATER_COORDINATOR")) as opened:
-        assert isinstance(opened, Bucket)
+        assert isinstance(opened, Store)
         opened.create("Aufträge 1", partitions=2)
         yield opened
 
@@ -127,7 +127,7 @@ def loaded() -> ModuleType:
     return module
 
 
-def fill(hw: Bucket, count: int) -> dict[str, Any]:
+def fill(hw: Store, count: int) -> dict[str, Any]:
     """Append, and what the bucket then tells."""
     before = set(keys(hw))
     for number in range(count):
@@ -135,7 +135,7 @@ def fill(hw: Bucket, count: int) -> dict[str, Any]:
     return notification(os.environ["HEADWATER_LOG"], *sorted(set(keys(hw)) - before))
 
 
-def keys(hw: Bucket) -> list[str]:
+def keys(hw: Store) -> list[str]:
     return [each.key for each in hw._store.list("topics/") if "/events/" in each.key]
 
 
@@ -143,11 +143,11 @@ def places(seen: list[Event]) -> Counter[tuple[int, int]]:
     return Counter((event.partition, event.offset) for event in seen)
 
 
-def lags(hw: Bucket) -> list[int]:
+def lags(hw: Store) -> list[int]:
     return [info.lag for info in hw.consumers("Aufträge 1")]
 
 
-def test_it_handles_what_came_and_ignores_what_is_no_event(bucket: Bucket, instance: Callable[[], Any]) -> None:
+def test_it_handles_what_came_and_ignores_what_is_no_event(bucket: Store, instance: Callable[[], Any]) -> None:
     function = instance()
     woken = fill(bucket, 6)
     others = [each.key for each in bucket._store.list("topics/") if "/events/" not in each.key]
@@ -172,7 +172,7 @@ def test_it_handles_what_came_and_ignores_what_is_no_event(bucket: Bucket, insta
     assert lags(bucket) == [0, 0]
 
 
-def test_when_the_time_is_over_it_asks_to_be_called_again(bucket: Bucket, instance: Callable[[], Any]) -> None:
+def test_when_the_time_is_over_it_asks_to_be_called_again(bucket: Store, instance: Callable[[], Any]) -> None:
     function = instance()
     woken = fill(bucket, 6)
     with pytest.raises(function.MoreWaits):
@@ -182,7 +182,7 @@ def test_when_the_time_is_over_it_asks_to_be_called_again(bucket: Bucket, instan
     assert function.handler(queue, Context()) == {"handled": 6, "more": False, "batchItemFailures": []}
 
 
-def test_two_at_once_handle_all_between_them(bucket: Bucket, instance: Callable[[], Any]) -> None:
+def test_two_at_once_handle_all_between_them(bucket: Store, instance: Callable[[], Any]) -> None:
     functions = [instance(), instance()]
     woken = fill(bucket, 12)
     failed: list[BaseException] = []
@@ -228,7 +228,7 @@ module.handler(json.loads(sys.argv[2]), Context())
 
 
 def test_what_a_killed_invocation_had_in_its_hands_is_handled_by_the_next(
-    bucket: Bucket, instance: Callable[[], Any]
+    bucket: Store, instance: Callable[[], Any]
 ) -> None:
     woken = fill(bucket, 8)
     command = [sys.executable, "-c", KILLED, str(EXAMPLE), json.dumps(woken)]

@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from headwater.engine.consumers import Consumers
-from headwater.engine.coordinated_consumers import CoordinatedConsumers
-from headwater.engine.file_consumers import FileConsumers
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.opening import open_store
+from headwater.consumers.bucket_coordinator import BucketCoordinator
+from headwater.consumers.consumers import Consumers
+from headwater.consumers.coordinated_consumers import CoordinatedConsumers
+from headwater.consumers.coordinator import Coordinator
+from headwater.consumers.dynamodb import DynamoCoordinator
+from headwater.consumers.file_consumers import FileConsumers
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Unavailable
 from headwater.limits import DEFAULTS
-from headwater.storage.bucket.coordinator import BucketCoordinator
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.coordinator import Coordinator
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.dynamodb import DynamoCoordinator
 from tests.bucket.leases_conformance import LEASE_S, TOPIC, Contender, LeasesConformance, LeasesDetails, OwnClock
 from tests.log.unsynced import UnsyncedDisk
 

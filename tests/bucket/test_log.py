@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.bucket import Bucket, open_bucket
 from headwater.limits import DEFAULTS, Limits
+from headwater.opening import open_bucket
+from headwater.store import Store
 from tests.log.conformance import Log, LogConformance
 from tests.log.unsynced import UnsyncedDisk
 
@@ -19,15 +20,15 @@ class Objects:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.opened: list[Bucket] = []
+        self.opened: list[Store] = []
 
-    def open(self, *, durability: Any = "fsync", limits: Limits = DEFAULTS) -> Bucket:
+    def open(self, *, durability: Any = "fsync", limits: Limits = DEFAULTS) -> Store:
         self.opened.append(open_bucket(self.url, durability=durability, limits=limits, disk=UnsyncedDisk()))
         return self.opened[-1]
 
     def settle(self, log: Log, topic: str) -> None:
         """Compact all of it: what is read then is in segments."""
-        assert isinstance(log, Bucket)
+        assert isinstance(log, Store)
         log.seal(topic)
 
 

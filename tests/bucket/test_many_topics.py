@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from headwater import Limits
-from headwater.engine.bucket import Bucket, open_bucket
-from headwater.storage.bucket import appender
+from headwater.bucket import appender
+from headwater.opening import open_bucket
+from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk
 from tests.waiting import wait_for
 
@@ -17,12 +18,12 @@ TOPICS = 60
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Bucket:
+def bucket(tmp_path: Path) -> Store:
     limits = Limits(open_topics_max=4, linger_ms=5)
     return open_bucket(f"objects://{tmp_path}/bucket", limits=limits, disk=UnsyncedDisk())
 
 
-def test_more_topics_than_are_kept_open_are_appended_to_and_read(bucket: Bucket) -> None:
+def test_more_topics_than_are_kept_open_are_appended_to_and_read(bucket: Store) -> None:
     with bucket:
         follower = bucket.follow("t0", timeout=30) if bucket.create("t0") else None
         assert follower is not None
@@ -45,7 +46,7 @@ def test_what_waits_to_be_appended_is_flushed_however_many_topics_it_is_for(tmp_
         assert [next(hw.read(f"t{number}")).data for number in range(20)] == [b"%d" % n for n in range(20)]
 
 
-def test_a_topic_that_nobody_appends_to_has_no_thread(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_nobody_appends_to_has_no_thread(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appender, "IDLE_S", 0.05)
 
     def appending() -> list[str]:

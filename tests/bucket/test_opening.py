@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from headwater.bucket import opening
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.opening import open_store
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Denied, HeadwaterError, Invalid, NotFound, Unsupported
 from headwater.limits import Limits
-from headwater.storage.bucket import opening
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
 from tests.servers import Seaweed
 
 
@@ -82,7 +82,7 @@ def test_an_endpoint_of_the_environment_obeys_the_same_rule(monkeypatch: pytest.
 
 def test_without_the_extra_the_hint_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.delitem(sys.modules, "headwater.storage.bucket.s3", raising=False)
+    monkeypatch.delitem(sys.modules, "headwater.bucket.s3_store", raising=False)
     with pytest.raises(Unsupported, match=r"pip install headwater\[bucket\]"):
         opened("s3://bucket")
 

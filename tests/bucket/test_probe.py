@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.opening import open_store
+from headwater.bucket.probe import probe
+from headwater.bucket.s3_store import S3Store
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Unsupported
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.probe import probe
-from headwater.storage.bucket.s3 import S3Store
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
 from tests.bucket.chaos import chaotic
 from tests.servers import BUCKET, Seaweed
 

@@ -8,14 +8,14 @@ from datetime import timedelta
 
 import pytest
 
-from headwater.engine.bucket import Bucket
 from headwater.errors import Corrupt
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.bucket.conftest import Opener, hooks_of
 from tests.bucket.stage import StageClock
 
 
-def fill(hw: Bucket, objects: int, events: int = 3) -> list[bytes]:
+def fill(hw: Store, objects: int, events: int = 3) -> list[bytes]:
     data = [b"%d" % number for number in range(objects * events)]
     for at in range(0, len(data), events):
         hw.append_many("t", data[at : at + events], types="n", keys=[b"k"] * events)
@@ -108,7 +108,7 @@ def test_a_follower_that_has_caught_up_looks_ever_more_rarely(opener: Opener) ->
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_places_are_found_by_time_and_id(bucket: Bucket, sealed: bool) -> None:
+def test_places_are_found_by_time_and_id(bucket: Store, sealed: bool) -> None:
     fill(bucket, 12)
     if sealed:
         bucket.seal("t")

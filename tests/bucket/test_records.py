@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.opening import open_store
+from headwater.bucket.records import Records
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Corrupt, Unsupported
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.records import Records
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
 from tests.bucket.chaos import chaotic
 from tests.servers import Seaweed
 

@@ -14,16 +14,15 @@ from pathlib import Path
 import pytest
 from obstore.exceptions import GenericError
 
-from headwater.engine.bucket import open_bucket
-from headwater.engine.engine import Engine
+from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.opening import open_store
+from headwater.bucket.retries import Backoff
+from headwater.bucket.s3_store import S3Store
+from headwater.consumers.dynamodb import DynamoCoordinator
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Denied, HeadwaterError, Invalid, Unavailable, Unsupported
 from headwater.limits import Limits
-from headwater.storage.bucket.backoff import Backoff
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.s3 import S3Store
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.dynamodb import DynamoCoordinator
+from headwater.opening import open_bucket, open_directory
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: "x"\r\n\r\n'
 FOUND = (
@@ -280,7 +279,10 @@ def test_the_error_names_the_bucket_and_its_endpoint_and_no_probe(named: str, mo
 
 def test_the_error_of_an_archive_names_its_endpoint_too(tmp_path: Path) -> None:
     endpoint = unreachable()
-    with Engine(tmp_path / "data", limits=Limits(archive_retry_s=0.1)) as hw, pytest.raises(Unavailable) as failed:
+    with (
+        open_directory(tmp_path / "data", limits=Limits(archive_retry_s=0.1)) as hw,
+        pytest.raises(Unavailable) as failed,
+    ):
         hw.archive(f"s3://bucket/x?region=us-east-1&endpoint={endpoint}")
     assert failed.value.code == "archive_unavailable"
     assert endpoint in failed.value.message

@@ -11,7 +11,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from headwater.storage.bucket.store import ObjectStore
+from headwater.bucket.object_store import ObjectStore
 from tests import servers
 from tests.waiting import wait_for
 

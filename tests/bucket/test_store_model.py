@@ -11,12 +11,12 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.object_keys import RESERVED, checked, checked_prefix
+from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.opening import open_store
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Invalid
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.keys import RESERVED, checked, checked_prefix
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
 from tests.log.unsynced import UnsyncedDisk
 from tests.servers import Seaweed
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import boto3
 import pytest
 
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.disk import Clock, Disk
+from headwater.bucket.opening import open_store
+from headwater.disk.disk import Clock, Disk
 from tests.bucket.store_conformance import Contention, StoreConformance
 from tests.servers import BUCKET, Seaweed
 

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.engine.bucket import Bucket, open_bucket
+from headwater.disk.disk import Clock
 from headwater.errors import NotFound, Unavailable, Unsupported
 from headwater.limits import Limits
-from headwater.storage.disk import Clock
+from headwater.opening import open_bucket
+from headwater.store import Store
 from tests.bucket.conftest import Opener, hooks_of
 from tests.waiting import wait_for
 
@@ -25,11 +26,11 @@ def offsets(events: Any) -> list[int]:
     return [event.offset for event in events]
 
 
-def keys(hw: Bucket, part: str) -> list[str]:
+def keys(hw: Store, part: str) -> list[str]:
     return [each.key for each in hooks_of(hw).within.list("topics/") if f"/{part}/" in each.key]
 
 
-def overtake(other: Bucket) -> None:
+def overtake(other: Store) -> None:
     """Compact all, and delete the objects."""
     assert other.seal("t") == 1
     for _ in range(2):

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from headwater.bucket.check import check
 from headwater.errors import NotFound
 from headwater.format.batch import Batch
-from headwater.storage.bucket.check import check
-from headwater.storage.check import Counts
+from headwater.log.check_report import Counts
 from tests.bucket.stage import Opened, Stage, datas
 
 PROGRAMS = 3

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 import headwater
-from headwater.engine.bucket import Bucket
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.bucket.test_writers import check
 from tests.bucket.writer import ROOT, Writer
 from tests.waiting import wait_for
@@ -27,13 +27,13 @@ from tests.waiting import wait_for
 LIMITS = Limits(knowledge_s=0.1, collect_s=0.3, compact_objects=0)
 
 
-def opened(url: str, limits: Limits = LIMITS) -> Bucket:
+def opened(url: str, limits: Limits = LIMITS) -> Store:
     hw = headwater.open(url, limits=limits)
-    assert isinstance(hw, Bucket)
+    assert isinstance(hw, Store)
     return hw
 
 
-def objects(hw: Bucket) -> int:
+def objects(hw: Store) -> int:
     return sum("/events/" in each.key for each in hw._store.list("topics/"))
 
 
@@ -62,7 +62,7 @@ def keeping(url: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def collect_all(hw: Bucket) -> None:
+def collect_all(hw: Store) -> None:
     """Compact everything, and wait until all objects of events were collected."""
     hw.seal("t")
 

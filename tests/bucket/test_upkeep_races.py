@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.bucket import partition_info
+from headwater.bucket.bucket import partition_info
 from headwater.errors import NotFound
 from tests.bucket.stage import Killed, Opened, Stage, datas
 

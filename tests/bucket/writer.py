@@ -17,16 +17,16 @@ from typing import IO
 import msgspec
 
 import headwater
-from headwater.engine.bucket import Bucket
 from headwater.event import Ref
 from headwater.limits import DEFAULTS, Limits
+from headwater.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def main(url: str, topic: str, name: str, count: int, limits: Limits = DEFAULTS) -> None:
     hw = headwater.open(url, limits=limits)
-    assert isinstance(hw, Bucket)
+    assert isinstance(hw, Store)
     choose = random.Random(name)
     tell("ready")
     with hw:
@@ -43,7 +43,7 @@ def tell(line: str) -> None:
     sys.stdout.flush()
 
 
-def _append(hw: Bucket, topic: str, some: list[bytes], way: int) -> list[Ref]:
+def _append(hw: Store, topic: str, some: list[bytes], way: int) -> list[Ref]:
     if way == 0:
         return [hw.append(topic, data) for data in some]
     if way == 1:

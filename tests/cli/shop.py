@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from headwater import App, Document, Event, Local
+from headwater import App, Event
 
 app = App()
 app.binder("baskets").index("total")
@@ -32,10 +31,10 @@ def greet(ctx: Any, event: Event) -> None:
 
 
 @app.query("top")
-def top(views: Local, limit: int = 10) -> Iterator[Document]:
+def top(views: Any, limit: int = 10) -> Any:
     return views.binder("baskets").find(sort="-total", limit=limit)
 
 
 @app.query("counted")
-def counted(views: Local, *, word: str) -> dict[str, Any]:
+def counted(views: Any, *, word: str) -> dict[str, Any]:
     return {"word": word, "baskets": views.binder("baskets").count()}

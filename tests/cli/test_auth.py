@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from headwater.disk.disk import Disk
 from headwater.server.http.message import Client
 from headwater.server.logins import FileAccess
 from headwater.server.users import read
-from headwater.storage.disk import Disk
 from tests.cli.conftest import Run
 from tests.server.people import SECRET, basic, bearer
 

@@ -5,10 +5,9 @@ import msgspec
 import pytest
 
 import headwater
-from headwater.engine.checking import CheckReport
+from headwater.directory.repair import Action
 from headwater.format.batch import encode_one
-from headwater.storage.check import Finding
-from headwater.storage.repair import Action
+from headwater.log.check_report import CheckReport, Finding
 from tests.cli.conftest import Run
 
 DAMAGE = Finding("t", 0, "data/topics/t/0/0.log", 4096, 128, "a wrong checksum", True)
@@ -22,14 +21,14 @@ def found(run: Run, data: Path, monkeypatch: pytest.MonkeyPatch) -> list[Finding
     findings: list[Finding] = []
 
     def check(
-        _: headwater.Engine, topic: str | None = None, progress: Callable[[int, int], None] | None = None
+        _: headwater.Store, topic: str | None = None, progress: Callable[[int, int], None] | None = None
     ) -> CheckReport:
         assert topic in (None, "t")
         assert progress is not None
         progress(2048, 2048)
         return CheckReport(findings, 1, 2, 3, 4, 5000, 2048)
 
-    monkeypatch.setattr(headwater.Engine, "check", check)
+    monkeypatch.setattr(headwater.Store, "check", check)
     return findings
 
 
@@ -39,11 +38,11 @@ def steps(run: Run, data: Path, monkeypatch: pytest.MonkeyPatch) -> list[Action]
     run("init", data)
     actions: list[Action] = []
 
-    def repair(_: headwater.Engine, topic: str | None = None, *, apply: bool = False) -> list[Action]:
+    def repair(_: headwater.Store, topic: str | None = None, *, apply: bool = False) -> list[Action]:
         assert topic is None
         return [msgspec.structs.replace(action, done=apply) for action in actions]
 
-    monkeypatch.setattr(headwater.Engine, "repair", repair)
+    monkeypatch.setattr(headwater.Store, "repair", repair)
     return actions
 
 

@@ -10,7 +10,7 @@ from tests.cli.conftest import Run
 
 
 @pytest.fixture
-def orders(data: Path) -> Iterator[headwater.Engine]:
+def orders(data: Path) -> Iterator[headwater.Store]:
     """Four events of one partition."""
     with headwater.open(data) as hw:
         hw.append("orders", {"total": 12}, type="placed", key="o-1")
@@ -31,9 +31,7 @@ def test_off_a_terminal_columns_are_apart_by_tabs_in_one_line_each(run: Run, dat
     ]
 
 
-def test_json_tells_everything_and_what_it_cannot_hold_in_base64(
-    run: Run, data: Path, orders: headwater.Engine
-) -> None:
+def test_json_tells_everything_and_what_it_cannot_hold_in_base64(run: Run, data: Path, orders: headwater.Store) -> None:
     placed, paid, scanned, noted = run("read", data, "orders", "--json").objects
     events = list(orders.read("orders"))
     assert list(placed) == ["topic", "partition", "offset", "time", "id", "type", "key", "content", "data", "meta"]
@@ -81,7 +79,7 @@ def test_options_choose_events(run: Run, data: Path, options: list[str], offsets
     assert [event["offset"] for event in run("read", data, "orders", "--json", *options).objects] == offsets
 
 
-def test_reading_begins_at_an_id_or_a_time(run: Run, data: Path, orders: headwater.Engine) -> None:
+def test_reading_begins_at_an_id_or_a_time(run: Run, data: Path, orders: headwater.Store) -> None:
     second = list(orders.read("orders"))[1]
     for place in (str(second.id), second.time.isoformat()):
         assert [event["offset"] for event in run("read", data, "orders", "--json", "--from", place).objects] == [
@@ -140,7 +138,7 @@ def test_a_bad_match_says_what_to_write(run: Run, data: Path, command: str) -> N
     assert '"error": "bad_match"' in refused('{"$not": ' * 50, "--json")
 
 
-def test_tail_shows_only_what_matches(run: Run, data: Path, orders: headwater.Engine) -> None:
+def test_tail_shows_only_what_matches(run: Run, data: Path, orders: headwater.Store) -> None:
     orders.append("orders", {"total": 30})
     orders.append("orders", {"total": 3})
     match = ("--match", '{"total": {"$gte": 12}}', "--json")
@@ -155,7 +153,7 @@ def test_commands_that_read_never_create(run: Run, data: Path, command: str) -> 
     assert not data.exists()
 
 
-def test_lines_for_a_terminal_are_aligned_and_fit_it(orders: headwater.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_for_a_terminal_are_aligned_and_fit_it(orders: headwater.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("NO_COLOR", "1")
     orders.append("orders", "漢字" * 40, type="wide")
@@ -169,9 +167,7 @@ def test_lines_for_a_terminal_are_aligned_and_fit_it(orders: headwater.Engine, m
     assert len(lines[3]) == 60
 
 
-def test_colours_are_there_unless_they_are_not_wanted(
-    orders: headwater.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colours_are_there_unless_they_are_not_wanted(orders: headwater.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     event = next(orders.read("orders"))
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert b"\x1b[" in AlignedLines(partitions=1).line(event)
@@ -179,7 +175,7 @@ def test_colours_are_there_unless_they_are_not_wanted(
     assert b"\x1b[" not in AlignedLines(partitions=1).line(event)
 
 
-def test_a_preview_cut_inside_a_character_is_still_text(orders: headwater.Engine) -> None:
+def test_a_preview_cut_inside_a_character_is_still_text(orders: headwater.Store) -> None:
     orders.append("t", "ä" * 10)
     (event,) = orders.read("t")
     assert data_text(event, 5) == "ää"

@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.directory import recovery
+from headwater.directory.retention import sweep
+from headwater.disk.disk import Disk
 from headwater.errors import Corrupt, NotFound
 from headwater.format import tail as tail_format
 from headwater.format.batch import Batch, decode
 from headwater.format.names import directory_of, file_of, offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import TailSlot
-from headwater.storage import recovery
-from headwater.storage.disk import Disk
-from headwater.storage.retention import sweep
+from headwater.store import Store
 from tests.crash.expectation import Contents, Expectation
 from tests.crash.machine import Tree, fingerprint, read_tree, write_tree
 from tests.crash.recording import EPOCH_TICKS, SteadyClock
@@ -108,13 +108,13 @@ def _check_requests(path: Path, crash: Crash, seen: Seen) -> None:
                 assert events_of(engine, *at) == before + appended
 
 
-def reopen(path: Path, crash: Crash, disk: Disk | None = None) -> Engine:
+def reopen(path: Path, crash: Crash, disk: Disk | None = None) -> Store:
     """Open what a crash left, with a clock that went wrong: it stepped back."""
     clock = SteadyClock(crash.boot_id, EPOCH_TICKS - 10_000_000)
     return open_engine(path / "data", disk or Disk(), clock, create=not crash.expected.opened)
 
 
-def check_contents(engine: Engine, crash: Crash) -> Seen:
+def check_contents(engine: Store, crash: Crash) -> Seen:
     """Check the topics and events; returns them."""
     expected = crash.expected
     names = engine.topics()
@@ -142,7 +142,7 @@ def check_contents(engine: Engine, crash: Crash) -> Seen:
     return seen
 
 
-def recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
+def recover(engine: Store, seen: Seen, expected: Expectation) -> None:
     """Take the locks, and so publish what a killed writer had written and not published."""
     for topic, partition in list(seen):
         engine._topics.get(topic).logs[partition].sync()
@@ -155,21 +155,21 @@ def recover(engine: Engine, seen: Seen, expected: Expectation) -> None:
     expected.check_together({at: contents.end for at, contents in seen.items()})
 
 
-def _check_told(engine: Engine, topic: str, partition: int, end: int, known: TailSlot) -> None:
+def _check_told(engine: Store, topic: str, partition: int, end: int, known: TailSlot) -> None:
     """Events that the tail remembers, and which are gone, must be in the report."""
     place = engine._topics.get(topic).logs[partition].place
     told = [report.lost_offsets for report in recovery.reports(place)]
     assert (end, known.visible_offset) in told, f"events {end} to {known.visible_offset - 1} are lost without a word"
 
 
-def _check_next(engine: Engine, topic: str, partition: int, contents: Contents) -> None:
+def _check_next(engine: Store, topic: str, partition: int, contents: Contents) -> None:
     ref = engine.append(topic, NEXT, partition=partition)
     assert ref.offset == contents.end, "an append after recovery did not get the next offset"
     last = contents.events[-1] if contents.events else None
     assert last is None or ref.ticks > last[1], "an append after recovery is older than what was there"
 
 
-def _check_gone(engine: Engine, topic: str, partition: int, start: int) -> None:
+def _check_gone(engine: Store, topic: str, partition: int, start: int) -> None:
     """What retention deleted is told so, and what a crash left of it is swept."""
     if start:
         with pytest.raises(NotFound) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.storage import journal
+from headwater.directory import journal
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from headwater.engine.engine import Engine
+from headwater.store import Store
 from tests.crash.checking import NEXT, Crash, check_contents, recover, reopen
 from tests.crash.expectation import Acknowledged, Begin, Done, Expectation, ExpectedLog, Settled, expectation_of
 from tests.crash.machine import Loss, Machine, write_tree
@@ -116,7 +116,7 @@ def go_on_after(crash: Crash, path: Path, disk: RecordingDisk) -> None:
             _ask_again(engine, topic, partition, expected, contents.events, disk)
 
 
-def _transact(engine: Engine, logs: list[tuple[str, int]], disk: RecordingDisk) -> None:
+def _transact(engine: Store, logs: list[tuple[str, int]], disk: RecordingDisk) -> None:
     topics = tuple(topic for topic, _ in logs)
     disk.mark(Begin("transact", topics=topics, groups=tuple((partition, (NEXT, NEXT)) for _, partition in logs)))
     with engine.transaction() as transaction:
@@ -128,7 +128,7 @@ def _transact(engine: Engine, logs: list[tuple[str, int]], disk: RecordingDisk) 
 
 
 def _ask_again(
-    engine: Engine,
+    engine: Store,
     topic: str,
     partition: int,
     log: ExpectedLog,

@@ -15,11 +15,11 @@ from zlib import crc32
 
 import msgspec
 
-from headwater.api import open
-from headwater.engine.engine import Engine
+from headwater.directory import journal
 from headwater.event import Content, Durability, Refs
 from headwater.limits import Limits
-from headwater.storage import journal
+from headwater.opening import open
+from headwater.store import Store
 
 TOPIC = "killed"
 PARTITIONS = 2
@@ -78,7 +78,7 @@ def write(path: Path, writer: int, seed: int, channel: Connection) -> None:
 
 
 def _append(
-    engine: Engine, writer: int, thread: int, random: Random, channel: Connection, telling: threading.Lock
+    engine: Store, writer: int, thread: int, random: Random, channel: Connection, telling: threading.Lock
 ) -> None:
     call = 0
     try:

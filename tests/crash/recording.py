@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headwater.storage.disk import Clock, Disk
+from headwater.disk.disk import Clock, Disk
 
 EPOCH_TICKS = 139_000_000_000_000_000  # some day in 2023
 BOOT = bytes(range(16))

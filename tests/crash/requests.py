@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Fenced
+from headwater.store import Store
 from tests.crash.expectation import Acknowledged, ExpectedLog, Request
 from tests.crash.workload import LIMITS, send
 
@@ -40,7 +40,7 @@ class Remembered:
         return "seq_forgotten" if answers and seq < answers[-1][0] else None
 
 
-def ask_again(engine: Engine, topic: str, partition: int, remembered: Remembered, log: ExpectedLog) -> Events:
+def ask_again(engine: Store, topic: str, partition: int, remembered: Remembered, log: ExpectedLog) -> Events:
     """Ask all that was ever asked of a log; returns what that appended."""
     appended: Events = []
     for request, data in log.requests.items():

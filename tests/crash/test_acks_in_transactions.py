@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.directory import journal
 from headwater.limits import Limits
-from headwater.storage import journal
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.crash.crashing import NEXT_BOOT
 from tests.crash.machine import Loss, Machine, Tree, write_tree
 from tests.crash.recording import BOOT, Op, RecordingDisk, SteadyClock
@@ -28,8 +29,8 @@ def short_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "CHECKPOINT_BYTES", 2500)  # so that it is begun anew in the midst
 
 
-def open_engine(path: Path, disk: RecordingDisk | UnsyncedDisk, boot_id: bytes) -> Engine:
-    engine = Engine(path, disk=disk, clock=SteadyClock(boot_id), limits=LIMITS)
+def open_engine(path: Path, disk: RecordingDisk | UnsyncedDisk, boot_id: bytes) -> Store:
+    engine = open_directory(path, disk=disk, clock=SteadyClock(boot_id), limits=LIMITS)
     engine._sealer = QuietSealer()
     return engine
 
@@ -82,7 +83,7 @@ def check(tree: Tree, moved: list[int], boot_id: bytes, path: Path) -> None:
     shutil.rmtree(path)
 
 
-def _go_on(hw: Engine) -> None:
+def _go_on(hw: Store) -> None:
     with hw.consumer("mover", "in", timeout=0) as consumer:
         for event in consumer.drain():
             with hw.transaction() as tx:
@@ -90,7 +91,7 @@ def _go_on(hw: Engine) -> None:
                 tx.ack(event)
 
 
-def _compare(hw: Engine, cursors: dict[int, int]) -> None:
+def _compare(hw: Store, cursors: dict[int, int]) -> None:
     out = [event.data for event in hw.read("out") if event.content == "bytes"]
     passed = {name_of(partition, offset) for partition, cursor in cursors.items() for offset in range(cursor)}
     assert len(out) == len(set(out)), "an event was handled twice"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from headwater.engine.engine import Engine
-from headwater.errors import HeadwaterError
-from headwater.format import settings
 from headwater.format.archive import ArchiveNote
 from headwater.storage.archive import note
+
+from headwater.errors import HeadwaterError
+from headwater.format import settings
+from headwater.opening import open_directory
 from tests.archive.logs import LIMITS, drop, everything, objects
 from tests.crash.crashing import NEXT_BOOT
 from tests.crash.machine import Loss, Machine, Tree, fingerprint, write_tree
@@ -29,7 +29,7 @@ def record(arena: Path) -> tuple[list[Op], list[tuple[Any, ...]]]:
     disk = RecordingDisk(arena / "recorded")
     disk.mkdir(arena / "recorded")
     disk.trace.clear()  # that directory is where the trace begins
-    with Engine(arena / "recorded" / "data", limits=LIMITS, disk=disk, clock=SteadyClock()) as hw:
+    with open_directory(arena / "recorded" / "data", limits=LIMITS, disk=disk, clock=SteadyClock()) as hw:
         hw._archive._open = lambda _url: objects(arena / "archive")
         for number in range(12):
             hw.append("t", b"%d" % number * 50, key="a")
@@ -67,7 +67,9 @@ def check(arena: Path, trace: list[Op], events: list[tuple[Any, ...]]) -> int:
         seen.add(fingerprint(tree))
         shutil.rmtree(arena / "crashed", ignore_errors=True)
         write_tree(tree, arena / "crashed")
-        with Engine(arena / "crashed" / "data", limits=LIMITS, disk=UnsyncedDisk(), clock=SteadyClock(boot)) as hw:
+        with open_directory(
+            arena / "crashed" / "data", limits=LIMITS, disk=UnsyncedDisk(), clock=SteadyClock(boot)
+        ) as hw:
             hw._archive._open = lambda _url: objects(arena / "archive")
             assert everything(hw) == events, name
     return len(seen)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.engine import Engine
 from headwater.event import Durability
 from headwater.limits import Limits
+from headwater.opening import open_directory
 from tests.crash.crashing import NEXT_BOOT
 from tests.crash.machine import Loss, Machine, Tree, write_tree
 from tests.crash.recording import BOOT, Op, RecordingDisk, SteadyClock
@@ -54,7 +54,7 @@ class Bounds:
 def record(path: Path) -> list[Op]:
     path.mkdir()
     disk = RecordingDisk(path)
-    with Engine(path / "data", disk=disk, clock=SteadyClock(), limits=LIMITS) as hw:
+    with open_directory(path / "data", disk=disk, clock=SteadyClock(), limits=LIMITS) as hw:
         hw.create("t", partitions=2)
         durabilities: tuple[Durability, ...] = "fsync", "os"
         for durability in durabilities:
@@ -89,7 +89,7 @@ def check(tree: Tree, bounds: Bounds, boot_id: bytes, path: Path) -> None:
     if not (path / "data" / "topics" / "t").exists():
         assert not bounds.joined
         return
-    with Engine(path / "data", disk=UnsyncedDisk(), clock=SteadyClock(boot_id), limits=LIMITS) as hw:
+    with open_directory(path / "data", disk=UnsyncedDisk(), clock=SteadyClock(boot_id), limits=LIMITS) as hw:
         infos = hw.consumers("t")
         assert bool(infos) >= bounds.joined
         for info in infos:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.disk.disk import Disk
 from headwater.event import Durability
-from headwater.storage.disk import Disk
+from headwater.store import Store
 from tests.crash.recording import SteadyClock
 from tests.crash.workload import events_of, open_engine
 
@@ -91,7 +91,7 @@ class MortalDisk(Disk):
 class Model:
     """What was acknowledged, in order; and what the one who died may have left."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Store) -> None:
         self.engine = engine
         self.events: list[bytes] = []
         self.pending: bytes | None = None
@@ -119,7 +119,7 @@ def life(model: Model) -> None:
     model.engine.delete("a")
 
 
-def alive(engine: Engine, model: Model, number: int) -> None:
+def alive(engine: Store, model: Model, number: int) -> None:
     """What a writer who was there before must find and be able to do."""
     if "a" not in engine.topics():
         model.events, model.pending = [], None  # the last act of the dead one was to delete it
@@ -173,7 +173,7 @@ def _until_death(work: Callable[[], None]) -> bool:
     return False
 
 
-def _check(engine: Engine, events: list[bytes]) -> None:
+def _check(engine: Store, events: list[bytes]) -> None:
     assert [data for _, _, data in events_of(engine, "a", 0)] == events
     assert [data for _, _, data in events_of(engine, "a", 0, reverse=True)] == events[::-1]
     for offset in range(len(events)):

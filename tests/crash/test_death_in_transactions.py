@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.disk.disk import Disk
 from headwater.event import Content, Durability
-from headwater.storage.disk import Disk
+from headwater.store import Store
 from tests.crash.recording import SteadyClock
 from tests.crash.test_death import MortalDisk, _until_death
 from tests.crash.workload import events_of, open_engine
@@ -25,7 +25,7 @@ LOGS: list[Log] = [("a", 0), ("b", 0), ("b", 1)]
 class Model:
     """What each log holds; what the one who died may have left, all of it or nothing; and its last request."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Store) -> None:
         self.engine = engine
         self.events: dict[Log, list[bytes]] = {log: [] for log in LOGS}
         self.pending: dict[Log, list[bytes]] = {}
@@ -93,7 +93,7 @@ def life(model: Model) -> None:
     model.engine.close()
 
 
-def bury(engine: Engine) -> None:
+def bury(engine: Store) -> None:
     """Release what the system releases when a process has died."""
     disk = Disk()
     for opened in engine._open.values():
@@ -104,13 +104,13 @@ def bury(engine: Engine) -> None:
         disk.release(file.fd)
 
 
-def look(engine: Engine, model: Model, first: int) -> None:
+def look(engine: Store, model: Model, first: int) -> None:
     """Read all logs, beginning with one of them."""
     for log in [*LOGS[first:], *LOGS[:first]]:
         model.settle(log, [data for _, _, data in events_of(engine, *log)])
 
 
-def go_on(engine: Engine, model: Model, number: int) -> None:
+def go_on(engine: Store, model: Model, number: int) -> None:
     """What a process that was there before must find and be able to do."""
     model.engine = engine
     if number % 2 == 0:  # append before anything was read

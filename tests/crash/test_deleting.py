@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.storage import retention
-from headwater.storage.place import LogDirectory
+from headwater.directory import retention
+from headwater.directory.log_directory import LogDirectory
 from tests.crash.checking import Crash, Violation, check_all
 from tests.crash.crashing import NEXT_BOOT, killed, powerless, replay, resume
 from tests.crash.expectation import Begin

@@ -18,7 +18,7 @@ import pytest
 
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.format.tail import FROZEN_BY_SYNC, FROZEN_BY_WRITE
-from headwater.storage.rows import Rows
+from headwater.log.rows import Rows
 from tests.crash.checking import Crash, check, check_contents, recover, reopen
 from tests.crash.crashing import NEXT_BOOT, go_on_after, replay
 from tests.crash.faulty import Fault, FaultyDisk

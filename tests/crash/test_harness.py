@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.engine import transaction
-from headwater.storage import journal, recovery
-from headwater.storage.producers import ProducerMemory
-from headwater.storage.writer import LogWriter
+from headwater.directory import journal, recovery, transaction
+from headwater.directory.log_writer import LogWriter
+from headwater.directory.producer_memory import ProducerMemory
 from tests.crash.checking import Crash, Violation, check_all
 from tests.crash.crashing import killed, powerless
 from tests.crash.machine import Loss

@@ -14,8 +14,8 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from headwater.api import open
 from headwater.event import Event
+from headwater.opening import open
 from tests.crash import processes
 from tests.crash.processes import END, LIMITS, PARTITIONS, TOPIC, Seen, Told, data_of, origin_of
 

@@ -15,7 +15,7 @@ from random import Random
 import msgspec
 import pytest
 
-from headwater.api import open
+from headwater.opening import open
 from tests.crash import processes
 from tests.crash.processes import ALONE, REQUESTS, TRANSACTED, TRANSACTION_LIMITS, Answered, Committed, number_of
 from tests.crash.test_kill import Child

@@ -22,13 +22,14 @@ from typing import Any
 
 import pytest
 
+from headwater.disk.disk import Clock, Disk
 from headwater.event import Event
 from headwater.limits import Limits
-from headwater.storage.disk import Clock, Disk
+from headwater.opening import open_directory
+from headwater.store import Store
 from headwater.views import database
 from headwater.views.app import App
 from headwater.views.files import Files
-from headwater.views.local import Local
 from tests.crash.test_death import MortalDisk
 from tests.log.children import Child, Said, stop_with
 from tests.views import seen
@@ -118,21 +119,21 @@ def app_of(version: int) -> App:
     return app
 
 
-def append(hw: Local, number: int, seed: int) -> None:
+def append(hw: Store, number: int, seed: int) -> None:
     chosen = random.Random(seed)
     keys = [chosen.choice(["a", "b", "c", "d", None]) for _ in range(number)]
     types = [chosen.choice(["put", "put", "put", "end"]) for _ in range(number)]
     hw.append_many("t", [b""] * number, keys=keys, types=types)
 
 
-def check_documents(hw: Local) -> dict[int, int]:
+def check_documents(hw: Store) -> dict[int, int]:
     assert seen.documents(hw, "b") == seen.plain(hw, "t", fold, key_of)
     ends = {number: each.end for number, each in enumerate(hw.describe("t").partitions)}
     assert seen.cursors(hw, "b", "p") == ends
     return ends
 
 
-def check(hw: Local, version: int) -> None:
+def check(hw: Store, version: int) -> None:
     """The documents are those of a plain fold over everything; all was folded; nothing else lies around."""
     ends = check_documents(hw)
     row = seen.row(hw, "b", "p")
@@ -146,12 +147,12 @@ def check(hw: Local, version: int) -> None:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def first(hw: Local) -> None:
+def first(hw: Store) -> None:
     """A binder is made."""
     app_of(1).catch_up(hw, SETTLE_S)
 
 
-def live(hw: Local) -> None:
+def live(hw: Store) -> None:
     """A binder goes on, twice."""
     with app_of(1).running(hw) as runner:
         for seed in (1, 2):
@@ -159,12 +160,12 @@ def live(hw: Local) -> None:
             runner.settle(SETTLE_S)
 
 
-def rebuilt(hw: Local) -> None:
+def rebuilt(hw: Store) -> None:
     """A binder is built anew, and takes the place of the old one."""
     app_of(2).catch_up(hw, SETTLE_S)
 
 
-WORK: dict[str, tuple[Callable[[Local], None], int]] = {"first": (first, 1), "live": (live, 1), "rebuilt": (rebuilt, 2)}
+WORK: dict[str, tuple[Callable[[Store], None], int]] = {"first": (first, 1), "live": (live, 1), "rebuilt": (rebuilt, 2)}
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def arena() -> Iterator[Path]:
         yield Path(directory)
 
 
-def killed_at(path: Path, work: Callable[[Local], None], number: int) -> bool:
+def killed_at(path: Path, work: Callable[[Store], None], number: int) -> bool:
     """Run it in a process that ends at a step; False if it came to its end before."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the threads of other tests do not matter here
@@ -184,7 +185,7 @@ def killed_at(path: Path, work: Callable[[Local], None], number: int) -> bool:
         try:
             steps = KilledConnection.steps = Steps(number)
             database.sqlite3.connect = partial(sqlite3.connect, factory=KilledConnection)  # type: ignore[attr-defined]
-            hw = Local(path, disk=KilledDisk(steps))
+            hw = open_directory(path, disk=KilledDisk(steps))
             steps.armed = True
             work(hw)
             hw.close()
@@ -201,7 +202,7 @@ def killed_at_every(kind: str, arena: Path) -> int:
     """Kill it at every step, let another process go on each time, and count the deaths."""
     work, version = WORK[kind]
     template = arena / "template"
-    with Local(template) as hw:
+    with open_directory(template) as hw:
         hw.create("t", partitions=PARTITIONS)
         append(hw, 8, 0)
         if kind != "first":
@@ -211,7 +212,7 @@ def killed_at_every(kind: str, arena: Path) -> int:
         path = arena / str(number)
         shutil.copytree(template, path, symlinks=True)
         killed = killed_at(path, work, number)
-        with Local(path, clock=LaterClock()) as hw:
+        with open_directory(path, clock=LaterClock()) as hw:
             app_of(version).catch_up(hw, SETTLE_S)
             check(hw, version)
         shutil.rmtree(path)
@@ -235,7 +236,7 @@ def runs(path: Path) -> Callable[[Said], None]:
     """What a process does until it is killed: run the application, and tell when it does."""
 
     def work(said: Said) -> None:
-        with Local(path, limits=SHORT) as hw, shared_app().running(hw):
+        with open_directory(path, limits=SHORT) as hw, shared_app().running(hw):
             said.send("running")
             said.recv()
 
@@ -261,7 +262,7 @@ def started(path: Path) -> Child:
 
 
 def check_shared(path: Path) -> None:
-    with Local(path, limits=SHORT) as hw:
+    with open_directory(path, limits=SHORT) as hw:
         shared_app().catch_up(hw, SETTLE_S)
         check_documents(hw)
         ends = [each.end for each in hw.describe("t").partitions]
@@ -272,7 +273,7 @@ def check_shared(path: Path) -> None:
 def kill_at_random(path: Path, rounds: int, seed: int) -> None:
     """Two processes share the partitions while events come; one of them after the other is killed and started anew."""
     chosen = random.Random(seed)
-    with Local(path) as hw:
+    with open_directory(path) as hw:
         hw.create("t", partitions=3)
         append(hw, 10, 0)
         children = [started(path), started(path)]
@@ -303,7 +304,7 @@ def test_processes_that_share_partitions_are_killed_often(arena: Path, seed: int
 def test_an_owner_that_was_stopped_beyond_its_lease_folds_nothing_twice(arena: Path) -> None:
     path = arena / "data"
     chosen = random.Random(7)
-    with Local(path) as hw:
+    with open_directory(path) as hw:
         hw.create("t", partitions=3)
         append(hw, 10, 0)
         children = [started(path), started(path)]
@@ -324,7 +325,7 @@ def test_an_owner_that_was_stopped_beyond_its_lease_folds_nothing_twice(arena: P
 
 def test_an_owner_that_was_stopped_with_events_in_its_hands_is_refused(arena: Path) -> None:
     path = arena / "data"
-    with Local(path) as hw:
+    with open_directory(path) as hw:
         append(hw, 10, 0)
 
     def stopping(said: Said) -> None:
@@ -340,7 +341,7 @@ def test_an_owner_that_was_stopped_with_events_in_its_hands_is_refused(arena: Pa
 
         resumed = threading.Event()
 
-        with Local(path, limits=LONGER) as hw:
+        with open_directory(path, limits=LONGER) as hw:
             runner = app_of(1).running(hw)
             projecting: list[Any] = list(runner._parts)
             database.writing = writing  # type: ignore[assignment]
@@ -352,7 +353,7 @@ def test_an_owner_that_was_stopped_with_events_in_its_hands_is_refused(arena: Pa
 
     child = Child(stopping)
     child.wait_until_stopped()
-    with Local(path, limits=LONGER) as hw:
+    with open_directory(path, limits=LONGER) as hw:
         app_of(1).catch_up(hw, SETTLE_S)
         check(hw, 1)
         child.resume()

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import pytest
 
-from headwater.engine.engine import Engine
-from headwater.engine.replica import replicator as module
-from headwater.engine.replica.marker import Marker
-from headwater.engine.replica.replicator import Replicator
+from headwater.disk.disk import Disk
 from headwater.errors import Conflict, HeadwaterError
-from headwater.storage.disk import Disk
+from headwater.opening import directory_parts, open_directory
+from headwater.replication import replicator as module
+from headwater.replication.marker import Marker
+from headwater.replication.replicator import Replicator
+from headwater.store import Store
 from tests.crash.crashing import NEXT_BOOT
 from tests.crash.machine import Loss, Machine, Tree, write_tree
 from tests.crash.recording import BOOT, Op, RecordingDisk, SteadyClock
@@ -36,14 +37,14 @@ class Told(NamedTuple):
     promoted: bool = False
 
 
-def fill(source: Engine, round: int) -> None:
+def fill(source: Store, round: int) -> None:
     for n in range(12):
         source.append("t", f"{round} {n} " + "x" * 200, key=str(n), producer=("p", 0, 100 * round + n))
     source.append_many("zip", ["text " * 50] * 20, types=["a", "b"] * 10)
     source.append("huge", iter([b"h" * 40_000]))
 
 
-def record(source: Engine, root: Path, *, disk: type[RecordingDisk] = RecordingDisk) -> list[Op]:
+def record(source: Store, root: Path, *, disk: type[RecordingDisk] = RecordingDisk) -> list[Op]:
     """Copy a source as it grows, in several goes; then promote the replica. All operations of that on the disk."""
     root.mkdir()
     recording = disk(root)
@@ -82,25 +83,27 @@ def crashes(trace: list[Op], losses: list[Loss]) -> Iterator[tuple[str, Tree, by
             yield f"{chosen} after {number} {op.kind} {op.path}", machine.after_power_loss(chosen), NEXT_BOOT, told
 
 
-def check(source: Engine, name: str, tree: Tree, boot_id: bytes, told: Told, arena: Path) -> None:
+def check(source: Store, name: str, tree: Tree, boot_id: bytes, told: Told, arena: Path) -> None:
     """Bring the replica up after a crash, and compare it with what was told, and with its source."""
     root = arena / "crashed"
     write_tree(tree, root)
     path, disk, clock = root / "replica", Disk(), SteadyClock(boot_id)
     try:
         if told.ends:
-            with Engine(path, create=False, clock=clock, limits=source.limits) as hw:
+            with open_directory(path, create=False, clock=clock, limits=source.limits) as hw:
                 for (topic, partition), end in told.ends.items():
                     assert hw.partition_log(topic, partition).end() >= end, name
         promoted = not Marker(path, disk, clock).follows() and bool(told.ends)
         assert promoted or not told.promoted, name
-        copying = Replicator(source.replication(), path, address="source", limits=source.limits, disk=disk, clock=clock)
+        copying = Replicator(
+            source.replication(), path, directory_parts, address="source", limits=source.limits, disk=disk, clock=clock
+        )
         if promoted:
             with pytest.raises(Conflict):
                 copying.run(once=True)
         else:
             copying.run(once=True)
-        with Engine(path, create=False, clock=clock, limits=source.limits) as hw:
+        with open_directory(path, create=False, clock=clock, limits=source.limits) as hw:
             for topic in source.topics():
                 there = [facts(event) for event in source.read(topic)]
                 assert [facts(event) for event in hw.read(topic)] == there, name
@@ -114,19 +117,19 @@ def check(source: Engine, name: str, tree: Tree, boot_id: bytes, told: Told, are
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     import msgspec
 
     from headwater.limits import DEFAULTS
 
     monkeypatch.setattr(module, "WRITERS", 1)  # so that the trace is in order
     limits = msgspec.structs.replace(DEFAULTS, blob_bytes_min=16_384)
-    with Engine(tmp_path / "source", limits=limits) as engine:
+    with open_directory(tmp_path / "source", limits=limits) as engine:
         yield engine
 
 
 @pytest.mark.parametrize("step", [37, pytest.param(1, marks=[pytest.mark.torture, pytest.mark.timeout(1800)])])
-def test_a_replica_goes_on_after_a_crash_at_any_moment(step: int, source: Engine, arena: Path) -> None:
+def test_a_replica_goes_on_after_a_crash_at_any_moment(step: int, source: Store, arena: Path) -> None:
     trace = record(source, arena / "recorded")
     checked = 0
     for name, tree, boot_id, told in islice(crashes(trace, LOSSES), 0, None, step):
@@ -135,7 +138,7 @@ def test_a_replica_goes_on_after_a_crash_at_any_moment(step: int, source: Engine
     assert checked > 30
 
 
-def test_it_would_be_noticed_if_copied_batches_were_not_synced(source: Engine, arena: Path) -> None:
+def test_it_would_be_noticed_if_copied_batches_were_not_synced(source: Store, arena: Path) -> None:
     class Forgetful(RecordingDisk):
         def write_synced(self, fd: int, data: bytes, position: int) -> None:
             self.write(fd, data, position)

@@ -7,14 +7,15 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from headwater.engine.engine import Engine
+from headwater.directory.log_directory import LogDirectory
+from headwater.directory.sealer import Sealer
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import HeadwaterError
 from headwater.event import Content, Durability, Ref
 from headwater.format.names import offset_of, partition_of
 from headwater.limits import Limits
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.place import LogDirectory
-from headwater.storage.sealer import Sealer
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.crash.expectation import (
     Acknowledged,
     Begin,
@@ -45,8 +46,8 @@ class QuietSealer(Sealer):
         pass
 
 
-def open_engine(path: Path, disk: Disk, clock: Clock, *, create: bool = True) -> Engine:
-    engine = Engine(path, create=create, limits=LIMITS, disk=disk, clock=clock)
+def open_engine(path: Path, disk: Disk, clock: Clock, *, create: bool = True) -> Store:
+    engine = open_directory(path, create=create, limits=LIMITS, disk=disk, clock=clock)
     engine._sealer = QuietSealer()
     return engine
 
@@ -206,19 +207,19 @@ class Driver:
         return (b"event %d " % self._number).ljust(size, b".")
 
 
-def starts_of(engine: Engine, topic: str, segments: int) -> Iterator[tuple[int, ...]]:
+def starts_of(engine: Store, topic: str, segments: int) -> Iterator[tuple[int, ...]]:
     """Where each partition may begin while all but so many of its segments are deleted."""
     for log in engine._topics.get(topic).logs:
         bases = sorted(base for name in os.listdir(log.place.path) if (base := offset_of(name, "log")) is not None)
         yield tuple(bases[: max(1, len(bases) - segments + 1)])
 
 
-def contents_of(engine: Engine, topic: str, partition: int) -> Contents:
+def contents_of(engine: Store, topic: str, partition: int) -> Contents:
     """All that a partition holds."""
     return Contents(engine._topics.get(topic).logs[partition].start(), events_of(engine, topic, partition))
 
 
-def events_of(engine: Engine, topic: str, partition: int, *, reverse: bool = False) -> list[tuple[int, int, bytes]]:
+def events_of(engine: Store, topic: str, partition: int, *, reverse: bool = False) -> list[tuple[int, int, bytes]]:
     """Offset, ticks and data of each event of a partition."""
     return [
         (event.offset, event.ticks, b"".join(event.chunks()))
@@ -227,7 +228,7 @@ def events_of(engine: Engine, topic: str, partition: int, *, reverse: bool = Fal
 
 
 def send(
-    engine: Engine,
+    engine: Store,
     topic: str,
     partition: int,
     request: Request,

@@ -38,6 +38,7 @@ from tests.engine.model import (
     Topic,
 )
 from tests.engine.stage import Stage
+from tests.opened import join
 
 
 class ConsumerRules(LogRules):
@@ -119,7 +120,7 @@ class ConsumerRules(LogRules):
         topic = self.topic_of(pick)
         logs = self.model[topic].logs
         with self.doing():
-            consumer = self.stage.engines[engine].consumer(name, topic, start=start, timeout=0, **FILTERS[name])
+            consumer = join(self.stage.engines[engine], name, topic, start=start, timeout=0, **FILTERS[name])
             if name not in self.model[topic].consumers:
                 starts = [log.start if start == "earliest" else log.end for log in logs]
                 self.model[topic].consumers[name] = [Cursor(at, at) for at in starts]

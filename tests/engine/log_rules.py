@@ -16,11 +16,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from headwater.engine.consumer import Consumer
-from headwater.engine.engine import Engine
+from headwater.consumers.log_consumer import LogConsumer
 from headwater.errors import Conflict, Fenced, NotFound
 from headwater.event import Event, Ref
 from headwater.format.names import file_of, partition_of
+from headwater.store import Store
 from tests.engine.model import (
     Handle,
     Log,
@@ -50,7 +50,7 @@ Shape = tuple[str, str, bytes | None]
 class Member:
     """A live member of a consumer, and what it holds."""
 
-    consumer: Consumer
+    consumer: LogConsumer
     engine: int
     handles: dict[int, Handle] = field(default_factory=dict)
     moved: bool = False  # somebody moved the consumer since it last stored its acks: some may have been lost
@@ -247,7 +247,7 @@ class LogRules(RuleBasedStateMachine):
         if refs[0].durability == "fsync":
             log.durable = max(log.durable, there.stop)
 
-    def check_producers(self, hw: Engine, topic: str, number: int, log: Log) -> None:
+    def check_producers(self, hw: Store, topic: str, number: int, log: Log) -> None:
         for request in log.requests:
             first = log.answer(request.id, request.epoch, request.seq, request.size)
             if isinstance(first, Request):

@@ -17,8 +17,9 @@ from random import Random
 import msgspec
 import pytest
 
-from headwater.engine.engine import Engine
 from headwater.limits import Limits
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.crash.machine import Loss, Machine, Tree, write_tree
 from tests.crash.recording import EPOCH_TICKS, RecordingDisk, SteadyClock
 from tests.crash.workload import QuietSealer
@@ -77,8 +78,8 @@ class Stage:
     def path(self) -> Path:
         return self._root / "data"
 
-    def open(self) -> Engine:
-        engine = Engine(self.path, limits=self._limits, disk=self.disk, clock=self.clock)
+    def open(self) -> Store:
+        engine = open_directory(self.path, limits=self._limits, disk=self.disk, clock=self.clock)
         engine._sealer = QuietSealer()
         return engine
 

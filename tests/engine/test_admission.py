@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
 from headwater.errors import Conflict
+from headwater.store import Store
 
 
-def transact(engine: Engine) -> None:
+def transact(engine: Store) -> None:
     with engine.transaction() as tx:
         tx.append("t", b"a part")
         tx.append("other", b"another part")
 
 
-def append_conditionally(engine: Engine) -> None:
+def append_conditionally(engine: Store) -> None:
     engine.append("t", b"x", key=b"k", expected_version=0)
 
 
 @pytest.mark.parametrize("meanwhile", [transact, append_conditionally])
 def test_what_an_engine_commits_does_not_hide_the_requests_of_others(
-    meanwhile: Callable[[Engine], None], tmp_path: Path
+    meanwhile: Callable[[Store], None], tmp_path: Path
 ) -> None:
     with headwater.open(tmp_path / "data") as mine, headwater.open(tmp_path / "data") as others:
         mine.append("t", b"x", key=b"k", expected_version="none")
@@ -36,7 +36,7 @@ def test_what_an_engine_commits_does_not_hide_the_requests_of_others(
 
 @pytest.mark.parametrize("meanwhile", [transact, lambda engine: engine.append("t", b"x")])
 def test_what_an_engine_commits_does_not_hide_the_versions_of_others(
-    meanwhile: Callable[[Engine], object], tmp_path: Path
+    meanwhile: Callable[[Store], object], tmp_path: Path
 ) -> None:
     with headwater.open(tmp_path / "data") as mine, headwater.open(tmp_path / "data") as others:
         mine.append("t", b"x", key=b"k", expected_version="none")

@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headwater.engine.consumer import Consumer
-from headwater.engine.engine import Engine
+from headwater.consumers.log_consumer import LogConsumer
+from headwater.disk.disk import Clock
 from headwater.errors import Fenced
 from headwater.event import Event
 from headwater.limits import Limits
-from headwater.storage.disk import Clock
+from headwater.opening import open_directory
 from tests.log.unsynced import UnsyncedDisk
 
 PARTITIONS = 2
@@ -69,10 +69,10 @@ class OneConsumer(RuleBasedStateMachine):
         self.join()
 
     def open(self) -> None:
-        self.hw = Engine(self.path / "data", disk=UnsyncedDisk(), clock=self.clock, limits=LIMITS)
+        self.hw = open_directory(self.path / "data", disk=UnsyncedDisk(), clock=self.clock, limits=LIMITS)
 
     def join(self) -> None:
-        self.consumer: Consumer = self.hw.consumer("c", "t", timeout=0)
+        self.consumer: LogConsumer = self.hw.consumer("c", "t", timeout=0)
         assert self.consumer.partitions == list(range(PARTITIONS))
         for model in self.models:
             model.seen = {}

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.consumer import Consumer
-from headwater.engine.engine import Engine
-from headwater.engine.verbs import Verbs
+from headwater.consumers.log_consumer import LogConsumer
+from headwater.directory.local_log import LocalLog
 from headwater.errors import Closed, Fenced, Invalid, NotFound, TooLarge, Unavailable
 from headwater.event import Event
 from headwater.limits import Limits
-from headwater.storage.log import LocalLog
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
+from tests.opened import join
 from tests.waiting import wait_for
 
 QUICK = Limits(retry_ms=1, ack_ms=5)
@@ -32,7 +33,7 @@ def limits() -> Limits:
     return QUICK
 
 
-def fill(hw: Verbs[Any], count: int, topic: str = "t", first: int = 0, **options: Any) -> None:
+def fill(hw: Store, count: int, topic: str = "t", first: int = 0, **options: Any) -> None:
     hw.append_many(topic, [b"%d" % number for number in range(first, first + count)], **options)
 
 
@@ -40,21 +41,21 @@ def numbers(events: Any) -> list[int]:
     return [int(event.data) for event in events]
 
 
-def cursor(hw: Verbs[Any], name: str = "c", topic: str = "t", partition: int = 0) -> int:
+def cursor(hw: Store, name: str = "c", topic: str = "t", partition: int = 0) -> int:
     """The cursor that is stored."""
     found = [info for info in hw.consumers(topic) if (info.name, info.partition) == (name, partition)]
     return found[0].cursor
 
 
-def now(hw: Verbs[Any], **options: Any) -> Consumer:
+def now(hw: Store, **options: Any) -> LogConsumer:
     """A member that ends when there is nothing more."""
-    return hw.consumer("c", "t", timeout=0, **options)
+    return join(hw, "c", "t", timeout=0, **options)
 
 
 # Cursors
 
 
-def test_a_consumer_goes_on_where_its_acks_ended(hw: Engine) -> None:
+def test_a_consumer_goes_on_where_its_acks_ended(hw: Store) -> None:
     fill(hw, 10)
     with now(hw) as consumer:
         for event in islice(consumer, 4):
@@ -66,18 +67,16 @@ def test_a_consumer_goes_on_where_its_acks_ended(hw: Engine) -> None:
     assert cursor(hw) == 4
 
 
-def test_consumers_do_not_know_each_other(hw: Engine) -> None:
+def test_consumers_do_not_know_each_other(hw: Store) -> None:
     fill(hw, 3)
-    with hw.consumer("a", "t", timeout=0) as one, hw.consumer("b", "t", timeout=0) as two:
+    with join(hw, "a", "t", timeout=0) as one, join(hw, "b", "t", timeout=0) as two:
         one.ack(*one)
         assert numbers(two) == [0, 1, 2]
     assert (cursor(hw, "a"), cursor(hw, "b")) == (3, 0)
 
 
 @pytest.mark.parametrize(("start", "expected"), [("earliest", [0, 1, 2]), ("latest", []), (2, [2])])
-def test_a_new_consumer_begins_at_its_start_and_an_old_one_does_not(
-    hw: Engine, start: Any, expected: list[int]
-) -> None:
+def test_a_new_consumer_begins_at_its_start_and_an_old_one_does_not(hw: Store, start: Any, expected: list[int]) -> None:
     fill(hw, 3)
     with now(hw, start=start) as consumer:
         assert numbers(consumer) == expected
@@ -85,14 +84,14 @@ def test_a_new_consumer_begins_at_its_start_and_an_old_one_does_not(
         assert numbers(consumer) == expected
 
 
-def test_a_start_that_is_not_durable_is_made_so(hw: Engine) -> None:
+def test_a_start_that_is_not_durable_is_made_so(hw: Store) -> None:
     fill(hw, 3, durability="os")
     assert hw.describe("t").partitions[0].durable == 0
     with now(hw, start="latest"):
         assert hw.describe("t").partitions[0].durable == 3
 
 
-def test_acks_out_of_order_move_the_cursor_to_the_lowest_that_is_missing(hw: Engine) -> None:
+def test_acks_out_of_order_move_the_cursor_to_the_lowest_that_is_missing(hw: Store) -> None:
     fill(hw, 8)
     with now(hw) as consumer:
         events = list(consumer)
@@ -111,7 +110,7 @@ def test_acks_out_of_order_move_the_cursor_to_the_lowest_that_is_missing(hw: Eng
         assert numbers(consumer) == [7]
 
 
-def test_ack_to_takes_a_partition_and_an_offset(hw: Engine) -> None:
+def test_ack_to_takes_a_partition_and_an_offset(hw: Store) -> None:
     hw.create("t", partitions=2)
     fill(hw, 5, partition=0)
     fill(hw, 5, partition=1)
@@ -123,7 +122,7 @@ def test_ack_to_takes_a_partition_and_an_offset(hw: Engine) -> None:
             consumer.ack_to((1, 5))
 
 
-def test_ack_to_under_an_older_fence_acks_nothing(hw: Engine) -> None:
+def test_ack_to_under_an_older_fence_acks_nothing(hw: Store) -> None:
     fill(hw, 10)
     with now(hw) as consumer:
         assert len(list(consumer)) == 10
@@ -137,7 +136,7 @@ def test_ack_to_under_an_older_fence_acks_nothing(hw: Engine) -> None:
         assert consumer.lag() == {0: 5}
 
 
-def test_what_is_not_wanted_is_passed_over(hw: Engine) -> None:
+def test_what_is_not_wanted_is_passed_over(hw: Store) -> None:
     fill(hw, 5, types=["a", "b", "a", "b", "b"])
     with now(hw, type="a") as consumer:
         events = list(consumer)
@@ -160,9 +159,9 @@ def test_what_is_not_wanted_is_passed_over(hw: Engine) -> None:
         assert numbers(consumer) == [9]
 
 
-def test_an_ack_is_stored_soon_also_while_the_handler_is_busy(hw: Engine) -> None:
+def test_an_ack_is_stored_soon_also_while_the_handler_is_busy(hw: Store) -> None:
     fill(hw, 2)
-    with hw.consumer("c", "t") as consumer:
+    with join(hw, "c", "t") as consumer:
         consumer.ack(next(consumer))
         wait_for(lambda: cursor(hw) == 1)
 
@@ -175,7 +174,7 @@ def test_a_flushed_ack_is_synced(path: Path) -> None:
             self.synced += 1
 
     disk = Counting()
-    with Engine(path, disk=disk, limits=Limits(ack_ms=60_000)) as hw:
+    with open_directory(path, disk=disk, limits=Limits(ack_ms=60_000)) as hw:
         fill(hw, 3)
         with now(hw) as consumer:
             consumer.ack(next(consumer))
@@ -189,7 +188,7 @@ def test_the_log_is_durable_as_far_as_a_cursor_is_stored(tmp_path: Path) -> None
     never = Limits(ack_ms=3_600_000)  # nothing is stored before it is flushed
     with open_unsynced(tmp_path / "data", limits=never) as hw:
         hw.create("t")
-        with hw.consumer("c", "t", timeout=5) as consumer:
+        with join(hw, "c", "t", timeout=5) as consumer:
             fill(hw, 3, durability="os")
             consumer.ack(next(consumer))
             assert hw.describe("t").partitions[0].durable == 0
@@ -197,7 +196,7 @@ def test_the_log_is_durable_as_far_as_a_cursor_is_stored(tmp_path: Path) -> None
             assert hw.describe("t").partitions[0].durable >= 1
 
 
-def test_a_topic_made_again_is_consumed_from_its_start(hw: Engine) -> None:
+def test_a_topic_made_again_is_consumed_from_its_start(hw: Store) -> None:
     fill(hw, 5)
     with now(hw) as consumer:
         consumer.ack(*consumer)
@@ -208,18 +207,18 @@ def test_a_topic_made_again_is_consumed_from_its_start(hw: Engine) -> None:
         assert numbers(consumer) == [0, 1]
 
 
-def test_deleting_the_topic_ends_its_consumers(hw: Engine) -> None:
+def test_deleting_the_topic_ends_its_consumers(hw: Store) -> None:
     fill(hw, 1)
-    with hw.consumer("c", "t", timeout=PATIENCE_S) as consumer:
+    with join(hw, "c", "t", timeout=PATIENCE_S) as consumer:
         next(consumer)
         hw.delete("t")
         with pytest.raises(NotFound):
             next(consumer)
 
 
-def test_events_that_come_are_handed_out_from_all_partitions(hw: Engine) -> None:
+def test_events_that_come_are_handed_out_from_all_partitions(hw: Store) -> None:
     hw.create("t", partitions=3)
-    with hw.consumer("c", "t", timeout=PATIENCE_S) as consumer:
+    with join(hw, "c", "t", timeout=PATIENCE_S) as consumer:
 
         def feed() -> None:
             for number in range(30):
@@ -250,7 +249,7 @@ def test_too_many_events_that_are_not_acked_are_refused(path: Path) -> None:
             assert len(list(consumer)) == 4096
 
 
-def test_acks_may_come_from_many_threads(hw: Engine) -> None:
+def test_acks_may_come_from_many_threads(hw: Store) -> None:
     fill(hw, 2000)
     with now(hw) as consumer:
         events = list(consumer)
@@ -265,9 +264,9 @@ def test_acks_may_come_from_many_threads(hw: Engine) -> None:
 # Failures
 
 
-def test_a_failed_event_comes_again_before_the_others_of_its_partition(hw: Engine) -> None:
+def test_a_failed_event_comes_again_before_the_others_of_its_partition(hw: Store) -> None:
     fill(hw, 4)
-    with hw.consumer("c", "t", timeout=PATIENCE_S) as consumer:
+    with join(hw, "c", "t", timeout=PATIENCE_S) as consumer:
         seen, failed = [], 0
         for event in consumer:
             seen.append(int(event.data or b""))
@@ -300,7 +299,7 @@ def test_other_partitions_go_on_while_a_failed_event_waits(path: Path) -> None:
 def test_retries_wait_longer_each_time(path: Path) -> None:
     with open_unsynced(path, limits=Limits(retry_ms=20, retry_ms_max=50, failures_max=5)) as hw:
         fill(hw, 1)
-        with hw.consumer("c", "t", timeout=1) as consumer:
+        with join(hw, "c", "t", timeout=1) as consumer:
             times = []
             for event in consumer:
                 times.append(time.monotonic())
@@ -312,7 +311,7 @@ def test_retries_wait_longer_each_time(path: Path) -> None:
         assert pause >= least
 
 
-def test_an_event_that_keeps_failing_is_set_aside_with_its_error(hw: Engine) -> None:
+def test_an_event_that_keeps_failing_is_set_aside_with_its_error(hw: Store) -> None:
     hw.append("t", {"total": 1}, type="placed", key="o-17", meta={"source": "web"})
     fill(hw, 1, first=7)
 
@@ -348,7 +347,7 @@ def test_a_huge_event_with_much_meta_can_be_set_aside(path: Path) -> None:
         assert dead.meta["dead_offset"] == "0"
 
 
-def test_failures_are_remembered_over_members(hw: Engine) -> None:
+def test_failures_are_remembered_over_members(hw: Store) -> None:
     fill(hw, 2)
     for _ in range(2):
         with now(hw) as consumer:
@@ -359,7 +358,7 @@ def test_failures_are_remembered_over_members(hw: Engine) -> None:
         assert numbers(consumer) == [1]
 
 
-def test_an_event_whose_handler_ends_the_program_by_an_error_is_set_aside_in_the_end(hw: Engine) -> None:
+def test_an_event_whose_handler_ends_the_program_by_an_error_is_set_aside_in_the_end(hw: Store) -> None:
     fill(hw, 3)
 
     def handle_until_it_breaks() -> None:
@@ -375,13 +374,13 @@ def test_an_event_whose_handler_ends_the_program_by_an_error_is_set_aside_in_the
     assert [event.meta["dead_offset"] for event in hw.read("t.dead")] == ["1"]
 
 
-def leave_by(hw: Engine, error: BaseException) -> None:
+def leave_by(hw: Store, error: BaseException) -> None:
     with now(hw) as consumer:
         next(consumer)
         raise error
 
 
-def test_leaving_the_loop_is_no_failure(hw: Engine) -> None:
+def test_leaving_the_loop_is_no_failure(hw: Store) -> None:
     fill(hw, 1)
     for error in (KeyboardInterrupt(), Unavailable("a full disk")):
         with pytest.raises(type(error)):
@@ -389,7 +388,7 @@ def test_leaving_the_loop_is_no_failure(hw: Engine) -> None:
     assert hw.consumers("t")[0].failures == 0
 
 
-def test_dead_events_are_replayed_once(hw: Engine) -> None:
+def test_dead_events_are_replayed_once(hw: Store) -> None:
     hw.create("t", partitions=3)
     hw.append("t", "a", key="k", meta={"m": "1"})
     hw.append("t", "b", partition=2)
@@ -405,12 +404,12 @@ def test_dead_events_are_replayed_once(hw: Engine) -> None:
     with now(hw, failures_max=1) as consumer:
         assert len(list(consumer)) == 2
         consumer.fail(events[2], "still")
-    with hw.consumer("other", "t", timeout=0, failures_max=1) as consumer:
+    with join(hw, "other", "t", timeout=0, failures_max=1) as consumer:
         consumer.fail(next(consumer))
     assert hw.replay("t", consumer="other") == 1
 
 
-def test_a_topic_without_dead_events_replays_none(hw: Engine) -> None:
+def test_a_topic_without_dead_events_replays_none(hw: Store) -> None:
     fill(hw, 1)
     assert hw.replay("t") == 0
     with pytest.raises(NotFound):
@@ -420,11 +419,11 @@ def test_a_topic_without_dead_events_replays_none(hw: Engine) -> None:
 # Draining
 
 
-def test_drain_ends_at_what_was_there(hw: Engine) -> None:
+def test_drain_ends_at_what_was_there(hw: Store) -> None:
     hw.create("t", partitions=2)
     fill(hw, 3, partition=0)
     fill(hw, 3, partition=1)
-    with hw.consumer("c", "t") as consumer:
+    with join(hw, "c", "t") as consumer:
         seen = 0
         for event in consumer.drain():
             seen += 1
@@ -436,11 +435,11 @@ def test_drain_ends_at_what_was_there(hw: Engine) -> None:
         assert consumer.lag() == {0: 0, 1: 0}
 
 
-def test_drain_sleeps_while_it_waits_for_others(hw: Engine) -> None:
+def test_drain_sleeps_while_it_waits_for_others(hw: Store) -> None:
     hw.create("t", partitions=2)
     fill(hw, 1, partition=0)
     fill(hw, 1, partition=1)
-    with hw.consumer("c", "t", timeout=0.3) as one, hw.consumer("c", "t") as two:
+    with join(hw, "c", "t", timeout=0.3) as one, join(hw, "c", "t") as two:
         wait_for(lambda: len(_tended(one).partitions) == len(_tended(two).partitions) == 1)
         events = one.drain()
         one.ack(next(events))
@@ -451,18 +450,18 @@ def test_drain_sleeps_while_it_waits_for_others(hw: Engine) -> None:
         assert time.thread_time() - began < 0.15
 
 
-def test_drain_of_what_is_drained_hands_out_nothing(hw: Engine) -> None:
+def test_drain_of_what_is_drained_hands_out_nothing(hw: Store) -> None:
     hw.create("t", partitions=2)
-    with hw.consumer("c", "t") as consumer:
+    with join(hw, "c", "t") as consumer:
         assert list(consumer.drain()) == []
         assert consumer.drain(print) == 0
 
 
-def test_drain_waits_for_partitions_of_others(hw: Engine) -> None:
+def test_drain_waits_for_partitions_of_others(hw: Store) -> None:
     hw.create("t", partitions=2)
     fill(hw, 1, partition=0)
     fill(hw, 1, partition=1)
-    with hw.consumer("c", "t", timeout=PATIENCE_S) as one, hw.consumer("c", "t") as two:
+    with join(hw, "c", "t", timeout=PATIENCE_S) as one, join(hw, "c", "t") as two:
         wait_for(lambda: len(_tended(one).partitions) == len(_tended(two).partitions) == 1)
         done = []
         thread = threading.Thread(target=lambda: done.append(two.drain(lambda _: None)))
@@ -475,7 +474,7 @@ def test_drain_waits_for_partitions_of_others(hw: Engine) -> None:
         assert done == [1]
 
 
-def _tended(consumer: Consumer) -> Consumer:
+def _tended(consumer: LogConsumer) -> LogConsumer:
     """After what iterating does now and then."""
     consumer._member.tend(claim=True)
     return consumer
@@ -484,7 +483,7 @@ def _tended(consumer: Consumer) -> Consumer:
 # Places
 
 
-def test_seek_goes_back_and_forth_durably(hw: Engine) -> None:
+def test_seek_goes_back_and_forth_durably(hw: Store) -> None:
     for number in range(10):
         fill(hw, 1, first=number)
     with now(hw) as consumer:
@@ -509,7 +508,7 @@ def test_seek_goes_back_and_forth_durably(hw: Engine) -> None:
         assert numbers(consumer)[:1] == [0]
 
 
-def test_seeking_in_the_midst_of_a_chunk_drops_the_rest_of_it(hw: Engine) -> None:
+def test_seeking_in_the_midst_of_a_chunk_drops_the_rest_of_it(hw: Store) -> None:
     fill(hw, 10)
     with now(hw) as consumer:
         assert numbers(islice(consumer, 2)) == [0, 1]
@@ -517,9 +516,9 @@ def test_seeking_in_the_midst_of_a_chunk_drops_the_rest_of_it(hw: Engine) -> Non
         assert numbers(consumer) == [7, 8, 9]
 
 
-def test_seek_of_the_engine_moves_members_too(hw: Engine) -> None:
+def test_seek_of_the_engine_moves_members_too(hw: Store) -> None:
     fill(hw, 6)
-    with hw.consumer("c", "t", timeout=PATIENCE_S) as consumer:
+    with join(hw, "c", "t", timeout=PATIENCE_S) as consumer:
         first = next(consumer)
         fence = consumer.fences[0]
         consumer.ack(first)
@@ -535,9 +534,9 @@ def test_seek_of_the_engine_moves_members_too(hw: Engine) -> None:
     assert cursor(hw) == 4
 
 
-def test_a_sleeping_member_notices_a_seek(hw: Engine) -> None:
+def test_a_sleeping_member_notices_a_seek(hw: Store) -> None:
     fill(hw, 3)
-    with hw.consumer("c", "t", timeout=PATIENCE_S, lease_ms=60_000) as consumer:
+    with join(hw, "c", "t", timeout=PATIENCE_S, lease_ms=60_000) as consumer:
         consumer.ack(*islice(consumer, 3))
         seeking = threading.Timer(0.05, lambda: hw.seek("c", "t", datetime(2000, 1, 1, tzinfo=UTC)))
         seeking.start()
@@ -545,7 +544,7 @@ def test_a_sleeping_member_notices_a_seek(hw: Engine) -> None:
         seeking.join()
 
 
-def test_seek_in_several_partitions_needs_a_time_or_a_partition(hw: Engine) -> None:
+def test_seek_in_several_partitions_needs_a_time_or_a_partition(hw: Store) -> None:
     hw.create("t", partitions=2)
     fill(hw, 3, partition=0)
     with now(hw) as consumer:
@@ -562,7 +561,7 @@ def test_seek_in_several_partitions_needs_a_time_or_a_partition(hw: Engine) -> N
 
 
 def test_what_retention_took_is_skipped_and_told(
-    hw: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hw: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(hw, 10)
     reading = LocalLog.cursor
@@ -588,11 +587,11 @@ def test_what_retention_took_is_skipped_and_told(
 # Listing and deleting
 
 
-def test_consumers_tells_where_everybody_is(hw: Engine) -> None:
+def test_consumers_tells_where_everybody_is(hw: Store) -> None:
     hw.create("t", partitions=2)
     fill(hw, 3, partition=1)
     fill(hw, 1, topic="u")
-    with hw.consumer("Größe/1", "t", timeout=0) as consumer:
+    with join(hw, "Größe/1", "t", timeout=0) as consumer:
         consumer.ack(next(consumer))
         consumer.flush()
         one, two = hw.consumers("t")
@@ -600,13 +599,13 @@ def test_consumers_tells_where_everybody_is(hw: Engine) -> None:
         assert (two.partition, two.cursor, two.end, two.lag, two.owner) == (1, 1, 3, 2, consumer.id)
         assert 0 < two.lease_ms <= 10_000
     assert [info.owner for info in hw.consumers()] == [None, None]
-    with hw.consumer("b", "u"):
+    with join(hw, "b", "u"):
         assert [(info.name, info.topic) for info in hw.consumers()] == [("Größe/1", "t"), ("Größe/1", "t"), ("b", "u")]
 
 
-def test_a_forgotten_consumer_is_gone_and_its_members_stop(hw: Engine) -> None:
+def test_a_forgotten_consumer_is_gone_and_its_members_stop(hw: Store) -> None:
     fill(hw, 3)
-    with hw.consumer("c", "t", timeout=PATIENCE_S, lease_ms=200) as consumer:
+    with join(hw, "c", "t", timeout=PATIENCE_S, lease_ms=200) as consumer:
         event = next(consumer)
         hw.forget("c", "t")
         assert hw.consumers() == []
@@ -624,37 +623,37 @@ def test_a_forgotten_consumer_is_gone_and_its_members_stop(hw: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "\ud800"])
-def test_bad_names_are_refused(hw: Engine, name: str) -> None:
+def test_bad_names_are_refused(hw: Store, name: str) -> None:
     fill(hw, 1)
     with pytest.raises(Invalid):
-        hw.consumer(name, "t")
+        join(hw, name, "t")
 
 
-def test_names_are_limited_so_that_they_can_be_read_back(hw: Engine) -> None:
+def test_names_are_limited_so_that_they_can_be_read_back(hw: Store) -> None:
     fill(hw, 1)
     name = "ö/" * 21
-    with hw.consumer(name, "t"):
+    with join(hw, name, "t"):
         assert hw.consumers()[0].name == name
     with pytest.raises(TooLarge):
-        hw.consumer("ö" * 33, "t")
+        join(hw, "ö" * 33, "t")
 
 
-def test_bad_options_are_refused(hw: Engine) -> None:
+def test_bad_options_are_refused(hw: Store) -> None:
     fill(hw, 1)
     bad: list[dict[str, Any]] = [{"lease_ms": 1}, {"failures_max": 0}, {"start": 17}, {"type": "("}]
     for options in bad:
         with pytest.raises(Invalid):
-            hw.consumer("c", "t", **options)
+            join(hw, "c", "t", **options)
     with pytest.raises(NotFound):
-        hw.consumer("c", "nothing")
+        join(hw, "c", "nothing")
 
 
 # Ending
 
 
-def test_closing_ends_iterations_and_refuses_acks(hw: Engine) -> None:
+def test_closing_ends_iterations_and_refuses_acks(hw: Store) -> None:
     fill(hw, 3)
-    consumer = hw.consumer("c", "t")
+    consumer = join(hw, "c", "t")
     event = next(consumer)
     consumer.close()
     consumer.close()
@@ -669,30 +668,30 @@ def test_closing_ends_iterations_and_refuses_acks(hw: Engine) -> None:
 def test_closing_the_log_closes_its_consumers(path: Path) -> None:
     with open_unsynced(path) as hw:
         fill(hw, 3)
-        consumer = hw.consumer("c", "t")
+        consumer = join(hw, "c", "t")
         consumer.ack(next(consumer))
     with open_unsynced(path) as hw:
         assert (cursor(hw), hw.consumers()[0].owner) == (1, None)
 
 
-def test_stop_ends_an_iteration_that_waits(hw: Engine) -> None:
+def test_stop_ends_an_iteration_that_waits(hw: Store) -> None:
     hw.create("t")
-    with hw.consumer("c", "t") as consumer:
+    with join(hw, "c", "t") as consumer:
         stopping = threading.Timer(0.05, consumer.stop)
         stopping.start()
         assert list(consumer) == []
 
 
-def test_a_consumer_that_is_dropped_leaves_no_thread(hw: Engine) -> None:
+def test_a_consumer_that_is_dropped_leaves_no_thread(hw: Store) -> None:
     fill(hw, 1)
-    consumer = hw.consumer("dropped", "t", lease_ms=60)
+    consumer = join(hw, "dropped", "t", lease_ms=60)
     next(consumer)
     del consumer
     gc.collect()
     wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "headwater-dropped"])
 
 
-def test_a_forked_child_has_none_of_its_parents_leases(hw: Engine) -> None:
+def test_a_forked_child_has_none_of_its_parents_leases(hw: Store) -> None:
     fill(hw, 3)
     with now(hw) as consumer:
         event = next(consumer)
@@ -716,10 +715,10 @@ def test_a_forked_child_has_none_of_its_parents_leases(hw: Engine) -> None:
 # For those who hand out to others
 
 
-def test_take_hands_out_what_is_there_a_part_at_a_time(hw: Engine) -> None:
+def test_take_hands_out_what_is_there_a_part_at_a_time(hw: Store) -> None:
     hw.create("t", partitions=2)
     fill(hw, 7, partition=1)
-    with hw.consumer("c", "t") as consumer:
+    with join(hw, "c", "t") as consumer:
         first = consumer.take(3, 1000, PATIENCE_S)
         assert [(event.partition, event.offset) for event in first] == [(1, 0), (1, 1), (1, 2)]
         assert consumer.places == {0: 0, 1: 3}
@@ -732,9 +731,9 @@ def test_take_hands_out_what_is_there_a_part_at_a_time(hw: Engine) -> None:
         assert consumer.places == {0: 0, 1: 7}
 
 
-def test_wake_ends_a_take_that_waits_and_not_the_next(hw: Engine) -> None:
+def test_wake_ends_a_take_that_waits_and_not_the_next(hw: Store) -> None:
     hw.create("t")
-    with hw.consumer("c", "t") as consumer:
+    with join(hw, "c", "t") as consumer:
         waking = threading.Timer(0.05, consumer.wake)
         waking.start()
         assert consumer.take(1, 1, PATIENCE_S) == []
@@ -745,7 +744,7 @@ def test_wake_ends_a_take_that_waits_and_not_the_next(hw: Engine) -> None:
         assert consumer.take(1, 1, PATIENCE_S) == []
 
 
-def test_a_range_of_what_was_handed_out_is_acked(hw: Engine) -> None:
+def test_a_range_of_what_was_handed_out_is_acked(hw: Store) -> None:
     fill(hw, 10, types=["a", "b"] * 5)
     with now(hw, type="a") as consumer:
         with pytest.raises(Fenced):
@@ -770,7 +769,7 @@ def test_a_range_of_what_was_handed_out_is_acked(hw: Engine) -> None:
 # For transactions
 
 
-def test_moves_name_what_a_transaction_stores_and_change_nothing(hw: Engine) -> None:
+def test_moves_name_what_a_transaction_stores_and_change_nothing(hw: Store) -> None:
     fill(hw, 6, durability="os")
     with now(hw) as consumer:
         events = list(consumer)

@@ -6,33 +6,33 @@ from itertools import islice
 
 import pytest
 
-from headwater.engine.engine import Engine
 from headwater.errors import Unavailable
+from headwater.store import Store
 
 SEGMENT_BYTES = 4096
 EVENT = b"x" * 1000
 
 
 @pytest.fixture(autouse=True)
-def topics(hw: Engine) -> None:
+def topics(hw: Store) -> None:
     hw.create("t", segment_bytes=SEGMENT_BYTES)
 
 
-def fill(hw: Engine, count: int) -> None:
+def fill(hw: Store, count: int) -> None:
     for _ in range(count):
         hw.append("t", EVENT)
 
 
-def take(hw: Engine, name: str, count: int) -> None:
+def take(hw: Store, name: str, count: int) -> None:
     with hw.consumer(name, "t", timeout=0) as consumer:
         consumer.ack(list(islice(consumer, count)))
 
 
-def start(hw: Engine) -> int:
+def start(hw: Store) -> int:
     return hw.describe("t").partitions[0].start
 
 
-def test_nothing_is_deleted_that_the_slowest_consumer_has_not_passed(hw: Engine) -> None:
+def test_nothing_is_deleted_that_the_slowest_consumer_has_not_passed(hw: Store) -> None:
     fill(hw, 30)
     take(hw, "quick", 30)
     take(hw, "slow", 11)
@@ -49,7 +49,7 @@ def test_nothing_is_deleted_that_the_slowest_consumer_has_not_passed(hw: Engine)
     assert hw.describe("t").partitions[0].segments == 1
 
 
-def test_a_consumer_that_was_too_slow_goes_on_at_the_oldest_and_tells(hw: Engine) -> None:
+def test_a_consumer_that_was_too_slow_goes_on_at_the_oldest_and_tells(hw: Store) -> None:
     fill(hw, 30)
     take(hw, "slow", 2)
     hw.retain("t", retention_consumers=True, retention_bytes_hard=3 * SEGMENT_BYTES, overflow="delete")
@@ -63,7 +63,7 @@ def test_a_consumer_that_was_too_slow_goes_on_at_the_oldest_and_tells(hw: Engine
     assert hw.consumers("t")[0].cursor == 30
 
 
-def test_appends_are_refused_until_the_slowest_consumer_has_caught_up(hw: Engine) -> None:
+def test_appends_are_refused_until_the_slowest_consumer_has_caught_up(hw: Store) -> None:
     take(hw, "slow", 0)
     hard = 3 * SEGMENT_BYTES
     hw.retain("t", retention_segments=1, retention_consumers=True, retention_bytes_hard=hard, overflow="refuse")

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.cursor import TopicCursor
-from headwater.engine.engine import Engine
 from headwater.errors import Corrupt, Invalid, NotFound
 from headwater.format.events import EventBatch
+from headwater.log.topic_cursor import TopicCursor
+from headwater.opening import open_directory
+from headwater.store import Store
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Engine]:
-    with Engine(tmp_path / "data", durability="os") as engine:
+def log(tmp_path: Path) -> Iterator[Store]:
+    with open_directory(tmp_path / "data", durability="os") as engine:
         yield engine
 
 
@@ -42,7 +43,7 @@ def take_all(cursor: TopicCursor, bytes_max: int = 1000, stop: tuple[int, ...] |
 def test_any_stops_and_sizes_give_each_event_once(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    with Engine(tmp_path_factory.mktemp("cursor"), durability="os") as log:
+    with open_directory(tmp_path_factory.mktemp("cursor"), durability="os") as log:
         total = 0
         for count in data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=6)):
             log.append_many("t", [b"x" * 20] * count)
@@ -59,7 +60,7 @@ def test_any_stops_and_sizes_give_each_event_once(
         assert found == list(range(begun, total))
 
 
-def test_a_stop_stays_exact_when_batches_are_packed_meanwhile(log: Engine) -> None:
+def test_a_stop_stays_exact_when_batches_are_packed_meanwhile(log: Store) -> None:
     for _ in range(50):
         log.append("t", b"x")
     cursor = log.cursor("t")
@@ -69,7 +70,7 @@ def test_a_stop_stays_exact_when_batches_are_packed_meanwhile(log: Engine) -> No
     assert take_all(cursor) == list(range(35, 50))
 
 
-def test_a_large_batch_comes_in_parts(log: Engine) -> None:
+def test_a_large_batch_comes_in_parts(log: Store) -> None:
     log.append_many("t", [b"x" * 100] * 1000)
     cursor = log.cursor("t")
     first = cursor.take(5000)
@@ -78,7 +79,7 @@ def test_a_large_batch_comes_in_parts(log: Engine) -> None:
     assert offsets(first) + take_all(cursor, 5000) == list(range(1000))
 
 
-def test_what_is_not_wanted_is_passed_a_bounded_amount_at_a_time(log: Engine) -> None:
+def test_what_is_not_wanted_is_passed_a_bounded_amount_at_a_time(log: Store) -> None:
     for _ in range(12):
         log.append_many("t", [b"x" * 1000] * 1000, types="common")
     log.append("t", b"y", type="rare")
@@ -88,7 +89,7 @@ def test_what_is_not_wanted_is_passed_a_bounded_amount_at_a_time(log: Engine) ->
     assert take_all(cursor) == [12_000]
 
 
-def test_partitions_have_offsets_of_their_own(log: Engine) -> None:
+def test_partitions_have_offsets_of_their_own(log: Store) -> None:
     log.create("wide", partitions=3)
     for number in range(9):
         log.append("wide", b"x", partition=number % 3)
@@ -108,7 +109,7 @@ def test_partitions_have_offsets_of_their_own(log: Engine) -> None:
         log.cursor("wide", start=(1, 2, -1))
 
 
-def test_a_gap_is_met_and_told_and_passed(log: Engine) -> None:
+def test_a_gap_is_met_and_told_and_passed(log: Store) -> None:
     log.create("small", segment_bytes=4096)
     ids = [log.append("small", b"x" * 100).id for _ in range(200)]
     cursor = log.cursor("small")
@@ -125,7 +126,7 @@ def test_a_gap_is_met_and_told_and_passed(log: Engine) -> None:
     assert take_all(cursor) == list(range(oldest, 200))
 
 
-def test_what_came_before_damage_is_given_and_then_the_damage_is_met(log: Engine) -> None:
+def test_what_came_before_damage_is_given_and_then_the_damage_is_met(log: Store) -> None:
     log.append_many("t", [b"x" * 100] * 10)
     log.append_many("t", [b"y" * 100] * 10)
     path = next((log.path / "topics" / "t" / "0").glob("*.log"))
@@ -139,7 +140,7 @@ def test_what_came_before_damage_is_given_and_then_the_damage_is_met(log: Engine
     assert cursor.offsets == (10,)
 
 
-def test_after_an_id_comes_the_next(log: Engine) -> None:
+def test_after_an_id_comes_the_next(log: Store) -> None:
     ids = [log.append("t", b"x").id for _ in range(3)]
     cursor = log.cursor("t")
     for number, id in enumerate(ids):
@@ -152,7 +153,7 @@ def test_after_an_id_comes_the_next(log: Engine) -> None:
         cursor.go_after(UUID(int=0))
 
 
-def test_a_bell_wakes_for_news_of_any_cursor_and_when_it_is_rung(log: Engine) -> None:
+def test_a_bell_wakes_for_news_of_any_cursor_and_when_it_is_rung(log: Store) -> None:
     cursors = []
     for topic in ("a", "b", "c"):
         log.create(topic)

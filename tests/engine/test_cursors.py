@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from headwater.directory.cursor_file import Cursors, read_slots
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Corrupt, Fenced, NotFound, Unavailable
 from headwater.format import cursors as format
 from headwater.format.cursors import MemberRecord
-from headwater.storage.cursors import Cursors, read_slots
-from headwater.storage.disk import Clock, Disk
 from tests.crash.machine import Loss, Machine, write_tree
 from tests.crash.recording import Op, RecordingDisk, SteadyClock
 

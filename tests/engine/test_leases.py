@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.consumer import Consumer
-from headwater.engine.engine import Engine
+from headwater.consumers.log_consumer import LogConsumer
 from headwater.errors import Fenced
 from headwater.event import Event
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.log.children import Child, Said, stop_with
 from tests.log.unsynced import open_unsynced
+from tests.opened import join
 from tests.waiting import wait_for
 
 LEASE_MS = 300
@@ -35,7 +36,7 @@ def limits() -> Limits:
     return LIMITS
 
 
-def fill(hw: Engine, count: int, partitions: int = 1) -> None:
+def fill(hw: Store, count: int, partitions: int = 1) -> None:
     hw.create("t", partitions=partitions)
     for partition in range(partitions):
         hw.append_many("t", [b"%d" % number for number in range(count)], partition=partition)
@@ -47,20 +48,20 @@ def stop_when(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def member(path: Path, work: Callable[[Consumer, Said], Any], **options: Any) -> Child:
+def member(path: Path, work: Callable[[LogConsumer, Said], Any], **options: Any) -> Child:
     """A process that joins the consumer `c` of topic `t`, and does its work."""
 
     def run(said: Said) -> Any:
         with (
             open_unsynced(path, limits=LIMITS) as hw,
-            hw.consumer("c", "t", timeout=PATIENCE_S, **options) as consumer,
+            join(hw, "c", "t", timeout=PATIENCE_S, **options) as consumer,
         ):
             return work(consumer, said)
 
     return Child(run)
 
 
-def acks_two_and_hangs(consumer: Consumer, said: Said) -> None:
+def acks_two_and_hangs(consumer: LogConsumer, said: Said) -> None:
     """Takes three events, acks two of them, and says so."""
     consumer.ack(*islice(consumer, 2))
     consumer.flush()
@@ -69,11 +70,11 @@ def acks_two_and_hangs(consumer: Consumer, said: Said) -> None:
     said.recv()
 
 
-def test_another_takes_over_when_the_lease_of_a_killed_one_has_expired(path: Path, hw: Engine) -> None:
+def test_another_takes_over_when_the_lease_of_a_killed_one_has_expired(path: Path, hw: Store) -> None:
     fill(hw, 5)
     child = member(path, acks_two_and_hangs)
     owner = child.hear()
-    with hw.consumer("c", "t", timeout=PATIENCE_S) as consumer:
+    with join(hw, "c", "t", timeout=PATIENCE_S) as consumer:
         assert consumer.partitions == []
         assert hw.consumers()[0].owner == owner
         child.kill()
@@ -84,21 +85,21 @@ def test_another_takes_over_when_the_lease_of_a_killed_one_has_expired(path: Pat
         assert hw.consumers()[0].failures == 1
 
 
-def test_a_clean_end_hands_over_at_once(path: Path, hw: Engine) -> None:
+def test_a_clean_end_hands_over_at_once(path: Path, hw: Store) -> None:
     fill(hw, 5)
     child = member(path, acks_two_and_hangs, lease_ms=60_000)
     child.hear()
-    with hw.consumer("c", "t", timeout=PATIENCE_S, lease_ms=60_000) as consumer:
+    with join(hw, "c", "t", timeout=PATIENCE_S, lease_ms=60_000) as consumer:
         assert consumer.partitions == []
         child.tell()
         assert next(consumer).offset == 2
         assert hw.consumers()[0].failures == 0
 
 
-def test_a_stopped_owner_is_replaced_and_its_late_acks_are_refused(path: Path, hw: Engine) -> None:
+def test_a_stopped_owner_is_replaced_and_its_late_acks_are_refused(path: Path, hw: Store) -> None:
     fill(hw, 5)
 
-    def acks_late(consumer: Consumer, said: Said) -> list[int]:
+    def acks_late(consumer: LogConsumer, said: Said) -> list[int]:
         """Stops with an event in its hands; goes on, and acks, as if nothing had happened."""
         first, second = islice(consumer, 2)
         consumer.ack(first)  # and not stored
@@ -118,7 +119,7 @@ def test_a_stopped_owner_is_replaced_and_its_late_acks_are_refused(path: Path, h
     child = member(path, acks_late)
     fence = child.hear()
     child.wait_until_stopped()
-    with hw.consumer("c", "t", timeout=PATIENCE_S) as consumer:
+    with join(hw, "c", "t", timeout=PATIENCE_S) as consumer:
         events = list(islice(consumer, 4))
         assert [event.offset for event in events] in ([0, 1, 2, 3], [1, 2, 3, 4])
         assert consumer.fences[0] > fence
@@ -134,10 +135,10 @@ def test_a_stopped_owner_is_replaced_and_its_late_acks_are_refused(path: Path, h
     assert child.result()[:1] == [after.cursor]
 
 
-def test_a_stopped_owner_that_nobody_replaced_goes_on(path: Path, hw: Engine) -> None:
+def test_a_stopped_owner_that_nobody_replaced_goes_on(path: Path, hw: Store) -> None:
     fill(hw, 3)
 
-    def stops(consumer: Consumer, _: Said) -> list[int]:
+    def stops(consumer: LogConsumer, _: Said) -> list[int]:
         event = next(consumer)
         fence = consumer.fences[0]
         stop_with(consumer)
@@ -153,23 +154,23 @@ def test_a_stopped_owner_that_nobody_replaced_goes_on(path: Path, hw: Engine) ->
     assert hw.consumers()[0].cursor == 1
 
 
-def test_a_handler_may_work_longer_than_its_lease(path: Path, hw: Engine) -> None:
+def test_a_handler_may_work_longer_than_its_lease(path: Path, hw: Store) -> None:
     fill(hw, 3)
     child = member(path, acks_two_and_hangs)
     owner = child.hear()
-    with hw.consumer("c", "t", timeout=LEASE_S * 4) as other:
+    with join(hw, "c", "t", timeout=LEASE_S * 4) as other:
         assert list(other) == []
         assert hw.consumers()[0].owner == owner
     child.kill()
 
 
-def test_members_share_partitions_by_count(hw: Engine) -> None:
+def test_members_share_partitions_by_count(hw: Store) -> None:
     hw.create("t", partitions=4)
-    joined: list[Consumer] = []
+    joined: list[LogConsumer] = []
     threads: list[threading.Thread] = []
 
-    def join() -> Consumer:
-        consumer = hw.consumer("c", "t")
+    def joins() -> LogConsumer:
+        consumer = join(hw, "c", "t")
         joined.append(consumer)
         threads.append(threading.Thread(target=lambda: list(consumer)))
         threads[-1].start()
@@ -178,15 +179,15 @@ def test_members_share_partitions_by_count(hw: Engine) -> None:
     def shares() -> list[int]:
         return sorted((len(consumer.partitions) for consumer in joined), reverse=True)
 
-    join()
+    joins()
     wait_for(lambda: shares() == [4])
-    join()
+    joins()
     wait_for(lambda: shares() == [2, 2])
     first = joined[0]
-    join()
+    joins()
     wait_for(lambda: shares() == [2, 1, 1])
-    join()
-    join()
+    joins()
+    joins()
     wait_for(lambda: shares() == [1, 1, 1, 1, 0])
     for consumer in (first, joined[1]):
         consumer.stop()
@@ -203,11 +204,11 @@ def test_members_share_partitions_by_count(hw: Engine) -> None:
         thread.join()
 
 
-def test_what_is_given_up_for_a_new_member_was_acked_first(hw: Engine) -> None:
+def test_what_is_given_up_for_a_new_member_was_acked_first(hw: Store) -> None:
     fill(hw, 50, 2)
-    with hw.consumer("c", "t", timeout=0) as first:
+    with join(hw, "c", "t", timeout=0) as first:
         seen = list(islice(first, 51))  # something of both partitions
-        second = hw.consumer("c", "t", timeout=PATIENCE_S)
+        second = join(hw, "c", "t", timeout=PATIENCE_S)
         taken: list[Event] = []
         waiting = threading.Thread(target=lambda: taken.append(next(second)))
         waiting.start()
@@ -228,9 +229,9 @@ def test_what_is_given_up_for_a_new_member_was_acked_first(hw: Engine) -> None:
         assert (taken[0].partition, taken[0].offset) not in {(event.partition, event.offset) for event in seen}
 
 
-def test_what_was_to_be_given_up_and_is_kept_after_all_is_handed_out(hw: Engine) -> None:
+def test_what_was_to_be_given_up_and_is_kept_after_all_is_handed_out(hw: Store) -> None:
     fill(hw, 50)
-    with hw.consumer("c", "t", timeout=0) as consumer:
+    with join(hw, "c", "t", timeout=0) as consumer:
         seen = list(islice(consumer, 3))
         holding = consumer._held[0]
         holding.leaving = True
@@ -244,10 +245,10 @@ def test_what_was_to_be_given_up_and_is_kept_after_all_is_handed_out(hw: Engine)
     assert hw.consumers()[0].cursor == 50
 
 
-def test_an_event_that_ends_its_process_is_set_aside_and_no_other(path: Path, hw: Engine) -> None:
+def test_an_event_that_ends_its_process_is_set_aside_and_no_other(path: Path, hw: Store) -> None:
     fill(hw, 40)
 
-    def dies_at_seventeen(consumer: Consumer, _: Said) -> int:
+    def dies_at_seventeen(consumer: LogConsumer, _: Said) -> int:
         handled = 0
         for event in consumer.drain():
             if event.offset == 17:
@@ -265,10 +266,10 @@ def test_an_event_that_ends_its_process_is_set_aside_and_no_other(path: Path, hw
     assert [event.meta["dead_offset"] for event in hw.read("t.dead")] == ["17"]
 
 
-def test_the_event_that_ends_its_process_is_found_among_thousands(path: Path, hw: Engine) -> None:
+def test_the_event_that_ends_its_process_is_found_among_thousands(path: Path, hw: Store) -> None:
     fill(hw, 6000)
 
-    def dies(consumer: Consumer, _: Said) -> int:
+    def dies(consumer: LogConsumer, _: Said) -> int:
         handled = 0
         for event in consumer.drain():
             if event.offset == 3000:
@@ -289,10 +290,10 @@ def test_the_event_that_ends_its_process_is_found_among_thousands(path: Path, hw
     assert [event.meta["dead_offset"] for event in hw.read("t.dead")] == ["3000"]
 
 
-def test_killing_an_idle_member_is_no_failure_of_what_comes_next(path: Path, hw: Engine) -> None:
+def test_killing_an_idle_member_is_no_failure_of_what_comes_next(path: Path, hw: Store) -> None:
     fill(hw, 1)
 
-    def waits(consumer: Consumer, said: Said) -> None:
+    def waits(consumer: LogConsumer, said: Said) -> None:
         for event in consumer:
             consumer.ack(event)
             consumer.flush()
@@ -303,15 +304,15 @@ def test_killing_an_idle_member_is_no_failure_of_what_comes_next(path: Path, hw:
         child.hear()
         child.kill()
         hw.append("t", b"%d" % number)
-    with hw.consumer("c", "t", timeout=PATIENCE_S) as consumer:
+    with join(hw, "c", "t", timeout=PATIENCE_S) as consumer:
         next(consumer)
     assert hw.consumers()[0].failures == 0
 
 
-def handles_all(log: Path) -> Callable[[Consumer, Said], None]:
+def handles_all(log: Path) -> Callable[[LogConsumer, Said], None]:
     """Work that writes down each delivery, with fence and owner, and acks it, at random intervals."""
 
-    def work(consumer: Consumer, said: Said) -> None:
+    def work(consumer: LogConsumer, said: Said) -> None:
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         said.send("ready")
         source = random.Random(os.getpid())
@@ -330,7 +331,7 @@ def handles_all(log: Path) -> Callable[[Consumer, Said], None]:
     return work
 
 
-def test_no_fence_has_two_owners_and_no_cursor_goes_back(path: Path, hw: Engine, tmp_path: Path) -> None:
+def test_no_fence_has_two_owners_and_no_cursor_goes_back(path: Path, hw: Store, tmp_path: Path) -> None:
     partitions, count, fences = 4, 1000, 7
     source = random.Random(5)
     hw.create("t", partitions=partitions)

@@ -10,13 +10,13 @@ import bson
 import pytest
 
 import headwater
-from headwater import Engine, Invalid, Limits
+from headwater import Invalid, Limits, Store
 from headwater.errors import NotFound
 
 OVER_TEN = {"total": {"$gt": 10}}
 
 
-def offsets(hw: Engine, topic: str = "t", **options: Any) -> list[int]:
+def offsets(hw: Store, topic: str = "t", **options: Any) -> list[int]:
     """What a read finds, which all ways to read agree on."""
     found = [event.offset for event in hw.read(topic, **options)]
     batches = [offset for batch in hw.read_batches(topic, **options) for offset in batch.offsets().tolist()]
@@ -26,7 +26,7 @@ def offsets(hw: Engine, topic: str = "t", **options: Any) -> list[int]:
     return found
 
 
-def append_mixed(hw: Engine) -> list[int]:
+def append_mixed(hw: Store) -> list[int]:
     """Batches of one and of many events, of every content; returns the offsets of those with a total above ten."""
     hw.append("t", {"total": 11}, type="placed", key="a")  # 0
     hw.append("t", {"total": 2}, type="placed", key="a")
@@ -42,7 +42,7 @@ def append_mixed(hw: Engine) -> list[int]:
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_all_ways_to_read_find_the_same_also_when_packed(hw: Engine, compression: Any) -> None:
+def test_all_ways_to_read_find_the_same_also_when_packed(hw: Store, compression: Any) -> None:
     hw.create("t", compression=compression)
     expected = append_mixed(hw)
     for _ in ("as appended", "packed"):
@@ -57,7 +57,7 @@ def test_all_ways_to_read_find_the_same_also_when_packed(hw: Engine, compression
         assert hw.seal("t") in (0, 1)
 
 
-def test_the_events_found_are_the_events(hw: Engine) -> None:
+def test_the_events_found_are_the_events(hw: Store) -> None:
     append_mixed(hw)
     expected = {event.offset: event for event in hw.read("t")}
     for event in hw.read("t", match=OVER_TEN):
@@ -67,7 +67,7 @@ def test_the_events_found_are_the_events(hw: Engine) -> None:
     assert table["key"].to_pylist() == [b"b"]
 
 
-def test_partitions_are_merged_in_order_of_time(hw: Engine) -> None:
+def test_partitions_are_merged_in_order_of_time(hw: Store) -> None:
     hw.create("t", partitions=3)
     for n in range(60):
         hw.append("t", {"n": n}, key=str(n))
@@ -87,7 +87,7 @@ def test_huge_events_match_up_to_what_is_read_into_memory(tmp_path: Path) -> Non
         assert [event.value["total"] for event in hw.read("t", match=OVER_TEN)] == [11, 11, 11]
 
 
-def test_what_was_damaged_and_cut_never_matches(hw: Engine, tmp_path: Path) -> None:
+def test_what_was_damaged_and_cut_never_matches(hw: Store, tmp_path: Path) -> None:
     for n in range(3):
         hw.append_many("t", [{"n": n}] * 5, types=[f"{n}"] * 5)
     hw.append("t", {"n": 3})
@@ -103,7 +103,7 @@ def test_what_was_damaged_and_cut_never_matches(hw: Engine, tmp_path: Path) -> N
         assert offsets(again, match={"x": None}) == [*range(5), *range(10, 16)]
 
 
-def test_a_follower_hands_out_only_what_matches(hw: Engine) -> None:
+def test_a_follower_hands_out_only_what_matches(hw: Store) -> None:
     hw.append("t", {"total": 11})
     hw.append("t", {"total": 1})
     ready = threading.Event()
@@ -128,7 +128,7 @@ def test_a_follower_hands_out_only_what_matches(hw: Engine) -> None:
     assert [event.offset for event in hw.follow("t", start=0, match={"total": 5}, timeout=0)] == [3]
 
 
-def test_a_bad_match_is_refused_by_the_call_not_by_the_first_event(hw: Engine) -> None:
+def test_a_bad_match_is_refused_by_the_call_not_by_the_first_event(hw: Store) -> None:
     hw.create("t")
     for verb in (hw.read, hw.read_batches, hw.read_arrow, hw.follow):
         with pytest.raises(Invalid) as refused:

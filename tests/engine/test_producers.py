@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.directory.segment import SegmentFile
+from headwater.disk.disk import Clock
 from headwater.errors import Conflict, Fenced, Invalid, TooLarge, Unavailable
 from headwater.event import Ref
 from headwater.format.producers import Producer
 from headwater.limits import Limits
-from headwater.storage.disk import Clock
-from headwater.storage.segment import SegmentFile
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.conformance import datas
 from tests.log.test_groups import GatedDisk, in_one_group
@@ -25,7 +26,7 @@ from tests.log.unsynced import UnsyncedDisk, open_unsynced
 
 
 @pytest.fixture(autouse=True)
-def topics(hw: Engine) -> None:
+def topics(hw: Store) -> None:
     hw.create("t")
 
 
@@ -49,21 +50,21 @@ def stamps(path: Path) -> int:
 # Answers
 
 
-def test_the_same_seq_again_returns_the_first_answer(hw: Engine) -> None:
+def test_the_same_seq_again_returns_the_first_answer(hw: Store) -> None:
     first = hw.append("t", b"a", key=b"k", producer=("p", 1, 1))
     hw.append("t", b"of nobody")
     assert told(hw.append("t", b"a", key=b"k", producer=Producer("p", 1, 1))) == told(first)
     assert datas(hw.read("t")) == [b"a", b"of nobody"]
 
 
-def test_many_events_are_one_request(hw: Engine) -> None:
+def test_many_events_are_one_request(hw: Store) -> None:
     refs = hw.append_many("t", [b"a", b"b"], producer=("p", 1, 1))
     again = hw.append_many("t", [b"a", b"b"], producer=("p", 1, 1))
     assert [told(ref) for ref in again] == [told(ref) for ref in refs]
     assert hw.describe("t").partitions[0].end == 2
 
 
-def test_seqs_grow_with_gaps_and_each_of_the_last_is_remembered(hw: Engine) -> None:
+def test_seqs_grow_with_gaps_and_each_of_the_last_is_remembered(hw: Store) -> None:
     refs = {seq: hw.append("t", b"%d" % seq, producer=("p", 0, seq)) for seq in (0, 1, 5, 6, 100)}
     for seq, ref in refs.items():
         assert told(hw.append("t", b"", producer=("p", 0, seq))) == told(ref)
@@ -83,7 +84,7 @@ def test_an_old_seq_whose_answer_is_forgotten_is_a_conflict(path: Path, seq: int
         assert hw.describe("t").partitions[0].end == 3
 
 
-def test_a_newer_epoch_shuts_out_older_ones_and_goes_on_with_the_seqs(hw: Engine) -> None:
+def test_a_newer_epoch_shuts_out_older_ones_and_goes_on_with_the_seqs(hw: Store) -> None:
     first = hw.append("t", b"a", producer=("p", 1, 1))
     assert told(hw.append("t", b"a", producer=("p", 2, 1))) == told(first)  # the new instance tries it again
     hw.append("t", b"b", producer=("p", 2, 2))
@@ -95,7 +96,7 @@ def test_a_newer_epoch_shuts_out_older_ones_and_goes_on_with_the_seqs(hw: Engine
     assert hw.append("t", b"other", producer=("q", 1, 1)).offset == 3
 
 
-def test_another_number_of_events_under_the_same_seq_is_a_conflict(hw: Engine) -> None:
+def test_another_number_of_events_under_the_same_seq_is_a_conflict(hw: Store) -> None:
     hw.append_many("t", [b"a", b"b"], producer=("p", 1, 1))
     for again in (
         lambda: hw.append("t", b"a", producer=("p", 1, 1)),
@@ -107,7 +108,7 @@ def test_another_number_of_events_under_the_same_seq_is_a_conflict(hw: Engine) -
     assert hw.describe("t").partitions[0].end == 2
 
 
-def test_each_partition_answers_for_its_part_of_a_request(hw: Engine) -> None:
+def test_each_partition_answers_for_its_part_of_a_request(hw: Store) -> None:
     hw.create("many", partitions=4)
     keys = [b"k%d" % number for number in range(12)]
     refs = [told(ref) for ref in hw.append_many("many", keys, keys=keys, producer=("p", 1, 1))]
@@ -119,7 +120,7 @@ def test_each_partition_answers_for_its_part_of_a_request(hw: Engine) -> None:
     assert sum(partition.end for partition in hw.describe("many").partitions) == 25
 
 
-def test_a_retry_of_a_conditional_append_has_its_answer_though_the_version_has_gone_on(hw: Engine) -> None:
+def test_a_retry_of_a_conditional_append_has_its_answer_though_the_version_has_gone_on(hw: Store) -> None:
     first = hw.append("t", b"", key=b"k", expected_version="none", producer=("p", 1, 1))
     assert told(hw.append("t", b"", key=b"k", expected_version="none", producer=("p", 1, 1))) == told(first)
     with pytest.raises(Conflict) as caught:
@@ -146,7 +147,7 @@ def test_a_huge_event_is_one_request(path: Path) -> None:
         *(Producer("p", 1.5, 1), Producer(7, 1, 1)),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_producer_is_invalid(hw: Engine, wrong: Any) -> None:
+def test_what_is_no_producer_is_invalid(hw: Store, wrong: Any) -> None:
     with pytest.raises(Invalid):
         hw.append("t", b"", producer=wrong)
     with pytest.raises(Invalid):
@@ -154,7 +155,7 @@ def test_what_is_no_producer_is_invalid(hw: Engine, wrong: Any) -> None:
     assert hw.describe("t").partitions[0].end == 0
 
 
-def test_an_id_has_a_limit_in_bytes(hw: Engine) -> None:
+def test_an_id_has_a_limit_in_bytes(hw: Store) -> None:
     hw.append("t", b"", producer=("ä" * 127 + "p", (1 << 32) - 1, (1 << 63) - 1))
     with pytest.raises(TooLarge) as caught:
         hw.append("t", b"", producer=("ä" * 128, 1, 1))
@@ -204,7 +205,7 @@ def test_answers_outlive_many_rolls_and_sealing_drops_the_stamps(tmp_path: Path)
             hw.append("t", b"", producer=("p0", 1, 0))
 
 
-def test_a_log_without_producers_has_no_snapshot(hw: Engine, path: Path) -> None:
+def test_a_log_without_producers_has_no_snapshot(hw: Store, path: Path) -> None:
     hw.append("t", b"")
     hw.seal("t")
     hw.append("t", b"", producer=("p", 1, 1))
@@ -216,7 +217,7 @@ def test_a_log_without_producers_has_no_snapshot(hw: Engine, path: Path) -> None
 @pytest.mark.parametrize(
     "meanwhile",
     [
-        Engine.topics,
+        Store.topics,
         lambda hw: hw.append("t", b""),
         lambda hw: hw.append("t", b"", key=b"k", expected_version=0),
         lambda hw: hw.append("t", b"", producer=("q", 1, 1)),
@@ -226,7 +227,7 @@ def test_a_log_without_producers_has_no_snapshot(hw: Engine, path: Path) -> None
     ids=["nothing", "append", "conditional", "producer", "seal", "transaction"],
 )
 def test_what_another_process_answered_is_answered_here(
-    hw: Engine, path: Path, meanwhile: Callable[[Engine], object]
+    hw: Store, path: Path, meanwhile: Callable[[Store], object]
 ) -> None:
     hw.append("t", b"", key=b"k", expected_version="none", producer=("p", 1, 1))
 
@@ -241,7 +242,7 @@ def test_what_another_process_answered_is_answered_here(
     assert datas(hw.read("t")).count(b"theirs") == 1
 
 
-def commit_one(hw: Engine) -> None:
+def commit_one(hw: Store) -> None:
     with hw.transaction() as tx:
         tx.append("t", b"")
 
@@ -286,7 +287,7 @@ class SetClock(Clock):
 def test_a_producer_that_was_silent_for_long_is_forgotten_when_a_segment_begins(path: Path) -> None:
     clock = SetClock()
     limits = Limits(producer_age_ms=60_000)
-    with Engine(path, disk=UnsyncedDisk(), clock=clock, limits=limits) as hw:
+    with open_directory(path, disk=UnsyncedDisk(), clock=clock, limits=limits) as hw:
         hw.append("t", b"", producer=("old", 1, 1))
         for number in range(1, 11):  # others append meanwhile
             clock.ahead_ms = number * 5_000
@@ -305,7 +306,7 @@ def test_a_producer_that_was_silent_for_long_is_forgotten_when_a_segment_begins(
 def test_a_clock_that_jumps_ahead_forgets_no_producer(path: Path, days: int) -> None:
     """Time is what stands between requests, and a jump is one time in which there was none, however long it looks."""
     clock = SetClock()
-    with Engine(path, disk=UnsyncedDisk(), clock=clock) as hw:
+    with open_directory(path, disk=UnsyncedDisk(), clock=clock) as hw:
         for number in range(20):
             hw.append("t", b"%d" % number, producer=(f"p{number}", 1, 1))
         clock.ahead_ms = days * 24 * 3600 * 1000
@@ -317,7 +318,7 @@ def test_a_clock_that_jumps_ahead_forgets_no_producer(path: Path, days: int) -> 
         clock.ahead_ms = 0
         hw.seal("t")
         assert hw.append("t", b"0", producer=("p0", 1, 1)).offset == 0
-    with Engine(path, disk=UnsyncedDisk()) as hw:
+    with open_directory(path, disk=UnsyncedDisk()) as hw:
         assert hw.append("t", b"19", producer=("p19", 1, 1)).offset == 19
         assert hw.describe("t").partitions[0].end == 23
 
@@ -331,14 +332,14 @@ def disk() -> GatedDisk:
 
 
 @pytest.fixture
-def gated(tmp_path: Path, disk: GatedDisk) -> Iterator[Engine]:
-    with Engine(tmp_path / "gated", disk=disk) as engine:
+def gated(tmp_path: Path, disk: GatedDisk) -> Iterator[Store]:
+    with open_directory(tmp_path / "gated", disk=disk) as engine:
         engine.create("t")
         yield engine
 
 
 def test_a_request_is_a_batch_of_its_own_and_a_retry_in_the_same_group_has_its_answer(
-    gated: Engine, disk: GatedDisk
+    gated: Store, disk: GatedDisk
 ) -> None:
     works = [
         partial(gated.append, "t", b"plain"),
@@ -355,7 +356,7 @@ def test_a_request_is_a_batch_of_its_own_and_a_retry_in_the_same_group_has_its_a
     assert [len(batch) for batch in gated.read_batches("t")] == [1, 1, 1, 1, 1]
 
 
-def test_a_retry_that_asks_for_more_durability_gets_it(gated: Engine, disk: GatedDisk) -> None:
+def test_a_retry_that_asks_for_more_durability_gets_it(gated: Store, disk: GatedDisk) -> None:
     first = gated.append("t", b"", producer=("p", 1, 1), durability="os")
     log = gated._topics.get("t").logs[0]
     assert log.state().durable_offset == 0
@@ -370,17 +371,17 @@ def test_a_retry_that_asks_for_more_durability_gets_it(gated: Engine, disk: Gate
 
 
 def test_a_retry_whose_sync_fails_is_not_answered_as_durable(tmp_path: Path, disk: GatedDisk) -> None:
-    with Engine(tmp_path / "data", disk=disk) as hw:
+    with open_directory(tmp_path / "data", disk=disk) as hw:
         hw.append("t", b"", producer=("p", 1, 1), durability="os")
         disk.failure = OSError(errno.EIO, "no")
         with pytest.raises(Unavailable):
             hw.append("t", b"", producer=("p", 1, 1), durability="fsync")
         disk.failure = None
-    with Engine(tmp_path / "data", disk=disk) as hw:
+    with open_directory(tmp_path / "data", disk=disk) as hw:
         assert hw.append("t", b"", producer=("p", 1, 1), durability="fsync").offset == 0
 
 
-def test_a_retry_without_a_key_finds_its_first_answer_among_several_partitions(hw: Engine) -> None:
+def test_a_retry_without_a_key_finds_its_first_answer_among_several_partitions(hw: Store) -> None:
     hw.create("p", partitions=4)
     places = set()
     for seq in range(8):

@@ -15,22 +15,23 @@ from typing import Any
 
 import pytest
 
-from headwater.engine import transaction
-from headwater.engine.engine import Engine
-from headwater.engine.transaction import DirectoryTransaction
+from headwater.directory import journal, transaction
+from headwater.directory.log_writer import LogWriter
 from headwater.errors import Closed, Conflict, Invalid, NotFound, TooLarge, Unavailable
 from headwater.format.names import partition_of
 from headwater.limits import Limits
-from headwater.storage import journal
-from headwater.storage.writer import LogWriter
+from headwater.opening import open_directory
+from headwater.protocols import Transaction
+from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.conformance import datas
 from tests.log.test_groups import run_together
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
+from tests.opened import begin
 
 
 @pytest.fixture(autouse=True)
-def a_and_b(hw: Engine) -> None:
+def a_and_b(hw: Store) -> None:
     hw.create("a")
     hw.create("b")
 
@@ -39,11 +40,11 @@ def journals(path: Path) -> list[Path]:
     return sorted((path / "journal").glob("*"))
 
 
-def ends(hw: Engine, *topics: str) -> list[int]:
+def ends(hw: Store, *topics: str) -> list[int]:
     return [partition.end for topic in topics for partition in hw.describe(topic).partitions]
 
 
-def move(tx: DirectoryTransaction, number: int) -> None:
+def move(tx: Transaction, number: int) -> None:
     """What most tests commit: one event to each of two topics."""
     tx.append("a", b"%d" % number, key=b"k")
     tx.append("b", {"n": number})
@@ -52,7 +53,7 @@ def move(tx: DirectoryTransaction, number: int) -> None:
 # All or nothing
 
 
-def test_a_transaction_is_there_when_its_block_ends_and_its_refs_tell_where(hw: Engine) -> None:
+def test_a_transaction_is_there_when_its_block_ends_and_its_refs_tell_where(hw: Store) -> None:
     hw.append("b", b"before")
     with hw.transaction() as tx:
         tx.append("b", {"n": 1}, type="x", meta={"m": "n"})
@@ -70,7 +71,7 @@ def test_a_transaction_is_there_when_its_block_ends_and_its_refs_tell_where(hw: 
     assert (events["b", 1].type, events["b", 1].meta, events["a", 0].key) == ("x", {"m": "n"}, b"k")
 
 
-def test_commit_may_be_called_in_the_block(hw: Engine) -> None:
+def test_commit_may_be_called_in_the_block(hw: Store) -> None:
     with hw.transaction() as tx:
         move(tx, 1)
         assert tx.commit() == tx.refs
@@ -78,7 +79,7 @@ def test_commit_may_be_called_in_the_block(hw: Engine) -> None:
     assert ends(hw, "a", "b") == [1, 1]
 
 
-def test_what_raises_in_the_block_discards_it_all(hw: Engine) -> None:
+def test_what_raises_in_the_block_discards_it_all(hw: Store) -> None:
     with pytest.raises(RuntimeError, match="changed my mind"), hw.transaction() as tx:  # noqa: PT012  (that is the case)
         move(tx, 1)
         raise RuntimeError("changed my mind")
@@ -87,7 +88,7 @@ def test_what_raises_in_the_block_discards_it_all(hw: Engine) -> None:
         tx.commit()
 
 
-def test_an_invalid_append_leaves_the_rest_to_be_decided(hw: Engine) -> None:
+def test_an_invalid_append_leaves_the_rest_to_be_decided(hw: Store) -> None:
     with hw.transaction() as tx:
         tx.append("a", b"1")
         with pytest.raises(Invalid):
@@ -100,7 +101,7 @@ def test_an_invalid_append_leaves_the_rest_to_be_decided(hw: Engine) -> None:
 
 
 @pytest.mark.parametrize("topics", [["a", "b"], ["a"], ["b", "a"], ["a", "a"]])
-def test_a_conflict_in_one_part_leaves_nothing_anywhere(hw: Engine, path: Path, topics: list[str]) -> None:
+def test_a_conflict_in_one_part_leaves_nothing_anywhere(hw: Store, path: Path, topics: list[str]) -> None:
     hw.append(topics[-1], b"first", key=b"k")
     before = ends(hw, "a", "b")
     tx = hw.transaction()
@@ -119,7 +120,7 @@ def test_a_conflict_in_one_part_leaves_nothing_anywhere(hw: Engine, path: Path, 
         assert not again.check().findings
 
 
-def test_expected_versions_are_those_before_the_transaction(hw: Engine) -> None:
+def test_expected_versions_are_those_before_the_transaction(hw: Store) -> None:
     with hw.transaction() as tx:
         tx.append("a", b"1", key=b"k", expected_version="none")
         tx.append("a", b"2", key=b"k", expected_version="none")
@@ -131,13 +132,13 @@ def test_expected_versions_are_those_before_the_transaction(hw: Engine) -> None:
     assert hw.append("a", b"6", key=b"k", expected_version=2).offset == 3
 
 
-def test_an_empty_transaction_does_nothing(hw: Engine, path: Path) -> None:
+def test_an_empty_transaction_does_nothing(hw: Store, path: Path) -> None:
     with hw.transaction() as tx:
         pass
     assert (tx.refs, journals(path)) == ([], [])
 
 
-def test_a_transaction_is_over_once(hw: Engine) -> None:
+def test_a_transaction_is_over_once(hw: Store) -> None:
     with hw.transaction() as tx:
         move(tx, 1)
     for again in (tx.commit, partial(tx.append, "a", b"")):
@@ -151,7 +152,7 @@ def test_a_transaction_is_over_once(hw: Engine) -> None:
     assert ends(hw, "a", "b") == [1, 1]
 
 
-def test_a_transaction_ends_with_its_engine(hw: Engine, path: Path) -> None:
+def test_a_transaction_ends_with_its_engine(hw: Store, path: Path) -> None:
     tx = hw.transaction()
     move(tx, 1)
     hw.close()
@@ -167,7 +168,7 @@ def test_a_transaction_ends_with_its_engine(hw: Engine, path: Path) -> None:
 # One partition, several partitions
 
 
-def test_in_one_partition_it_is_one_batch_and_needs_no_journal(hw: Engine, path: Path) -> None:
+def test_in_one_partition_it_is_one_batch_and_needs_no_journal(hw: Store, path: Path) -> None:
     with hw.transaction() as tx:
         for number in range(10):
             tx.append("a", b"%d" % number, key=b"k%d" % (number % 3), type=f"t{number % 2}")
@@ -175,7 +176,7 @@ def test_in_one_partition_it_is_one_batch_and_needs_no_journal(hw: Engine, path:
     assert (datas(hw.read("a")), journals(path)) == ([b"%d" % number for number in range(10)], [])
 
 
-def test_what_one_batch_cannot_hold_needs_a_journal(hw: Engine, path: Path) -> None:
+def test_what_one_batch_cannot_hold_needs_a_journal(hw: Store, path: Path) -> None:
     with hw.transaction() as tx:
         tx.append("a", b"1")
         tx.append("a", "2")
@@ -184,7 +185,7 @@ def test_what_one_batch_cannot_hold_needs_a_journal(hw: Engine, path: Path) -> N
     assert len(journals(path)) == 1
 
 
-def test_keys_choose_the_partitions(hw: Engine) -> None:
+def test_keys_choose_the_partitions(hw: Store) -> None:
     hw.create("many", partitions=5)
     keys = [b"k%d" % number for number in range(20)]
     with hw.transaction() as tx:
@@ -198,7 +199,7 @@ def test_keys_choose_the_partitions(hw: Engine) -> None:
     assert tx.refs[-1].partition == 2
 
 
-def test_transactions_make_topics_that_are_not_there(hw: Engine) -> None:
+def test_transactions_make_topics_that_are_not_there(hw: Store) -> None:
     with hw.transaction() as tx:
         tx.append("new", b"1")
         tx.append("newer", b"2")
@@ -233,7 +234,7 @@ class CountingDisk(UnsyncedDisk):
 
 def test_a_transaction_over_several_logs_costs_one_sync(path: Path) -> None:
     disk = CountingDisk()
-    with Engine(path, disk=disk) as hw:
+    with open_directory(path, disk=disk) as hw:
         for syncs in (None, 1):  # the first makes topics and journal
             before = disk.syncs
             with hw.transaction(durability="os") as tx:
@@ -246,7 +247,7 @@ def test_a_transaction_over_several_logs_costs_one_sync(path: Path) -> None:
 @pytest.mark.parametrize(("durability", "syncs"), [("fsync", 1), ("os", 0)])
 def test_in_one_partition_durability_is_as_asked_for(path: Path, durability: Any, syncs: int) -> None:
     disk = CountingDisk()
-    with Engine(path, disk=disk) as hw:
+    with open_directory(path, disk=disk) as hw:
         for _ in range(3):
             hw.append("a", b"")
             before = disk.syncs
@@ -269,7 +270,7 @@ def test_what_precedes_a_share_is_made_durable_first(path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["", "none", True])
-def test_an_unknown_durability_is_invalid(hw: Engine, durability: Any) -> None:
+def test_an_unknown_durability_is_invalid(hw: Store, durability: Any) -> None:
     with pytest.raises(Invalid):
         hw.transaction(durability=durability)
 
@@ -318,7 +319,7 @@ def test_transactions_in_opposite_orders_do_not_wait_for_each_other_forever(tmp_
         for topic in topics:
             hw.create(topic, partitions=2)
 
-    def commit_all(hw: Engine, order: int) -> None:
+    def commit_all(hw: Store, order: int) -> None:
         for number in range(count):
             with hw.transaction() as tx:
                 for topic in topics[::order]:
@@ -342,7 +343,7 @@ def test_transactions_in_opposite_orders_do_not_wait_for_each_other_forever(tmp_
         assert not hw.check().findings
 
 
-def test_a_topic_that_is_deleted_in_between_fails_the_transaction_and_not_the_next(hw: Engine, path: Path) -> None:
+def test_a_topic_that_is_deleted_in_between_fails_the_transaction_and_not_the_next(hw: Store, path: Path) -> None:
     tx = hw.transaction()
     move(tx, 1)
     with open_unsynced(path) as other:
@@ -362,7 +363,7 @@ def test_a_topic_that_is_deleted_in_between_fails_the_transaction_and_not_the_ne
     assert ends(hw, "a", "b") == [2, 0, 0, 1]
 
 
-def test_followers_in_another_process_see_the_events(hw: Engine, path: Path) -> None:
+def test_followers_in_another_process_see_the_events(hw: Store, path: Path) -> None:
     def work(said: Said) -> list[bytes | None]:
         with open_unsynced(path) as other:
             following = other.follow("a", start=0)
@@ -378,7 +379,7 @@ def test_followers_in_another_process_see_the_events(hw: Engine, path: Path) -> 
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_a_reader_never_sees_a_part_of_what_a_partition_gets(hw: Engine, path: Path, mixed: bool) -> None:
+def test_a_reader_never_sees_a_part_of_what_a_partition_gets(hw: Store, path: Path, mixed: bool) -> None:
     size, count = 40, 25
     contents: list[Callable[[bytes], Any]] = [bytes, bytes.decode if mixed else bytes]
 
@@ -407,7 +408,7 @@ def test_a_reader_never_sees_a_part_of_what_a_partition_gets(hw: Engine, path: P
 # Journals
 
 
-def test_journals_are_removed_on_close(hw: Engine, path: Path) -> None:
+def test_journals_are_removed_on_close(hw: Store, path: Path) -> None:
     for number in range(3):
         with hw.transaction() as tx:
             move(tx, number)
@@ -417,7 +418,7 @@ def test_journals_are_removed_on_close(hw: Engine, path: Path) -> None:
 
 
 def test_a_journal_that_has_grown_is_begun_anew_when_the_logs_are_synced(
-    hw: Engine, path: Path, monkeypatch: pytest.MonkeyPatch
+    hw: Store, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "CHECKPOINT_BYTES", 3000)
     monkeypatch.setattr(journal, "RESERVE_BYTES", 100)
@@ -430,14 +431,14 @@ def test_a_journal_that_has_grown_is_begun_anew_when_the_logs_are_synced(
     assert hw._topics.get("a").logs[0].state().durable_offset > 30
     (file,) = hw._journal._free
     assert file.number == 41
-    assert len(list(journal.entries(path / "journal", hw._disk))) == len(file.entries) < 12
+    assert len(list(journal.entries(path / "journal", hw.directory.disk))) == len(file.entries) < 12
 
 
 @pytest.fixture
 def dies(path: Path) -> Callable[[str, int], None]:
     def dies(what: str, number: int) -> None:
         def work(_: Said) -> None:
-            with Engine(path, disk=DyingDisk(what, number)) as hw, hw.transaction() as tx:
+            with open_directory(path, disk=DyingDisk(what, number)) as hw, hw.transaction() as tx:
                 move(tx, 1)
                 tx.append("a", "another content")
 
@@ -476,7 +477,7 @@ DEATHS = [("entry", 0, False), ("entry", 1, True), ("log", 0, True), ("log", 1, 
 @pytest.mark.parametrize(("what", "number", "there"), DEATHS)
 @pytest.mark.parametrize("next_one", ["opens", "appends", "reads", "reads one", "follows", "commits", "checks"])
 def test_whoever_comes_next_finishes_what_a_killed_process_has_committed(
-    hw: Engine, path: Path, dies: Callable[[str, int], None], what: str, number: int, there: bool, next_one: str
+    hw: Store, path: Path, dies: Callable[[str, int], None], what: str, number: int, there: bool, next_one: str
 ) -> None:
     hw.append("a", b"before")
     if next_one == "opens":
@@ -513,7 +514,7 @@ def test_whoever_comes_next_finishes_what_a_killed_process_has_committed(
 
 
 def test_one_who_follows_alone_sees_what_a_killed_process_has_committed(
-    hw: Engine, dies: Callable[[str, int], None]
+    hw: Store, dies: Callable[[str, int], None]
 ) -> None:
     hw.append("b", b"before")
     with hw.follow("b", start=0, timeout=20) as follow:
@@ -523,7 +524,7 @@ def test_one_who_follows_alone_sees_what_a_killed_process_has_committed(
 
 
 def test_a_damaged_log_does_not_keep_others_from_being_opened_and_finished(
-    hw: Engine, path: Path, dies: Callable[[str, int], None]
+    hw: Store, path: Path, dies: Callable[[str, int], None]
 ) -> None:
     dies("log", 0)
     hw.close()
@@ -541,7 +542,7 @@ def test_a_damaged_log_does_not_keep_others_from_being_opened_and_finished(
 
 
 def test_a_journal_is_not_applied_to_a_topic_that_was_made_again(
-    hw: Engine, path: Path, dies: Callable[[str, int], None]
+    hw: Store, path: Path, dies: Callable[[str, int], None]
 ) -> None:
     dies("log", 0)
     hw.delete("b")
@@ -583,15 +584,15 @@ class FailingDisk(UnsyncedDisk):
 
 
 @pytest.fixture
-def failing(path: Path) -> Iterator[tuple[FailingDisk, Engine]]:
+def failing(path: Path) -> Iterator[tuple[FailingDisk, Store]]:
     disk = FailingDisk()
-    with Engine(path, disk=disk) as engine:
+    with open_directory(path, disk=disk) as engine:
         with engine.transaction() as tx:
             move(tx, 0)
         yield disk, engine
 
 
-def fail_to_commit(hw: Engine) -> Unavailable:
+def fail_to_commit(hw: Store) -> Unavailable:
     with pytest.raises(Unavailable) as caught, hw.transaction() as tx:
         move(tx, 1)
     assert caught.value.hint
@@ -599,7 +600,7 @@ def fail_to_commit(hw: Engine) -> Unavailable:
 
 
 def test_an_entry_that_cannot_be_written_leaves_nothing_and_the_next_one_may_succeed(
-    failing: tuple[FailingDisk, Engine], path: Path
+    failing: tuple[FailingDisk, Store], path: Path
 ) -> None:
     disk, hw = failing
     disk.failing = b"HWJOURN1"
@@ -614,7 +615,7 @@ def test_an_entry_that_cannot_be_written_leaves_nothing_and_the_next_one_may_suc
 
 def test_a_journal_that_cannot_be_made_leaves_nothing(path: Path) -> None:
     disk = FailingDisk()
-    with Engine(path, disk=disk) as hw:
+    with open_directory(path, disk=disk) as hw:
         disk.creating = True
         assert fail_to_commit(hw).code == "disk_full"
         disk.creating = False
@@ -624,7 +625,7 @@ def test_a_journal_that_cannot_be_made_leaves_nothing(path: Path) -> None:
 
 
 def test_an_entry_that_is_neither_written_nor_void_freezes_the_logs(
-    failing: tuple[FailingDisk, Engine], path: Path
+    failing: tuple[FailingDisk, Store], path: Path
 ) -> None:
     disk, hw = failing
     disk.failing, disk.also_zeros, disk.errno = b"HWJOURN1", True, errno.EIO
@@ -640,7 +641,7 @@ def test_an_entry_that_is_neither_written_nor_void_freezes_the_logs(
 
 
 def test_a_log_that_fails_after_the_commit_is_finished_when_it_is_opened_again(
-    failing: tuple[FailingDisk, Engine], path: Path
+    failing: tuple[FailingDisk, Store], path: Path
 ) -> None:
     disk, hw = failing
     disk.failing = b"HWB1"
@@ -652,7 +653,7 @@ def test_a_log_that_fails_after_the_commit_is_finished_when_it_is_opened_again(
 
 
 def test_a_log_that_cannot_be_synced_does_not_stop_transactions_of_others(
-    failing: tuple[FailingDisk, Engine], path: Path, monkeypatch: pytest.MonkeyPatch
+    failing: tuple[FailingDisk, Store], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, hw = failing
     disk.failing, disk.errno = b"HWB1", errno.EIO
@@ -670,7 +671,7 @@ def test_a_log_that_cannot_be_synced_does_not_stop_transactions_of_others(
 
 @pytest.mark.parametrize("where", ["_write", "written", "_apply", "apply"])
 def test_an_interrupt_leaves_no_lock_and_nothing_half_done(
-    hw: Engine, path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    hw: Store, path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     write = transaction._write
 
@@ -694,7 +695,7 @@ def test_an_interrupt_leaves_no_lock_and_nothing_half_done(
 # Forks
 
 
-def test_a_forked_child_commits_with_a_journal_of_its_own(hw: Engine, path: Path) -> None:
+def test_a_forked_child_commits_with_a_journal_of_its_own(hw: Store, path: Path) -> None:
     with hw.transaction() as tx:
         move(tx, 0)
     tx = hw.transaction()
@@ -716,7 +717,7 @@ def test_a_forked_child_commits_with_a_journal_of_its_own(hw: Engine, path: Path
     assert journals(path) == []
 
 
-def test_a_fork_while_others_commit_leaves_both_sides_whole(hw: Engine) -> None:
+def test_a_fork_while_others_commit_leaves_both_sides_whole(hw: Store) -> None:
     stop = threading.Event()
 
     def commit() -> None:
@@ -746,7 +747,7 @@ def test_a_fork_while_others_commit_leaves_both_sides_whole(hw: Engine) -> None:
 # Many at once
 
 
-def test_many_events_of_a_transaction_are_one_batch_beside_single_ones(hw: Engine, path: Path) -> None:
+def test_many_events_of_a_transaction_are_one_batch_beside_single_ones(hw: Store, path: Path) -> None:
     with hw.transaction() as tx:
         tx.append("a", b"0", type="first")
         tx.append_many("a", [b"1", b"2"], types=["second", "third"], keys=[b"k", None], metas=[None, {"m": "1"}])
@@ -764,7 +765,7 @@ def test_many_events_of_a_transaction_are_one_batch_beside_single_ones(hw: Engin
     assert journals(path) == []
 
 
-def test_many_events_of_a_transaction_are_spread_by_their_keys(hw: Engine) -> None:
+def test_many_events_of_a_transaction_are_spread_by_their_keys(hw: Store) -> None:
     hw.create("p", partitions=3)
     keys = [b"%d" % number for number in range(20)]
     with hw.transaction() as tx:
@@ -790,10 +791,10 @@ def test_too_many_events_at_once_are_refused_and_the_rest_stays(path: Path) -> N
 
 
 def test_a_transaction_can_take_over_what_another_was_to_do(tmp_path: Path) -> None:
-    with Engine(tmp_path / "data", limits=Limits(transaction_events_max=3)) as hw:
+    with open_directory(tmp_path / "data", limits=Limits(transaction_events_max=3)) as hw:
         hw.append_many("in", [b"x"])
         with hw.consumer("mover", "in", timeout=0) as consumer:
-            first, second, third = hw.transaction(), hw.transaction(), hw.transaction()
+            first, second, third = begin(hw), begin(hw), begin(hw)
             first.append("out", b"1")
             second.append_many("out", [b"2", b"3"])
             second.ack(next(consumer))

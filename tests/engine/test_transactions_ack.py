@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
 from headwater.errors import Fenced, Invalid
+from headwater.store import Store
 from tests.log.children import Child, Said
 
 
-def cursor_of(hw: Engine, consumer: str, topic: str) -> list[int]:
+def cursor_of(hw: Store, consumer: str, topic: str) -> list[int]:
     return [info.cursor for info in hw.consumers(topic) if info.name == consumer]
 
 
-def test_an_ack_is_stored_with_what_was_appended(hw: Engine) -> None:
+def test_an_ack_is_stored_with_what_was_appended(hw: Store) -> None:
     hw.append_many("in", [b"a", b"b", b"c"])
     with hw.consumer("mover", "in", timeout=0) as consumer:
         for event in consumer:
@@ -27,7 +27,7 @@ def test_an_ack_is_stored_with_what_was_appended(hw: Engine) -> None:
     assert [event.data for event in hw.read("out")] == [b"a", b"b", b"c"]
 
 
-def test_what_is_discarded_is_not_acked(hw: Engine) -> None:
+def test_what_is_discarded_is_not_acked(hw: Store) -> None:
     hw.append("in", b"a")
 
     def give_up() -> None:
@@ -42,7 +42,7 @@ def test_what_is_discarded_is_not_acked(hw: Engine) -> None:
     assert "out" not in hw.topics() or list(hw.read("out")) == []
 
 
-def test_an_event_that_nobody_handed_out_cannot_be_acked(hw: Engine) -> None:
+def test_an_event_that_nobody_handed_out_cannot_be_acked(hw: Store) -> None:
     hw.append("in", b"a")
     [event] = hw.read("in")
     with pytest.raises(Invalid) as caught:
@@ -50,7 +50,7 @@ def test_an_event_that_nobody_handed_out_cannot_be_acked(hw: Engine) -> None:
     assert caught.value.code == "no_holder"
 
 
-def test_acks_of_a_transaction_come_in_order(hw: Engine) -> None:
+def test_acks_of_a_transaction_come_in_order(hw: Store) -> None:
     hw.append_many("in", [b"a", b"b"])
     with hw.consumer("mover", "in", timeout=0) as consumer:
         _, second = consumer
@@ -62,7 +62,7 @@ def test_acks_of_a_transaction_come_in_order(hw: Engine) -> None:
     assert list(hw.read("out")) == []
 
 
-def test_a_partition_that_was_taken_over_fences_the_whole_transaction(hw: Engine) -> None:
+def test_a_partition_that_was_taken_over_fences_the_whole_transaction(hw: Store) -> None:
     hw.append_many("in", [b"a", b"b"])
     with hw.consumer("mover", "in", timeout=0) as consumer:
         event = next(consumer)

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.engine import Engine
-from headwater.engine.transaction import DirectoryTransaction
+from headwater.directory.transaction import DirectoryTransaction
 from headwater.errors import Conflict, Fenced
 from headwater.event import Ref
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.crash.machine import Loss
 from tests.engine.stage import Stage
 from tests.log.unsynced import open_unsynced
+from tests.opened import begin, join
 
 FIRST = ("till-3", 1, 1)
 
@@ -24,7 +25,7 @@ def told(refs: list[Ref]) -> list[Any]:
     return [(ref.topic, ref.partition, ref.offset, ref.id) for ref in refs]
 
 
-def pay(hw: Engine, producer: tuple[str, int, int] = FIRST) -> list[Ref]:
+def pay(hw: Store, producer: tuple[str, int, int] = FIRST) -> list[Ref]:
     """Several logs, batches and conditions; and events without a key where there are several partitions."""
     with hw.transaction(producer=producer) as tx:
         tx.append("orders", {"total": 12}, key="o-17", expected_version="none")
@@ -36,16 +37,16 @@ def pay(hw: Engine, producer: tuple[str, int, int] = FIRST) -> list[Ref]:
     return tx.refs
 
 
-def everything(hw: Engine) -> list[Any]:
+def everything(hw: Store) -> list[Any]:
     return [(e.topic, e.partition, e.offset, e.data) for topic in hw.topics() for e in hw.read(topic)]
 
 
-def make(hw: Engine) -> None:
+def make(hw: Store) -> None:
     hw.create("orders", partitions=2)
     hw.create("log", partitions=8)
 
 
-def test_the_same_seq_again_has_the_first_answer_and_does_nothing(hw: Engine) -> None:
+def test_the_same_seq_again_has_the_first_answer_and_does_nothing(hw: Store) -> None:
     make(hw)
     first = pay(hw)
     there = everything(hw)
@@ -57,7 +58,7 @@ def test_the_same_seq_again_has_the_first_answer_and_does_nothing(hw: Engine) ->
     assert told(pay(hw)) == told(first)
 
 
-def test_another_seq_is_another_transaction(hw: Engine) -> None:
+def test_another_seq_is_another_transaction(hw: Store) -> None:
     make(hw)
     pay(hw)
     with pytest.raises(Conflict) as caught:
@@ -68,7 +69,7 @@ def test_another_seq_is_another_transaction(hw: Engine) -> None:
     assert caught.value.code == "version_conflict"
 
 
-def test_an_old_epoch_is_fenced(hw: Engine) -> None:
+def test_an_old_epoch_is_fenced(hw: Store) -> None:
     make(hw)
     pay(hw, ("till-3", 2, 1))
     with pytest.raises(Fenced) as caught:
@@ -76,7 +77,7 @@ def test_an_old_epoch_is_fenced(hw: Engine) -> None:
     assert caught.value.code == "old_epoch"
 
 
-def test_a_transaction_of_one_batch_needs_no_journal(hw: Engine, path: Path) -> None:
+def test_a_transaction_of_one_batch_needs_no_journal(hw: Store, path: Path) -> None:
     for seq in (1, 1, 2, 1):
         with hw.transaction(producer=("p", 1, seq)) as tx:
             tx.append("t", b"%d" % seq)
@@ -101,24 +102,24 @@ def test_the_answer_outlives_the_process(path: Path, roll: bool) -> None:
         assert told(pay_again(two)) == told(later)
 
 
-def pay_again(hw: Engine) -> list[Ref]:
+def pay_again(hw: Store) -> list[Ref]:
     with hw.transaction(producer=("till-3", 1, 7)) as tx:
         tx.append("orders", {"total": 14}, key="o-19")
         tx.append("log", "paid")
     return tx.refs
 
 
-def test_what_was_acked_with_it_may_be_gone_when_it_is_tried_again(hw: Engine) -> None:
+def test_what_was_acked_with_it_may_be_gone_when_it_is_tried_again(hw: Store) -> None:
     hw.append_many("in", [b"a", b"b"])
 
     def move(event: Any, seq: int) -> DirectoryTransaction:
-        tx = hw.transaction(producer=("mover", 1, seq))
+        tx = begin(hw, ("mover", 1, seq))
         tx.append("out", event.data)
         tx.append("out", "moved")
         tx.ack(event, consumer=consumer)
         return tx
 
-    with hw.consumer("mover", "in", timeout=0) as consumer:
+    with join(hw, "mover", "in", timeout=0) as consumer:
         first, second = consumer
         refs = move(first, 1).commit()
         assert told(move(first, 1).commit()) == told(refs)
@@ -129,7 +130,7 @@ def test_what_was_acked_with_it_may_be_gone_when_it_is_tried_again(hw: Engine) -
     assert [event.data for event in hw.read("out")] == [b"a", b"moved"]
 
 
-def test_a_retry_that_wants_more_durability_has_it(hw: Engine) -> None:
+def test_a_retry_that_wants_more_durability_has_it(hw: Store) -> None:
     def append(durability: Any) -> None:
         with hw.transaction(producer=FIRST, durability=durability) as tx:
             tx.append("t", b"a")
@@ -192,7 +193,7 @@ def test_a_forgotten_request_is_refused(path: Path) -> None:
         assert len(list(hw.read("t"))) == 4
 
 
-def append_under(hw: Engine, seq: int) -> int:
+def append_under(hw: Store, seq: int) -> int:
     with hw.transaction(producer=("p", 1, seq)) as tx:
         tx.append("t", b"%d" % seq)
         tx.append("u", b"%d" % seq)

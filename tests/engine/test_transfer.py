@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headwater
-from headwater.engine.engine import Engine
-from headwater.engine.transfer import exporting
+from headwater.disk.disk import Disk
 from headwater.errors import Corrupt, Invalid, NotFound, TooLarge
 from headwater.event import Content, Event
 from headwater.limits import MIB, Limits
-from headwater.storage.disk import Disk
+from headwater.opening import open_directory
+from headwater.store import Store
+from headwater.transfer import exporting
 from tests import strategies
 from tests.log.unsynced import open_unsynced
 
@@ -35,11 +36,11 @@ def meaning(event: Event) -> tuple[Any, ...]:
     return event.content, event.data, event.type, event.key, event.meta
 
 
-def meanings(hw: Engine, topic: str, **options: Any) -> list[tuple[Any, ...]]:
+def meanings(hw: Store, topic: str, **options: Any) -> list[tuple[Any, ...]]:
     return [meaning(event) for event in hw.read(topic, **options)]
 
 
-def of_all_contents(hw: Engine, topic: str) -> None:
+def of_all_contents(hw: Store, topic: str) -> None:
     """Contents that change from event to event, keys null, empty, text and binary, with and without type and meta."""
     hw.append(topic, b"\x00\xff", key=b"\xff\x00", type="raw")
     hw.append(topic, "größer", key="", meta={"a": "1", "ü": '"'})
@@ -54,7 +55,7 @@ def of_all_contents(hw: Engine, topic: str) -> None:
 
 
 @pytest.mark.parametrize("format", EXACT)
-def test_all_contents_come_back(hw: Engine, tmp_path: Path, format: str) -> None:
+def test_all_contents_come_back(hw: Store, tmp_path: Path, format: str) -> None:
     of_all_contents(hw, "t")
     file = tmp_path / f"t.{format}"
     assert hw.export("t", file) == 10
@@ -62,7 +63,7 @@ def test_all_contents_come_back(hw: Engine, tmp_path: Path, format: str) -> None
     assert meanings(hw, "copy") == meanings(hw, "t")
 
 
-def test_puro_holds_key_and_data_and_an_empty_key_is_none(hw: Engine, tmp_path: Path) -> None:
+def test_puro_holds_key_and_data_and_an_empty_key_is_none(hw: Store, tmp_path: Path) -> None:
     of_all_contents(hw, "t")
     assert hw.export("t", tmp_path / "t.puro") == 10
     assert hw.import_("copy", tmp_path / "t.puro", content="json") == 10
@@ -75,7 +76,7 @@ def test_puro_holds_key_and_data_and_an_empty_key_is_none(hw: Engine, tmp_path: 
 @EXAMPLES
 @given(st.lists(st.tuples(strategies.contents, strategies.row_lists), max_size=4))
 def test_any_events_come_back(
-    hw: Engine, tmp_path: Path, format: str, given: list[tuple[Content, list[strategies.Row]]]
+    hw: Store, tmp_path: Path, format: str, given: list[tuple[Content, list[strategies.Row]]]
 ) -> None:
     for topic in {"t", "copy"} & set(hw.topics()):
         hw.delete(topic)
@@ -97,7 +98,7 @@ def test_any_events_come_back(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_empty_topic_makes_a_whole_file_and_comes_back_as_nothing(hw: Engine, tmp_path: Path, format: str) -> None:
+def test_an_empty_topic_makes_a_whole_file_and_comes_back_as_nothing(hw: Store, tmp_path: Path, format: str) -> None:
     hw.create("t")
     assert hw.export("t", tmp_path / f"t.{format}") == 0
     assert hw.import_("copy", tmp_path / f"t.{format}") == 0
@@ -107,7 +108,7 @@ def test_an_empty_topic_makes_a_whole_file_and_comes_back_as_nothing(hw: Engine,
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_sealed_compressed_and_picked_events_come_back(
-    hw: Engine, tmp_path: Path, format: str, compression: Any
+    hw: Store, tmp_path: Path, format: str, compression: Any
 ) -> None:
     hw.create("t", compression=compression, segment_bytes=40_000)
     for n in range(30):
@@ -121,7 +122,7 @@ def test_sealed_compressed_and_picked_events_come_back(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_keys_choose_the_partition_again_and_keep_their_order(hw: Engine, tmp_path: Path, format: str) -> None:
+def test_keys_choose_the_partition_again_and_keep_their_order(hw: Store, tmp_path: Path, format: str) -> None:
     hw.create("t", partitions=3)
     hw.create("copy", partitions=5)
     for n in range(4):
@@ -139,7 +140,7 @@ def test_keys_choose_the_partition_again_and_keep_their_order(hw: Engine, tmp_pa
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_huge_event_is_held_and_gets_its_blob_again(hw: Engine, tmp_path: Path, format: str) -> None:
+def test_a_huge_event_is_held_and_gets_its_blob_again(hw: Store, tmp_path: Path, format: str) -> None:
     huge = os.urandom(1024) * 3 * 1024
     for data in (b"before", huge, b"between", huge[::-1], b"after"):
         hw.append("t", data, type="" if format == "puro" else "big", key=b"k")
@@ -175,7 +176,7 @@ def test_what_a_message_of_puro_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["jsonl", "puro"])
-def test_several_topics_in_one_file_come_back_apart_or_one_of_them(hw: Engine, tmp_path: Path, format: str) -> None:
+def test_several_topics_in_one_file_come_back_apart_or_one_of_them(hw: Store, tmp_path: Path, format: str) -> None:
     for n in range(3):
         hw.append("orders", b"o%d" % n, key=b"k")
         hw.append("stock", b"s%d" % n)
@@ -191,7 +192,7 @@ def test_several_topics_in_one_file_come_back_apart_or_one_of_them(hw: Engine, t
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
-def test_a_table_holds_one_topic_and_names_it(hw: Engine, tmp_path: Path, format: str) -> None:
+def test_a_table_holds_one_topic_and_names_it(hw: Store, tmp_path: Path, format: str) -> None:
     hw.append("orders", b"x")
     hw.append("stock", b"y")
     with pytest.raises(Invalid, match="holds one topic"):
@@ -203,7 +204,7 @@ def test_a_table_holds_one_topic_and_names_it(hw: Engine, tmp_path: Path, format
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_open_file_serves_as_well_as_a_path(hw: Engine, tmp_path: Path, format: str) -> None:
+def test_an_open_file_serves_as_well_as_a_path(hw: Store, tmp_path: Path, format: str) -> None:
     of_all_contents(hw, "t")
     out = io.BytesIO()
     assert hw.export("t", out, format=format) == 10
@@ -231,7 +232,7 @@ class Pipe(io.RawIOBase):
 
 
 @pytest.mark.parametrize("format", ["jsonl", "arrows", "puro"])
-def test_a_pipe_is_read_as_it_comes(hw: Engine, format: str) -> None:
+def test_a_pipe_is_read_as_it_comes(hw: Store, format: str) -> None:
     hw.append_many("t", [b"%d" % n * 100 for n in range(300)])
     out = io.BytesIO()
     hw.export("t", out, format=format)
@@ -243,7 +244,7 @@ def test_a_pipe_is_read_as_it_comes(hw: Engine, format: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
-def test_what_is_read_from_its_end_does_not_come_through_a_pipe(hw: Engine, format: str) -> None:
+def test_what_is_read_from_its_end_does_not_come_through_a_pipe(hw: Store, format: str) -> None:
     hw.append("t", b"x")
     out = io.BytesIO()
     hw.export("t", out, format=format)
@@ -254,7 +255,7 @@ def test_what_is_read_from_its_end_does_not_come_through_a_pipe(hw: Engine, form
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_progress_goes_from_some_to_all(
-    hw: Engine, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+    hw: Store, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "GROUP_EVENTS", 100)
     for _ in range(5):
@@ -274,7 +275,7 @@ def test_progress_goes_from_some_to_all(
 
 
 @pytest.mark.parametrize("format", EXACT)
-def test_times_and_places_are_new_and_the_old_ones_kept_if_wanted(hw: Engine, tmp_path: Path, format: str) -> None:
+def test_times_and_places_are_new_and_the_old_ones_kept_if_wanted(hw: Store, tmp_path: Path, format: str) -> None:
     hw.append("t", b"a", meta={"by": "me"})
     hw.append("t", b"b")
     old = list(hw.read("t"))
@@ -292,14 +293,14 @@ def test_times_and_places_are_new_and_the_old_ones_kept_if_wanted(hw: Engine, tm
     assert [event.meta for event in hw.read("again")] == [event.meta for event in new]
 
 
-def test_messages_of_puro_have_no_times_to_keep(hw: Engine, tmp_path: Path) -> None:
+def test_messages_of_puro_have_no_times_to_keep(hw: Store, tmp_path: Path) -> None:
     hw.append("t", b"a")
     hw.export("t", tmp_path / "t.puro")
     with pytest.raises(Invalid, match="no times"):
         hw.import_("copy", tmp_path / "t.puro", keep_times=True)
 
 
-def test_a_format_is_named_or_told_by_the_suffix(hw: Engine, tmp_path: Path) -> None:
+def test_a_format_is_named_or_told_by_the_suffix(hw: Store, tmp_path: Path) -> None:
     hw.append("t", b"x")
     with pytest.raises(Invalid, match="names no format"):
         hw.export("t", tmp_path / "t.csv")
@@ -311,7 +312,7 @@ def test_a_format_is_named_or_told_by_the_suffix(hw: Engine, tmp_path: Path) -> 
     assert msgspec.json.decode((tmp_path / "t.NDJSON").read_bytes())["offset"] == 0
 
 
-def test_an_export_that_fails_leaves_what_was_there(hw: Engine, tmp_path: Path) -> None:
+def test_an_export_that_fails_leaves_what_was_there(hw: Store, tmp_path: Path) -> None:
     hw.append("t", b"x")
     file = tmp_path / "t.jsonl"
     file.write_bytes(b"before")
@@ -330,7 +331,7 @@ def test_an_export_that_fails_leaves_what_was_there(hw: Engine, tmp_path: Path) 
     assert file.read_bytes() != b"before"
 
 
-def test_an_export_goes_through_a_link_and_not_over_a_device(hw: Engine, tmp_path: Path) -> None:
+def test_an_export_goes_through_a_link_and_not_over_a_device(hw: Store, tmp_path: Path) -> None:
     hw.append("t", b"x")
     (tmp_path / "link.jsonl").symlink_to("real.jsonl")
     hw.export("t", tmp_path / "link.jsonl")
@@ -355,7 +356,7 @@ def test_an_export_is_synced_before_it_gets_its_name(tmp_path: Path) -> None:
         def sync_directory(self, path: Path) -> None:
             done.append(f"sync {path.name}")
 
-    with Engine(tmp_path / "data", disk=Recorder()) as hw:
+    with open_directory(tmp_path / "data", disk=Recorder()) as hw:
         hw.append("t", b"x")
         done.clear()
         hw.export("t", tmp_path / "t.jsonl")
@@ -387,7 +388,7 @@ def test_limits_that_are_small_make_more_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", EXACT)
-def test_an_event_that_is_refused_comes_after_all_before_it(hw: Engine, tmp_path: Path, format: str) -> None:
+def test_an_event_that_is_refused_comes_after_all_before_it(hw: Store, tmp_path: Path, format: str) -> None:
     hw.append_many("t", [b"fits"] * 700, keys=[b"%d" % n for n in range(700)])
     hw.append("t", b"does not")
     hw.append_many("t", [b"fits"] * 100)
@@ -402,7 +403,7 @@ def test_an_event_that_is_refused_comes_after_all_before_it(hw: Engine, tmp_path
         assert hw.import_(topic, tmp_path / f"t.{format}", skip=701) == 100
 
 
-def test_exported_parquet_is_plain_parquet(hw: Engine, tmp_path: Path) -> None:
+def test_exported_parquet_is_plain_parquet(hw: Store, tmp_path: Path) -> None:
     of_all_contents(hw, "t")
     hw.export("t", tmp_path / "t.parquet")
     table = pq.read_table(tmp_path / "t.parquet")
@@ -417,7 +418,7 @@ def test_exported_parquet_is_plain_parquet(hw: Engine, tmp_path: Path) -> None:
     assert (column.path_in_schema, column.compression) == ("data", "ZSTD")
 
 
-def test_exported_arrow_is_plain_arrow(hw: Engine, tmp_path: Path) -> None:
+def test_exported_arrow_is_plain_arrow(hw: Store, tmp_path: Path) -> None:
     of_all_contents(hw, "t")
     for format, opened in (("arrow", pa.ipc.open_file), ("arrows", pa.ipc.open_stream)):
         hw.export("t", tmp_path / "t", format=format)
@@ -427,7 +428,7 @@ def test_exported_arrow_is_plain_arrow(hw: Engine, tmp_path: Path) -> None:
         assert table["offset"].to_pylist() == list(range(10))
 
 
-def test_the_first_bytes_tell_an_arrow_file_from_a_stream(hw: Engine, tmp_path: Path) -> None:
+def test_the_first_bytes_tell_an_arrow_file_from_a_stream(hw: Store, tmp_path: Path) -> None:
     hw.append("t", b"x")
     hw.export("t", tmp_path / "file", format="arrow")
     hw.export("t", tmp_path / "stream", format="arrows")
@@ -435,9 +436,7 @@ def test_the_first_bytes_tell_an_arrow_file_from_a_stream(hw: Engine, tmp_path: 
     assert hw.import_("copy", tmp_path / "stream", format="arrow") == 1
 
 
-def test_foreign_tables_are_taken_by_their_columns(
-    hw: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_foreign_tables_are_taken_by_their_columns(hw: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "foreign.parquet"
     rows = {"value": ["a", "b"], "key": [None, "k"], "headers": [1, 2]}
     pq.write_table(pa.table(rows), file)
@@ -471,7 +470,7 @@ def test_foreign_tables_are_taken_by_their_columns(
     ],
 )
 def test_a_table_that_holds_no_events_is_refused(
-    hw: Engine, tmp_path: Path, rows: dict[str, Any], options: dict[str, Any], said: str
+    hw: Store, tmp_path: Path, rows: dict[str, Any], options: dict[str, Any], said: str
 ) -> None:
     pq.write_table(pa.table(rows), tmp_path / "foreign.parquet")
     with pytest.raises(Invalid, match=said):
@@ -479,7 +478,7 @@ def test_a_table_that_holds_no_events_is_refused(
     assert hw.topics() in ([], ["t"])
 
 
-def test_a_missing_file_is_an_error_of_the_system_and_makes_no_topic(hw: Engine, tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_of_the_system_and_makes_no_topic(hw: Store, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         hw.import_("t", tmp_path / "nothing.jsonl")
     assert hw.topics() == []

@@ -13,32 +13,32 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import headwater
-from headwater.engine.engine import Engine
-from headwater.engine.transfer import exporting, files, jsonl, puro
 from headwater.errors import Corrupt, HeadwaterError, Invalid, TooLarge
 from headwater.format import puro as format_puro
 from headwater.limits import Limits
+from headwater.store import Store
+from headwater.transfer import exporting, files, jsonl, puro
 from tests.log.unsynced import open_unsynced
 
 FORMATS = ("jsonl", "arrow", "arrows", "parquet", "puro")
 
 
-def exported(hw: Engine, format: str) -> bytes:
+def exported(hw: Store, format: str) -> bytes:
     out = io.BytesIO()
     hw.export("t", out, format=format)
     return out.getvalue()
 
 
-def import_into(hw: Engine, topic: str, data: bytes, format: str, **options: Any) -> int:
+def import_into(hw: Store, topic: str, data: bytes, format: str, **options: Any) -> int:
     return hw.import_(topic, io.BytesIO(data), format=format, **options)
 
 
-def data_of(hw: Engine, topic: str) -> list[bytes | None]:
+def data_of(hw: Store, topic: str) -> list[bytes | None]:
     return [event.data for event in hw.read(topic)] if topic in hw.topics() else []
 
 
 @pytest.fixture
-def filled(hw: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def filled(hw: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A topic of 20 events, exported in groups of 5 and read in small blocks."""
     monkeypatch.setattr(exporting, "GROUP_EVENTS", 5)
     monkeypatch.setattr(jsonl, "BLOCK_BYTES", 100)
@@ -49,7 +49,7 @@ def filled(hw: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_file_that_is_cut_off_anywhere_gives_what_is_whole_and_an_error(filled: Engine, format: str) -> None:
+def test_a_file_that_is_cut_off_anywhere_gives_what_is_whole_and_an_error(filled: Store, format: str) -> None:
     whole = exported(filled, format)
     events = data_of(filled, "t")
     complete = {len(events)}
@@ -77,7 +77,7 @@ def _is_cut(whole: bytes, cut: int, format: str) -> bool:
     return True
 
 
-def test_a_message_that_is_damaged_is_named_by_its_position(filled: Engine) -> None:
+def test_a_message_that_is_damaged_is_named_by_its_position(filled: Store) -> None:
     whole = bytearray(exported(filled, "puro"))
     at = whole.index(b"event 7")
     whole[at] ^= 1
@@ -113,7 +113,7 @@ def test_what_came_before_the_damage_is_durable(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_that_is_no_event_is_named_by_its_number_and_place(
-    hw: Engine, line: bytes, kind: type[HeadwaterError], said: str
+    hw: Store, line: bytes, kind: type[HeadwaterError], said: str
 ) -> None:
     before = b'{"data": "one"}\n\n'
     with pytest.raises(kind, match=said) as caught:
@@ -125,13 +125,13 @@ def test_a_line_that_is_no_event_is_named_by_its_number_and_place(
     assert data_of(hw, "t") == [b"one"]
 
 
-def test_lines_may_end_as_they_do_elsewhere(hw: Engine) -> None:
+def test_lines_may_end_as_they_do_elsewhere(hw: Store) -> None:
     lines = b'{"data": "a"}\r\n\r\n  \n {"data": "b"} \n{"data":\t"c"}'
     assert import_into(hw, "t", lines, "jsonl") == 3
     assert data_of(hw, "t") == [b"a", b"b", b"c"]
 
 
-def test_an_object_over_several_lines_is_no_line(hw: Engine) -> None:
+def test_an_object_over_several_lines_is_no_line(hw: Store) -> None:
     with pytest.raises(Corrupt, match="line 2"):
         import_into(hw, "t", b'{"data": "a"}\n{"data":\n"b"}\n', "jsonl")
     assert data_of(hw, "t") == [b"a"]
@@ -145,7 +145,7 @@ def test_a_line_without_an_end_is_given_up_at_a_limit(tmp_path: Path) -> None:
         assert (caught.value.position, caught.value.imported) == (14, 1)
 
 
-def test_a_topic_that_is_not_text_is_refused_unless_it_does_not_matter(hw: Engine) -> None:
+def test_a_topic_that_is_not_text_is_refused_unless_it_does_not_matter(hw: Store) -> None:
     stored = bytes(format_puro.encode(b"\xff", [b""], [b"x"]))
     with pytest.raises(Invalid, match="not UTF-8"):
         hw.import_(None, io.BytesIO(stored), format="puro")
@@ -165,7 +165,7 @@ def test_a_length_is_not_believed() -> None:
     assert max(asked) <= files.PIECE_BYTES
 
 
-def test_a_damaged_page_of_parquet_is_found(filled: Engine) -> None:
+def test_a_damaged_page_of_parquet_is_found(filled: Store) -> None:
     """Random data, so that compression does not shield it, and a flip in the midst of the pages of data."""
     filled.append("r", os.urandom(20_000))
     out = io.BytesIO()
@@ -180,7 +180,7 @@ def test_a_damaged_page_of_parquet_is_found(filled: Engine) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_flipped_byte_never_breaks_anything_but_the_import(filled: Engine, format: str, data: st.DataObject) -> None:
+def test_a_flipped_byte_never_breaks_anything_but_the_import(filled: Store, format: str, data: st.DataObject) -> None:
     if "copy" in filled.topics():
         filled.delete("copy")
     whole = bytearray(exported(filled, format))
@@ -195,7 +195,7 @@ def test_a_flipped_byte_never_breaks_anything_but_the_import(filled: Engine, for
 @pytest.mark.parametrize("format", FORMATS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(min_size=1, max_size=60).filter(lambda data: not data.isspace()))
-def test_what_is_no_file_of_the_format_is_refused(hw: Engine, format: str, data: bytes) -> None:
+def test_what_is_no_file_of_the_format_is_refused(hw: Store, format: str, data: bytes) -> None:
     assume(not len(format_puro.decode(data)))  # one in 256 would be one
     before = data_of(hw, "copy")
     with pytest.raises((Corrupt, Invalid)):

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headwater
-from headwater.engine.engine import Engine
-from headwater.engine.transfer import exporting, puro
-from headwater.engine.transfer.chunks import EventChunk, ImportOptions
-from headwater.engine.transfer.files import Input
 from headwater.errors import Corrupt, Invalid
 from headwater.format import puro as messages
 from headwater.format.puro_blocks import VARIANTS, PuroFile, PuroVariant
+from headwater.store import Store
+from headwater.transfer import exporting, puro
+from headwater.transfer.chunks import EventChunk, ImportOptions
+from headwater.transfer.files import Input
 from tests.server.serving import serving
 
 variants = pytest.mark.parametrize("variant", VARIANTS)
@@ -25,15 +25,13 @@ TOMBSTONE = bytes.fromhex("ae03010000")
 EXAMPLES = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def exported(hw: Engine, variant: PuroVariant | None, topic: str = "t") -> bytes:
+def exported(hw: Store, variant: PuroVariant | None, topic: str = "t") -> bytes:
     out = io.BytesIO()
     hw.export(topic, out, format="puro", puro_variant=variant)
     return out.getvalue()
 
 
-def imported(
-    hw: Engine, stored: bytes, topic: str = "copy"
-) -> tuple[list[tuple[bytes | None, bytes | None]], PuroFile]:
+def imported(hw: Store, stored: bytes, topic: str = "copy") -> tuple[list[tuple[bytes | None, bytes | None]], PuroFile]:
     """What a topic that is made anew has of a file, and what the import tells of the file."""
     told: list[PuroFile] = []
     if topic in hw.topics():
@@ -57,7 +55,7 @@ def read(stored: bytes) -> tuple[list[bytes], PuroFile | Corrupt]:
     return values, told[0]
 
 
-def test_a_message_that_puro_wrote_is_read_and_written(hw: Engine) -> None:
+def test_a_message_that_puro_wrote_is_read_and_written(hw: Store) -> None:
     assert hw.import_(None, io.BytesIO(WRITTEN_BY_PURO + TOMBSTONE), format="puro") == 1
     assert hw.topics() == ["testtopic"]
     (event,) = hw.read("testtopic")
@@ -69,7 +67,7 @@ def test_a_message_that_puro_wrote_is_read_and_written(hw: Engine) -> None:
 @EXAMPLES
 @given(given=st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=300)), max_size=12))
 def test_every_variant_comes_back_and_is_told(
-    hw: Engine, variant: PuroVariant, given: list[tuple[bytes, bytes]], monkeypatch: pytest.MonkeyPatch
+    hw: Store, variant: PuroVariant, given: list[tuple[bytes, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "GROUP_EVENTS", 5)
     if "t" in hw.topics():
@@ -88,7 +86,7 @@ def test_every_variant_comes_back_and_is_told(
 
 
 def test_a_file_is_known_also_where_its_first_message_fits_both_checksums(
-    hw: Engine, monkeypatch: pytest.MonkeyPatch
+    hw: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(puro, "BLOCK_BYTES", 12)
     fits_both = next(
@@ -103,7 +101,7 @@ def test_a_file_is_known_also_where_its_first_message_fits_both_checksums(
     assert (len(found), file) == (2, PuroFile("messages", 2, 0))
 
 
-def test_segments_one_after_the_other_are_read_and_so_are_variants_mixed(hw: Engine) -> None:
+def test_segments_one_after_the_other_are_read_and_so_are_variants_mixed(hw: Store) -> None:
     """As of `cat stream*.puro`, and as of a file that several versions of Puro appended to."""
     hw.append_many("t", [b"a", b"b"])
     stored = b"".join(exported(hw, variant) for variant in ("messages", "blocks", "sized-blocks"))
@@ -114,7 +112,7 @@ def test_segments_one_after_the_other_are_read_and_so_are_variants_mixed(hw: Eng
 
 @variants
 def test_a_damaged_byte_is_told_with_its_place_and_all_before_it_is_read(
-    hw: Engine, variant: PuroVariant, monkeypatch: pytest.MonkeyPatch
+    hw: Store, variant: PuroVariant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for what the checksum cannot find: bytes of Puro's table that lead to one state, and moved lengths."""
     monkeypatch.setattr(exporting, "GROUP_EVENTS", 4)
@@ -142,7 +140,7 @@ def test_a_damaged_byte_is_told_with_its_place_and_all_before_it_is_read(
 
 
 @variants
-def test_an_exact_place_is_told(hw: Engine, variant: PuroVariant) -> None:
+def test_an_exact_place_is_told(hw: Store, variant: PuroVariant) -> None:
     hw.append_many("t", [b"first", b"second", b"third"])
     whole = bytearray(exported(hw, variant))
     at = whole.index(b"second")
@@ -152,7 +150,7 @@ def test_an_exact_place_is_told(hw: Engine, variant: PuroVariant) -> None:
     assert (caught.value.position, caught.value.imported, caught.value.variant) == (at - 5, 1, variant)
 
 
-def test_what_a_producer_left_unfinished_is_left_out_and_told(hw: Engine) -> None:
+def test_what_a_producer_left_unfinished_is_left_out_and_told(hw: Store) -> None:
     hw.append_many("t", [b"a", b"b"])
     block = exported(hw, "blocks")
     uncommitted = messages.encode_control(messages.BLOCK_START, b"\0") + block[6:]
@@ -161,7 +159,7 @@ def test_what_a_producer_left_unfinished_is_left_out_and_told(hw: Engine) -> Non
 
 
 @pytest.mark.parametrize("variant", ["blocks", "sized-blocks"])
-def test_a_block_that_is_cut_off_is_damage(hw: Engine, variant: PuroVariant) -> None:
+def test_a_block_that_is_cut_off_is_damage(hw: Store, variant: PuroVariant) -> None:
     hw.append_many("t", [b"a", b"b"])
     whole = exported(hw, variant)
     for cut in range(1, len(whole)):
@@ -171,7 +169,7 @@ def test_a_block_that_is_cut_off_is_damage(hw: Engine, variant: PuroVariant) -> 
         assert told.position <= cut
 
 
-def test_a_variant_that_is_none_or_for_another_format_is_refused(hw: Engine, tmp_path: Path) -> None:
+def test_a_variant_that_is_none_or_for_another_format_is_refused(hw: Store, tmp_path: Path) -> None:
     hw.append("t", b"x")
     with pytest.raises(Invalid, match="no variant 'segments' of Puro"):
         hw.export("t", tmp_path / "t.puro", puro_variant="segments")  # type: ignore[arg-type]

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.directory import admission
 from headwater.errors import Conflict, Invalid, NotFound
 from headwater.event import Ref
 from headwater.limits import Limits
-from headwater.storage import admission
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.conformance import datas
 from tests.log.test_groups import GatedDisk, in_one_group, run_together
@@ -24,14 +25,14 @@ from tests.log.unsynced import open_unsynced
 
 
 @pytest.fixture(autouse=True)
-def topics(hw: Engine) -> None:
+def topics(hw: Store) -> None:
     hw.create("t")
 
 
 # One writer
 
 
-def test_the_version_of_a_key_is_the_offset_of_its_last_event(hw: Engine) -> None:
+def test_the_version_of_a_key_is_the_offset_of_its_last_event(hw: Store) -> None:
     assert hw.version("t", b"k") is None
     hw.append("t", b"", key=b"other")
     hw.append("t", b"", key="k")
@@ -41,7 +42,7 @@ def test_the_version_of_a_key_is_the_offset_of_its_last_event(hw: Engine) -> Non
         hw.version("nowhere", b"k")
 
 
-def test_an_expected_version_that_holds_lets_the_append_in(hw: Engine) -> None:
+def test_an_expected_version_that_holds_lets_the_append_in(hw: Store) -> None:
     hw.append("t", b"plain")
     first = hw.append("t", b"first", key=b"k", expected_version="none")
     hw.append("t", b"of another", key=b"j")
@@ -72,7 +73,7 @@ def test_another_version_is_a_conflict_that_tells_it(path: Path, again: str) -> 
     hw.close()
 
 
-def test_many_events_with_one_key_take_one_version(hw: Engine) -> None:
+def test_many_events_with_one_key_take_one_version(hw: Store) -> None:
     refs = hw.append_many("t", [b"a", b"b", b"c"], keys=["k"] * 3, expected_version="none")
     assert [ref.offset for ref in refs] == [0, 1, 2]
     assert hw.append_many("t", [b"d", b"e"], keys=[b"k"] * 2, expected_version=2)[1].offset == 4
@@ -82,7 +83,7 @@ def test_many_events_with_one_key_take_one_version(hw: Engine) -> None:
     assert (caught.value.version, hw.describe("t").partitions[0].end) == (5, 6)
 
 
-def test_versions_are_those_of_the_keys_partition(hw: Engine) -> None:
+def test_versions_are_those_of_the_keys_partition(hw: Store) -> None:
     hw.create("many", partitions=4)
     keys = [b"k%d" % number for number in range(20)]
     for key in keys:
@@ -100,7 +101,7 @@ def test_versions_are_those_of_the_keys_partition(hw: Engine) -> None:
 
 
 @pytest.mark.parametrize("wrong", [True, False, -1, 1.0, "1", "None", b"none"])
-def test_what_is_no_version_is_invalid(hw: Engine, wrong: Any) -> None:
+def test_what_is_no_version_is_invalid(hw: Store, wrong: Any) -> None:
     hw.append("t", b"", key=b"k")
     with pytest.raises(Invalid, match="not a version"):
         hw.append("t", b"", key=b"k", expected_version=wrong)
@@ -108,7 +109,7 @@ def test_what_is_no_version_is_invalid(hw: Engine, wrong: Any) -> None:
         hw.append_many("t", [b""], keys=[b"k"], expected_version=wrong)
 
 
-def test_a_version_is_expected_of_exactly_one_key(hw: Engine) -> None:
+def test_a_version_is_expected_of_exactly_one_key(hw: Store) -> None:
     with pytest.raises(Invalid, match="without a key"):
         hw.append("t", b"", expected_version="none")
     with pytest.raises(Invalid, match="without a key"):
@@ -167,7 +168,7 @@ def test_what_retention_deletes_is_no_version_any_more(path: Path, remembers: bo
         other.close()
 
 
-def test_more_keys_than_fit_the_memory_keep_their_versions(hw: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_keys_than_fit_the_memory_keep_their_versions(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "VERSIONS_MAX", 4)
     last: dict[bytes, int] = {}
     for number in range(40):
@@ -179,7 +180,7 @@ def test_more_keys_than_fit_the_memory_keep_their_versions(hw: Engine, monkeypat
 # Several at once
 
 
-def take_versions(hw: Engine, keys: int, wanted: int) -> list[tuple[bytes, int]]:
+def take_versions(hw: Store, keys: int, wanted: int) -> list[tuple[bytes, int]]:
     """Count up each key by `wanted`, reading its version again after each conflict; returns the versions taken."""
     taken = []
     for number in range(keys * wanted):
@@ -196,7 +197,7 @@ def take_versions(hw: Engine, keys: int, wanted: int) -> list[tuple[bytes, int]]
     return taken
 
 
-def check_taken(hw: Engine, taken: list[tuple[bytes, int]]) -> None:
+def check_taken(hw: Store, taken: list[tuple[bytes, int]]) -> None:
     assert max(Counter(taken).values()) == 1
     chain: dict[bytes | None, list[int]] = {}
     for event in hw.read("t"):
@@ -206,7 +207,7 @@ def check_taken(hw: Engine, taken: list[tuple[bytes, int]]) -> None:
     assert sorted(taken) == sorted((key or b"", before) for key in chain for before in chain[key][:-1])
 
 
-def test_threads_take_each_version_once(hw: Engine) -> None:
+def test_threads_take_each_version_once(hw: Store) -> None:
     taken = run_together([partial(take_versions, hw, 3, 10) for _ in range(6)])
     check_taken(hw, list(itertools.chain(*taken)))
     assert hw.describe("t").partitions[0].end == 6 * 30
@@ -232,13 +233,13 @@ def test_processes_take_each_version_once_while_others_append_plainly(path: Path
         assert hw.describe("t").partitions[0].end == 3 * 12 * 5
 
 
-Meanwhile = Callable[[Engine], object]
+Meanwhile = Callable[[Store], object]
 
 
 @pytest.mark.parametrize(
     "meanwhile",
     [
-        Engine.topics,
+        Store.topics,
         lambda hw: hw.append("t", b"", key=b"j"),
         lambda hw: hw.append("t", b"", producer=("p", 1, 1)),
         lambda hw: hw.append_many("t", [b"", b""], keys=[b"j", None]),
@@ -248,7 +249,7 @@ Meanwhile = Callable[[Engine], object]
     ids=["nothing", "append", "producer", "append_many", "other key", "transaction"],
 )
 def test_what_another_process_appended_is_not_forgotten_over_what_this_one_does(
-    hw: Engine, path: Path, meanwhile: Meanwhile
+    hw: Store, path: Path, meanwhile: Meanwhile
 ) -> None:
     hw.append("t", b"mine", key=b"k", expected_version="none")
     with open_unsynced(path) as other:  # as good as a process: it shares nothing with the first
@@ -260,7 +261,7 @@ def test_what_another_process_appended_is_not_forgotten_over_what_this_one_does(
     hw.append("t", b"mine again", key=b"k", expected_version=version)
 
 
-def commit_one(hw: Engine, key: bytes) -> None:
+def commit_one(hw: Store, key: bytes) -> None:
     with hw.transaction() as tx:
         tx.append("t", b"", key=key)
 
@@ -274,13 +275,13 @@ def disk() -> GatedDisk:
 
 
 @pytest.fixture
-def gated(tmp_path: Path, disk: GatedDisk) -> Iterator[Engine]:
-    with Engine(tmp_path / "gated", disk=disk) as engine:
+def gated(tmp_path: Path, disk: GatedDisk) -> Iterator[Store]:
+    with open_directory(tmp_path / "gated", disk=disk) as engine:
         engine.create("t")
         yield engine
 
 
-def test_a_refused_condition_does_not_touch_the_rest_of_its_group(gated: Engine, disk: GatedDisk) -> None:
+def test_a_refused_condition_does_not_touch_the_rest_of_its_group(gated: Store, disk: GatedDisk) -> None:
     results = in_one_group(
         gated,
         disk,
@@ -297,7 +298,7 @@ def test_a_refused_condition_does_not_touch_the_rest_of_its_group(gated: Engine,
     assert [len(batch) for batch in gated.read_batches("t")] == [1, 4]  # they share a batch
 
 
-def test_a_condition_sees_what_stands_before_it_in_its_group(gated: Engine, disk: GatedDisk) -> None:
+def test_a_condition_sees_what_stands_before_it_in_its_group(gated: Store, disk: GatedDisk) -> None:
     results = in_one_group(
         gated,
         disk,
@@ -317,7 +318,7 @@ def test_a_condition_sees_what_stands_before_it_in_its_group(gated: Engine, disk
     assert datas(gated.read("t")) == [b"leader", b"plain", b"taken", b"x", b"y", b"taken too"]
 
 
-def test_of_many_who_expect_the_same_in_one_group_one_wins(gated: Engine, disk: GatedDisk) -> None:
+def test_of_many_who_expect_the_same_in_one_group_one_wins(gated: Store, disk: GatedDisk) -> None:
     results = in_one_group(
         gated, disk, [partial(gated.append, "t", b"%d" % n, key=b"k", expected_version="none") for n in range(8)]
     )

@@ -9,32 +9,32 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine import waiting as waits
-from headwater.engine.engine import Engine
-from headwater.engine.waiting import PendingAppend
 from headwater.errors import Closed, Conflict, Invalid, NotFound, TooLarge
 from headwater.format.batch import DATA, KEY
 from headwater.format.column import Column
 from headwater.limits import Limits
+from headwater.log import pending as waits
+from headwater.log.pending import PendingAppend
 from headwater.requests import Append, AppendMany
+from headwater.store import Store
 
 
 @pytest.fixture(autouse=True)
-def topics(hw: Engine) -> None:
+def topics(hw: Store) -> None:
     hw.create("orders")
     hw.create("spread", partitions=3)
 
 
-def many(hw: Engine, topic: str, data: list[bytes], keys: list[bytes] | None = None, **options: Any) -> Any:
+def many(hw: Store, topic: str, data: list[bytes], keys: list[bytes] | None = None, **options: Any) -> Any:
     columns: dict[int, Column | None] = {DATA: Column.of(data), KEY: None if keys is None else Column.of(keys)}
     return hw.prepare_many(AppendMany.of(topic, "bytes", columns, len(data), hw.limits, **options))
 
 
-def one(hw: Engine, topic: str, data: bytes, **options: Any) -> PendingAppend:
+def one(hw: Store, topic: str, data: bytes, **options: Any) -> PendingAppend:
     return hw.prepare(Append.of(topic, data, hw.limits, **options))
 
 
-def test_many_requests_become_one_batch_with_their_offsets_in_order(hw: Engine) -> None:
+def test_many_requests_become_one_batch_with_their_offsets_in_order(hw: Store) -> None:
     group = [one(hw, "orders", b"%d" % number, type="placed") for number in range(5)]
     hw.commit(group)
     assert [each.ref().offset for each in group] == [0, 1, 2, 3, 4]
@@ -43,7 +43,7 @@ def test_many_requests_become_one_batch_with_their_offsets_in_order(hw: Engine) 
     assert [event.id for event in batch.events()] == [each.ref().id for each in group]
 
 
-def test_one_request_that_fails_does_not_fail_the_others(hw: Engine) -> None:
+def test_one_request_that_fails_does_not_fail_the_others(hw: Store) -> None:
     hw.append("orders", b"first", key="o-1")
     group = [
         one(hw, "orders", b"a", key=b"o-1", expected_version="none"),
@@ -56,7 +56,7 @@ def test_one_request_that_fails_does_not_fail_the_others(hw: Engine) -> None:
     assert sorted(each.ref().offset for each in group[1:]) == [1, 2]
 
 
-def test_a_request_that_is_sent_again_gets_its_first_answer(hw: Engine) -> None:
+def test_a_request_that_is_sent_again_gets_its_first_answer(hw: Store) -> None:
     first = one(hw, "orders", b"a", producer=("p", 0, 1))
     hw.commit([first])
     again = one(hw, "orders", b"a", producer=("p", 0, 1))
@@ -65,7 +65,7 @@ def test_a_request_that_is_sent_again_gets_its_first_answer(hw: Engine) -> None:
     assert [event.data for event in hw.read("orders")] == [b"a", b"b"]
 
 
-def test_many_events_go_to_the_partitions_of_their_keys(hw: Engine) -> None:
+def test_many_events_go_to_the_partitions_of_their_keys(hw: Store) -> None:
     data, keys = [b"%d" % number for number in range(30)], [b"k-%d" % (number % 7) for number in range(30)]
     group = many(hw, "spread", data, keys)
     hw.commit(group)
@@ -77,7 +77,7 @@ def test_many_events_go_to_the_partitions_of_their_keys(hw: Engine) -> None:
         assert event.data == value
 
 
-def test_groups_of_several_logs_are_committed_apart(hw: Engine) -> None:
+def test_groups_of_several_logs_are_committed_apart(hw: Store) -> None:
     group = [
         one(hw, "orders", b"a"),
         one(hw, "spread", b"b", partition=2),
@@ -91,7 +91,7 @@ def test_groups_of_several_logs_are_committed_apart(hw: Engine) -> None:
     ]
 
 
-def test_what_waits_for_a_topic_that_is_deleted_is_told_so(hw: Engine) -> None:
+def test_what_waits_for_a_topic_that_is_deleted_is_told_so(hw: Store) -> None:
     waiting = one(hw, "orders", b"a")
     hw.delete("orders")
     hw.commit([waiting])
@@ -100,7 +100,7 @@ def test_what_waits_for_a_topic_that_is_deleted_is_told_so(hw: Engine) -> None:
     assert "orders" not in hw.topics()
 
 
-def test_what_waits_for_a_topic_that_is_made_again_goes_to_the_new_one(hw: Engine, tmp_path: Path) -> None:
+def test_what_waits_for_a_topic_that_is_made_again_goes_to_the_new_one(hw: Store, tmp_path: Path) -> None:
     waiting = [one(hw, "orders", b"a"), one(hw, "orders", b"b")]
     with headwater.open(tmp_path / "data") as other:
         other.append("orders", b"old")
@@ -111,7 +111,7 @@ def test_what_waits_for_a_topic_that_is_made_again_goes_to_the_new_one(hw: Engin
     assert [event.data for event in hw.read("orders")] == [b"a", b"b"]
 
 
-def test_a_missing_topic_is_not_made(hw: Engine) -> None:
+def test_a_missing_topic_is_not_made(hw: Store) -> None:
     with pytest.raises(NotFound):
         one(hw, "none", b"a")
     with pytest.raises(NotFound):
@@ -143,7 +143,7 @@ def test_nothing_waits_for_a_log_that_was_closed(tmp_path: Path) -> None:
         hw.commit([waiting])
 
 
-def test_an_upload_is_one_event_whatever_its_size(hw: Engine) -> None:
+def test_an_upload_is_one_event_whatever_its_size(hw: Store) -> None:
     hw.create("huge", data_bytes_max=20_000_000)
     for sizes in ([], [5], [600_000, 600_000], [3_000_000, 10]):
         pieces = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
@@ -158,7 +158,7 @@ def test_an_upload_is_one_event_whatever_its_size(hw: Engine) -> None:
         assert (event.type, event.key) == ("up", b"k")
 
 
-def test_a_file_is_not_closed_under_a_write(hw: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_not_closed_under_a_write(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     hw.create("huge", data_bytes_max=20_000_000)
     upload, log = hw.upload(Append("huge", b"", "bytes"))
     upload.write(b"x" * 3_000_000)
@@ -192,7 +192,7 @@ def test_a_file_is_not_closed_under_a_write(hw: Engine, monkeypatch: pytest.Monk
         upload.write(b"more")
 
 
-def test_an_upload_that_is_discarded_leaves_nothing(hw: Engine) -> None:
+def test_an_upload_that_is_discarded_leaves_nothing(hw: Store) -> None:
     hw.create("huge", data_bytes_max=20_000_000)
     upload, log = hw.upload(Append("huge", b"", "bytes"))
     upload.write(b"x" * 3_000_000)

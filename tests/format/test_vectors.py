@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from headwater.format.archive import ArchiveAddress, ArchiveNote
 
 import headwater
 from headwater.errors import HeadwaterError
 from headwater.event import Event
 from headwater.format import batch, blob, cursors, frames, journal, producers, segment, settings, tail
-from headwater.format.archive import ArchiveAddress, ArchiveNote
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.index import Index
 from headwater.format.keyhash import key_hash
@@ -237,7 +237,7 @@ def as_independent(event: Event) -> independent_reader.Event:
     )
 
 
-def write_everything(hw: headwater.Engine, topic: str) -> None:
+def write_everything(hw: headwater.Store, topic: str) -> None:
     """Sealed and active segments with all encodings and contents."""
     hw.append_many(topic, [b"%d" % i for i in range(300)], types=[f"t{i}" for i in range(300)], partition=0)
     hw.append_many(topic, ["long " * 50] * 20, keys=[b"k%d" % (i % 3) for i in range(20)])

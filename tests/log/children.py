@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from headwater import Consumer
-from headwater.engine.file_leases import FileLeases
+from headwater.consumers.file_leases import FileLeases
+from headwater.consumers.log_consumer import LogConsumer
 from tests.waiting import wait_for
 
 PATIENCE_S = 40.0  # a child that is silent for longer is stuck
@@ -111,7 +111,7 @@ def stop() -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
-def stop_with(consumer: Consumer) -> None:
+def stop_with(consumer: LogConsumer) -> None:
     """Stop this process while none of its threads has the consumer's file locked: else nobody could take over."""
     leases = consumer._leases
     assert isinstance(leases, FileLeases)

@@ -22,12 +22,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.follow import Follow
 from headwater.errors import Closed, HeadwaterError, Invalid, NotFound, TooLarge
 from headwater.event import Event, Ref, Refs
 from headwater.format.events import EventBatch
 from headwater.info import Split, TopicInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, PARTITIONS_MAX, TYPE_BYTES_MAX, Limits
+from headwater.protocols import Follow
 from tests import strategies
 from tests.strategies import Row
 

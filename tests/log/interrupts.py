@@ -15,20 +15,21 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
+from headwater.disk.disk import Clock, Disk, wait_for_lock
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.limits import Limits
-from headwater.storage.disk import Clock, Disk, wait_for_lock
+from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.interrupting import Interruption, interrupt_everywhere, interrupted
 from tests.log.unsynced import open_unsynced
+from tests.opened import join
 from tests.waiting import wait_for
 
 # What is interrupted between opening a file and using it leaves that to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 LOCKING = (
-    *("storage/cursors.py", "storage/disk.py", "storage/group.py", "storage/latch.py", "storage/lockfile.py"),
-    *("engine/file_leases.py", "engine/transaction.py", "engine/member.py", "contextlib.py"),
+    *("directory/cursor_file.py", "disk/disk.py", "directory/group.py", "disk/latch.py", "disk/lockfile.py"),
+    *("consumers/file_leases.py", "directory/transaction.py", "consumers/member.py", "contextlib.py"),
 )
 LIMITS = Limits(lock_wait_s=2.0, segment_bytes=40_000)
 EVERY = "HEADWATER_TEST_EVERY_PLACE"  # set where there is time to interrupt long calls at each place, too
@@ -55,7 +56,7 @@ def assert_free(path: Path) -> None:
                 assert wait_for_lock(Disk().try_lock, opened.fileno(), Clock(), 5.0), f"{file} is locked"
 
 
-def assert_dense(hw: Engine, topic: str, acknowledged: set[bytes]) -> None:
+def assert_dense(hw: Store, topic: str, acknowledged: set[bytes]) -> None:
     """Offsets have no gaps, and what was acknowledged is there once."""
     events = [
         event for partition in hw.describe(topic).partitions for event in hw.read(topic, partition=partition.partition)
@@ -71,7 +72,7 @@ def assert_dense(hw: Engine, topic: str, acknowledged: set[bytes]) -> None:
 class Work:
     """Appends that are told apart, and which of them were acknowledged."""
 
-    def __init__(self, hw: Engine) -> None:
+    def __init__(self, hw: Store) -> None:
         self.hw = hw
         self.acknowledged: set[bytes] = set()
         self._number = 0
@@ -109,13 +110,13 @@ def run_interrupted(work: Work, do: Callable[[], Any], step: int = 1, *, among: 
     return times
 
 
-def test_an_append_may_be_interrupted_anywhere(hw: Engine) -> None:
+def test_an_append_may_be_interrupted_anywhere(hw: Store) -> None:
     work = Work(hw)
     work.append()
     assert run_interrupted(work, work.append) > 60
 
 
-def test_the_first_append_to_a_topic_may_be_interrupted_anywhere(hw: Engine) -> None:
+def test_the_first_append_to_a_topic_may_be_interrupted_anywhere(hw: Store) -> None:
     work = Work(hw)
     work.append()
     made: list[str] = []
@@ -128,7 +129,7 @@ def test_the_first_append_to_a_topic_may_be_interrupted_anywhere(hw: Engine) -> 
     assert_free(hw.path)
 
 
-def test_many_appends_and_those_with_conditions_may_be_interrupted_anywhere(hw: Engine) -> None:
+def test_many_appends_and_those_with_conditions_may_be_interrupted_anywhere(hw: Store) -> None:
     hw.create("t", partitions=2)
     work = Work(hw)
     run_interrupted(work, work.append_many, stride(5))
@@ -136,7 +137,7 @@ def test_many_appends_and_those_with_conditions_may_be_interrupted_anywhere(hw: 
     run_interrupted(work, lambda: work.append(key=b"k", producer=("p", 1, next(requests))), stride(3))
 
 
-def test_a_retry_after_an_interruption_is_appended_once(hw: Engine) -> None:
+def test_a_retry_after_an_interruption_is_appended_once(hw: Store) -> None:
     work = Work(hw)
     work.append()
     for seq in range(1, 10_000):
@@ -152,7 +153,7 @@ def test_a_retry_after_an_interruption_is_appended_once(hw: Engine) -> None:
     assert_dense(hw, "t", work.acknowledged)
 
 
-def test_a_roll_and_a_seal_may_be_interrupted_anywhere(hw: Engine) -> None:
+def test_a_roll_and_a_seal_may_be_interrupted_anywhere(hw: Store) -> None:
     for number in count(step=stride(11)):
         topic = f"t{number}"
         refs = [hw.append(topic, b"%d" % each, durability="os") for each in range(4)]
@@ -167,7 +168,7 @@ def test_a_roll_and_a_seal_may_be_interrupted_anywhere(hw: Engine) -> None:
     assert not hw.check().damaged
 
 
-def test_a_transaction_may_be_interrupted_anywhere(hw: Engine) -> None:
+def test_a_transaction_may_be_interrupted_anywhere(hw: Store) -> None:
     hw.create("t", partitions=2)
     hw.append("u", b"")
     work = Work(hw)
@@ -188,13 +189,13 @@ def test_a_transaction_may_be_interrupted_anywhere(hw: Engine) -> None:
 
 
 @pytest.mark.parametrize("transactional", [False, True], ids=["acks", "acks in a transaction"])
-def test_a_consumer_may_be_interrupted_wherever_it_locks(hw: Engine, transactional: bool) -> None:
+def test_a_consumer_may_be_interrupted_wherever_it_locks(hw: Store, transactional: bool) -> None:
     """Its cursors are stored under the lock of a file, which all members of all processes need."""
     hw.append_many("t", [b"0", b"1", b"2"])
     hw.append("u", b"")
 
     def consume(name: str) -> None:
-        with hw.consumer(name, "t") as consumer:
+        with join(hw, name, "t") as consumer:
             events = consumer.take(2, 1 << 20, 0.0)
             if transactional:
                 with hw.transaction() as tx:
@@ -218,7 +219,7 @@ def test_a_consumer_may_be_interrupted_wherever_it_locks(hw: Engine, transaction
     assert not hw.check().damaged
 
 
-def test_deleting_a_topic_may_be_interrupted_anywhere(hw: Engine) -> None:
+def test_deleting_a_topic_may_be_interrupted_anywhere(hw: Store) -> None:
     offsets: list[int] = []
     with open_unsynced(hw.path, limits=LIMITS) as other:
         for number in count():
@@ -238,7 +239,7 @@ def test_deleting_a_topic_may_be_interrupted_anywhere(hw: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", ["append", "transaction"])
-def test_those_who_wait_go_on_when_one_of_them_is_interrupted(hw: Engine, kind: str) -> None:
+def test_those_who_wait_go_on_when_one_of_them_is_interrupted(hw: Store, kind: str) -> None:
     """The interrupted thread leads for the others at times, and waits at other times."""
     hw.create("t", partitions=2)
     work = Work(hw)
@@ -277,7 +278,7 @@ def test_those_who_wait_go_on_when_one_of_them_is_interrupted(hw: Engine, kind: 
     assert_dense(hw, "t", work.acknowledged)
 
 
-def test_a_handler_that_appends_to_the_log_it_interrupted_is_refused(hw: Engine) -> None:
+def test_a_handler_that_appends_to_the_log_it_interrupted_is_refused(hw: Store) -> None:
     """It cannot wait for the call that waits for it."""
     hw.append("t", b"")
     refused: list[HeadwaterError] = []
@@ -346,7 +347,7 @@ def test_signals_thousands_of_times_leave_the_log_in_order(tmp_path: Path) -> No
 
 def test_an_append_to_a_bucket_may_be_interrupted_anywhere(tmp_path: Path) -> None:
     with headwater.open(f"objects://{tmp_path}/bucket") as bucket:
-        assert isinstance(bucket, headwater.Bucket)
+        assert isinstance(bucket, headwater.Store)
         bucket.append("t", b"0")
         for number in interrupt_everywhere(lambda: bucket.append("t", b"interrupted")):
             data = b"%d" % number

@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 import headwater
-from headwater.engine.engine import Engine
-from headwater.engine.replica.replicator import Replicator
 from headwater.limits import PARTITIONS_MAX
+from headwater.opening import directory_parts
+from headwater.replication.replicator import Replicator
+from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 from tests.waiting import wait_for
 
@@ -55,7 +56,7 @@ class Figures:
 class Listener:
     """Two threads that live on early topics all the time: a follower and a member of a consumer."""
 
-    def __init__(self, hw: Engine) -> None:
+    def __init__(self, hw: Store) -> None:
         self.followed: list[bytes | None] = []
         self.consumed: list[bytes | None] = []
         self.stream = hw.follow("early.followed", start="earliest")
@@ -139,12 +140,12 @@ def main(path: Path, count: int) -> Figures:
     return figures
 
 
-def read(hw: Engine, names: list[str]) -> None:
+def read(hw: Store, names: list[str]) -> None:
     for number, name in enumerate(names):
         assert [event.data for event in hw.read(name)] == [b"first %d" % number, b"second %d" % number]
 
 
-def pause_all(hw: Engine, names: list[str], figures: Figures) -> None:
+def pause_all(hw: Store, names: list[str], figures: Figures) -> None:
     """Read all topics at once, one event of each at a time; the half of them backwards."""
     readers = [hw.read(name, reverse=number % 2 == 1) for number, name in enumerate(names)]
     for first, second in ((b"first", b"second"), (b"second", b"first")):
@@ -153,7 +154,7 @@ def pause_all(hw: Engine, names: list[str], figures: Figures) -> None:
         figures.look()
 
 
-def spread(hw: Engine, partitions: int) -> None:
+def spread(hw: Store, partitions: int) -> None:
     """Append to all partitions of one topic, read them in the order of time, and consume them."""
     hw.create("wide", partitions=partitions)
     for number in range(partitions):
@@ -165,8 +166,8 @@ def spread(hw: Engine, partitions: int) -> None:
     hw.forget("wide", "wide")
 
 
-def replicate(hw: Engine, path: Path, names: list[str]) -> None:
-    Replicator(hw.replication(), path, address="here", disk=UnsyncedDisk()).run(once=True)
+def replicate(hw: Store, path: Path, names: list[str]) -> None:
+    Replicator(hw.replication(), path, directory_parts, address="here", disk=UnsyncedDisk()).run(once=True)
     with headwater.open(path) as replica:
         assert replica.topics() == hw.topics()
         for number, name in enumerate(names[:: max(1, len(names) // 100)]):

@@ -18,11 +18,11 @@ import pytest
 from crc32c import crc32c
 
 import headwater
-from headwater.engine.engine import Engine
 from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound, Unsupported
 from headwater.event import Event
 from headwater.format.index import Index
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.log.conformance import plain
 from tests.log.unsynced import open_unsynced
 
@@ -92,7 +92,7 @@ class Small:
             now = self.snapshot()
             assert {name for name in now if now[name] != self.files.get(name)} <= {"topics/t/0/tail"}  # its hints
 
-    def open(self) -> Engine:
+    def open(self) -> Store:
         return open_unsynced(self.path, create=False, limits=LIMITS)
 
     def check_that_nothing_is_lost(self, where: object) -> None:
@@ -498,7 +498,7 @@ def test_an_address_of_another_kind_is_unsupported() -> None:
 READ_ONLY = """
 import os, sys
 from pathlib import Path
-import headwater.api, pyarrow, re2  # before the user changes, who may not see where they are
+import headwater.opening, pyarrow, re2  # before the user changes, who may not see where they are
 data, events, uid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 if uid:
     os.setgroups([])

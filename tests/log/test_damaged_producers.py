@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.directory import check as log_check
+from headwater.directory import producer_memory as producers
 from headwater.errors import Corrupt
-from headwater.storage import check as log_check
-from headwater.storage import producers
-from headwater.storage.check import Finding
+from headwater.log.check_report import Finding
+from headwater.store import Store
 from tests.log.conformance import datas
 from tests.log.unsynced import open_unsynced
 
@@ -49,7 +49,7 @@ def flips(file: Path, step: int) -> Iterator[int]:
     file.write_bytes(stored)
 
 
-def damage(hw: Engine) -> list[Finding]:
+def damage(hw: Store) -> list[Finding]:
     return [finding for finding in hw.check().findings if finding.damage]
 
 

@@ -9,53 +9,54 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError, NotFound, Unavailable
 from headwater.event import Event
+from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.unsynced import open_unsynced
+from tests.opened import join
 
 ROUNDS = 150
 RETRYABLE = {"locked", "topic_deleted", "topic_not_found", "not_found", "offset_gone", "consumer_not_found"}
 
 
-def append(hw: Engine, number: int) -> None:
+def append(hw: Store, number: int) -> None:
     hw.append("t", b"%d" % number, durability="os")
 
 
-def append_durably(hw: Engine, number: int) -> None:
+def append_durably(hw: Store, number: int) -> None:
     hw.append("t", b"%d" % number, key=b"k", producer=(f"p{random.random()}", 1, 1))
 
 
-def append_many(hw: Engine, number: int) -> None:
+def append_many(hw: Store, number: int) -> None:
     hw.append_many("t", [b"%d" % number, b"more"])
 
 
-def transact(hw: Engine, number: int) -> None:
+def transact(hw: Store, number: int) -> None:
     with hw.transaction() as tx:
         tx.append("t", b"%d" % number)
         tx.append("other", b"")
 
 
-def read(hw: Engine, _: int) -> None:
+def read(hw: Store, _: int) -> None:
     assert all(isinstance(event, Event) for event in hw.read("t"))
 
 
-def consume(hw: Engine, _: int) -> None:
-    with hw.consumer("c", "t") as consumer:
+def consume(hw: Store, _: int) -> None:
+    with join(hw, "c", "t") as consumer:
         for event in consumer.take(5, 1 << 20, 0.0):
             consumer.ack(event)
 
 
-def follow(hw: Engine, _: int) -> None:
+def follow(hw: Store, _: int) -> None:
     for _event in hw.follow("t", timeout=0.001):
         pass
 
 
-WORKS: list[Callable[[Engine, int], Any]] = [append, append_durably, append_many, transact, read, consume, follow]
+WORKS: list[Callable[[Store, int], Any]] = [append, append_durably, append_many, transact, read, consume, follow]
 
 
-def working(path: Path, work: Callable[[Engine, int], Any]) -> Callable[[Said], list[str]]:
+def working(path: Path, work: Callable[[Store, int], Any]) -> Callable[[Said], list[str]]:
     """Do it again and again until told to stop; tells what was raised that is none of what a caller can handle."""
 
     def run(said: Said) -> list[str]:

@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
+from headwater.disk.disk import Disk
 from headwater.errors import Unavailable
 from headwater.limits import Limits
-from headwater.storage.disk import Disk
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
+from tests.opened import join
 from tests.server.process import http, served
 from tests.waiting import wait_for
 
@@ -53,14 +55,14 @@ class FullDisk(UnsyncedDisk):
         self.left -= self.left > 0
 
 
-def works(hw: Engine, sizes: Iterator[int]) -> dict[str, Callable[[], Any]]:
+def works(hw: Store, sizes: Iterator[int]) -> dict[str, Callable[[], Any]]:
     def transact() -> None:
         with hw.transaction() as tx:
             tx.append("t", b"x" * next(sizes))
             tx.append("u", b"y" * next(sizes))
 
     def consume() -> None:
-        with hw.consumer(f"c{next(sizes)}", "t") as consumer:
+        with join(hw, f"c{next(sizes)}", "t") as consumer:
             for event in consumer.take(1, 1 << 20, 0.0):
                 consumer.ack(event)
 
@@ -94,7 +96,7 @@ def test_whatever_a_full_disk_refuses_works_again_when_there_is_space(tmp_path: 
     disk = FullDisk()
     limits = Limits(segment_bytes=3000, blob_bytes_min=20_000, blob_bytes_in_memory=20_000)
     with (
-        Engine(tmp_path / "data", disk=disk, limits=limits) as hw,
+        open_directory(tmp_path / "data", disk=disk, limits=limits) as hw,
         open_unsynced(tmp_path / "data", limits=limits) as other,
     ):
         hw.append("u", b"first")
@@ -130,7 +132,7 @@ def test_a_frozen_log_is_told_once_in_the_log_and_once_that_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = FullDisk()
-    with Engine(tmp_path / "data", disk=disk) as hw, caplog.at_level(logging.WARNING, "headwater"):
+    with open_directory(tmp_path / "data", disk=disk) as hw, caplog.at_level(logging.WARNING, "headwater"):
         hw.append("t", b"a" * 20_000, durability="os")
         disk.left = 0
         for _ in range(3):
@@ -165,7 +167,7 @@ class SyncFailure(Disk):
 
 def test_a_log_frozen_by_a_failed_sync_is_thawed_as_if_it_were_opened_again(tmp_path: Path) -> None:
     disk = SyncFailure()
-    with Engine(tmp_path / "data", disk=disk) as hw:
+    with open_directory(tmp_path / "data", disk=disk) as hw:
         hw.append("t", b"before")
         disk.failing = True
         with pytest.raises(Unavailable):

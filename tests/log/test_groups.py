@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.directory.group import Group
 from headwater.errors import HeadwaterError, NotFound, Unavailable
 from headwater.event import Ref
 from headwater.limits import Limits
-from headwater.storage.group import Group
-from headwater.storage.rows import Rows
+from headwater.log.rows import Rows
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 from tests.waiting import wait_for
@@ -53,8 +54,8 @@ def disk() -> GatedDisk:
 
 
 @pytest.fixture
-def hw(tmp_path: Path, disk: GatedDisk) -> Iterator[Engine]:
-    with Engine(tmp_path / "data", disk=disk) as engine:
+def hw(tmp_path: Path, disk: GatedDisk) -> Iterator[Store]:
+    with open_directory(tmp_path / "data", disk=disk) as engine:
         engine.create("t")
         yield engine
 
@@ -77,13 +78,13 @@ def run_together(works: list[Callable[[], Any]]) -> list[Any]:
     return results
 
 
-def waiting(hw: Engine) -> int:
+def waiting(hw: Store) -> int:
     """How many appends wait for the one that leads."""
     return len(hw._topics.get("t").logs[0]._group._queue)
 
 
 @contextlib.contextmanager
-def led(hw: Engine, disk: GatedDisk, followers: int) -> Iterator[list[Any]]:
+def led(hw: Store, disk: GatedDisk, followers: int) -> Iterator[list[Any]]:
     """An append that leads, and holds its commit up until so many wait behind it. Gives a list for its result."""
     disk.gate.clear()
     disk.arrived.clear()
@@ -103,7 +104,7 @@ def led(hw: Engine, disk: GatedDisk, followers: int) -> Iterator[list[Any]]:
     release.join()
 
 
-def in_one_group(hw: Engine, disk: GatedDisk, works: Sequence[Callable[[], Any]]) -> list[Any]:
+def in_one_group(hw: Store, disk: GatedDisk, works: Sequence[Callable[[], Any]]) -> list[Any]:
     """Let them queue up in this order behind an append that leads; returns what each returned or raised."""
     results: list[Any] = [None] * len(works)
 
@@ -121,7 +122,7 @@ def in_one_group(hw: Engine, disk: GatedDisk, works: Sequence[Callable[[], Any]]
     return results
 
 
-def test_threads_that_append_durably_share_batches_and_syncs(hw: Engine, disk: GatedDisk) -> None:
+def test_threads_that_append_durably_share_batches_and_syncs(hw: Store, disk: GatedDisk) -> None:
     threads, count = 32, 10
     disk.takes_s = 0.002
     before = disk.syncs
@@ -143,7 +144,7 @@ def test_threads_that_append_durably_share_batches_and_syncs(hw: Engine, disk: G
     assert hw.describe("t").partitions[0].durable == threads * count
 
 
-def test_those_who_wait_become_one_batch(hw: Engine, disk: GatedDisk) -> None:
+def test_those_who_wait_become_one_batch(hw: Store, disk: GatedDisk) -> None:
     def append(number: int) -> Ref:
         return hw.append("t", b"%d" % number, key=b"k", meta={"i": str(number)})
 
@@ -155,7 +156,7 @@ def test_those_who_wait_become_one_batch(hw: Engine, disk: GatedDisk) -> None:
         assert (event.data, event.meta, event.id) == (b"%d" % number, {"i": str(number)}, ref.id)
 
 
-def test_appends_of_all_kinds_wait_together(hw: Engine, disk: GatedDisk) -> None:
+def test_appends_of_all_kinds_wait_together(hw: Store, disk: GatedDisk) -> None:
     works: list[Callable[[], Any]] = [
         lambda: [hw.append("t", b"bytes", key=b"k")],
         lambda: [hw.append("t", "text", type="a")],
@@ -180,7 +181,7 @@ def test_appends_of_all_kinds_wait_together(hw: Engine, disk: GatedDisk) -> None
 
 
 def test_a_group_above_a_limit_becomes_several_batches(tmp_path: Path, disk: GatedDisk) -> None:
-    with Engine(tmp_path / "data", disk=disk, limits=Limits(batch_events_max=10)) as hw:
+    with open_directory(tmp_path / "data", disk=disk, limits=Limits(batch_events_max=10)) as hw:
         hw.create("t")
         with led(hw, disk, 8):
             run_together([lambda: hw.append_many("t", [b"a", b"b", b"c", b"d"])] * 8)
@@ -190,7 +191,7 @@ def test_a_group_above_a_limit_becomes_several_batches(tmp_path: Path, disk: Gat
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_an_error_of_a_commit_reaches_everyone_who_waits(tmp_path: Path, disk: GatedDisk, code: int) -> None:
-    with Engine(tmp_path / "data", disk=disk) as hw:
+    with open_directory(tmp_path / "data", disk=disk) as hw:
         hw.append_many("t", [b"before", b"before too"])
         with led(hw, disk, 10) as results:
             disk.failure = OSError(code, "broken")
@@ -211,7 +212,7 @@ def test_an_error_of_a_commit_reaches_everyone_who_waits(tmp_path: Path, disk: G
         assert hw.append("t", b"after").offset == 2
 
 
-def test_what_needs_the_log_alone_gets_its_turn(hw: Engine) -> None:
+def test_what_needs_the_log_alone_gets_its_turn(hw: Store) -> None:
     """Syncing and rolling go on while threads append without a pause."""
     stop = threading.Event()
 
@@ -237,7 +238,7 @@ def test_what_needs_the_log_alone_gets_its_turn(hw: Engine) -> None:
 
 
 def test_closing_waits_for_appends_under_way(tmp_path: Path, disk: GatedDisk) -> None:
-    hw = Engine(tmp_path / "data", disk=disk)
+    hw = open_directory(tmp_path / "data", disk=disk)
     hw.create("t")
     disk.gate.clear()
     disk.arrived.clear()
@@ -257,7 +258,7 @@ def test_closing_waits_for_appends_under_way(tmp_path: Path, disk: GatedDisk) ->
         assert datas(again.read("t")) == [b"under way"]
 
 
-def test_an_interrupt_is_raised_when_the_append_it_came_to_is_done(hw: Engine, disk: GatedDisk) -> None:
+def test_an_interrupt_is_raised_when_the_append_it_came_to_is_done(hw: Store, disk: GatedDisk) -> None:
     """Rows that wait may be taken, or be handed the lead, at any moment: who left them would leave the log stuck."""
     disk.gate.clear()
     disk.arrived.clear()
@@ -290,7 +291,7 @@ def interrupt_when_queued(group: Group) -> None:
 
 
 def test_who_had_the_log_open_when_it_froze_does_not_thaw_it_by_a_first_append(
-    hw: Engine, disk: GatedDisk, tmp_path: Path
+    hw: Store, disk: GatedDisk, tmp_path: Path
 ) -> None:
     hw.append("t", b"there")
     with open_unsynced(tmp_path / "data") as other:
@@ -308,7 +309,7 @@ def test_who_had_the_log_open_when_it_froze_does_not_thaw_it_by_a_first_append(
 
 
 def test_a_log_that_froze_stays_frozen_for_another_that_appended_however_often_it_tries(
-    hw: Engine, disk: GatedDisk, tmp_path: Path
+    hw: Store, disk: GatedDisk, tmp_path: Path
 ) -> None:
     with open_unsynced(tmp_path / "data") as other:
         other.append("t", b"there")
@@ -322,9 +323,7 @@ def test_a_log_that_froze_stays_frozen_for_another_that_appended_however_often_i
         assert datas(other.read("t")) == [b"there"]
 
 
-def test_nothing_is_appended_to_a_log_that_another_deleted_however_often_it_is_tried(
-    hw: Engine, tmp_path: Path
-) -> None:
+def test_nothing_is_appended_to_a_log_that_another_deleted_however_often_it_is_tried(hw: Store, tmp_path: Path) -> None:
     hw.append("t", b"there")
     log = hw._topics.get("t").logs[0]  # as a thread has it that has just looked it up
     with open_unsynced(tmp_path / "data") as other:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.disk.disk import Clock
 from headwater.errors import Corrupt
-from headwater.storage.disk import Clock
+from headwater.opening import open_directory
+from headwater.store import Store
 
 
 def test_a_retry_is_known_to_who_only_had_transactions_since(tmp_path: Path) -> None:
-    with Engine(tmp_path / "data") as one, Engine(tmp_path / "data") as other:
+    with open_directory(tmp_path / "data") as one, open_directory(tmp_path / "data") as other:
         one.append("a", b"first", producer=("p", 0, 1))
         asked = other.append("a", b"asked", producer=("q", 0, 1))
         with one.transaction() as transaction:
@@ -24,7 +25,7 @@ def test_a_retry_is_known_to_who_only_had_transactions_since(tmp_path: Path) -> 
 
 
 def test_a_retry_is_known_to_who_only_expected_versions_since(tmp_path: Path) -> None:
-    with Engine(tmp_path / "data") as one, Engine(tmp_path / "data") as other:
+    with open_directory(tmp_path / "data") as one, open_directory(tmp_path / "data") as other:
         one.append("a", b"first", producer=("p", 0, 1))
         asked = other.append("a", b"asked", producer=("q", 0, 1))
         one.append("a", b"between", key="k", expected_version="none")
@@ -32,7 +33,7 @@ def test_a_retry_is_known_to_who_only_expected_versions_since(tmp_path: Path) ->
 
 
 def test_a_damaged_log_with_a_transaction_that_is_not_finished_can_be_opened_and_repaired(tmp_path: Path) -> None:
-    with Engine(tmp_path / "living") as engine:
+    with open_directory(tmp_path / "living") as engine:
         engine.append("a", b"first".ljust(100))
         with engine.transaction() as transaction:
             transaction.append("a", b"one")
@@ -44,7 +45,7 @@ def test_a_damaged_log_with_a_transaction_that_is_not_finished_can_be_opened_and
     stored[150] ^= 1
     segment.write_bytes(stored)
     (log / "tail").unlink()  # without it, recovery cannot tell damage from a torn end
-    with Engine(tmp_path / "data") as engine:
+    with open_directory(tmp_path / "data") as engine:
         with pytest.raises(Corrupt):
             list(engine.read("a"))
         assert [event.data for event in engine.read("b")] == [b"other"]
@@ -70,7 +71,7 @@ def test_producers_are_read_after_two_power_losses_that_left_an_old_tail(tmp_pat
         assert engine.append("a", b"lost".ljust(100), producer=("p", 0, 2)).offset == 3
 
 
-def _booted(path: Path, boot: bytes) -> Engine:
+def _booted(path: Path, boot: bytes) -> Store:
     clock = Clock()
     clock.boot_id = lambda: boot * 16  # type: ignore[method-assign]
-    return Engine(path / "data", clock=clock)
+    return open_directory(path / "data", clock=clock)

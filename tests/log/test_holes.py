@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
 from headwater.errors import Corrupt, NotFound
+from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 
 SEGMENT_EVENTS = 3
@@ -19,10 +19,10 @@ SEGMENTS = 4  # the last one is active
 END = SEGMENT_EVENTS * SEGMENTS
 FIRST, MIDDLE, ACTIVE = 0, SEGMENT_EVENTS, END - SEGMENT_EVENTS
 
-Read = Callable[[Engine], Any]
+Read = Callable[[Store], Any]
 
 
-def consumed(hw: Engine) -> list[int]:
+def consumed(hw: Store) -> list[int]:
     with hw.consumer("c", "t", timeout=0) as consumer:
         return [event.offset for event in consumer]
 
@@ -51,7 +51,7 @@ READS: dict[str, Read] = {
 }
 
 
-def fill(hw: Engine, topic: str = "t", **settings: Any) -> None:
+def fill(hw: Store, topic: str = "t", **settings: Any) -> None:
     """Four segments of three events; the key `only-<base>` and the type of a base are in its segment alone."""
     hw.create(topic, **settings)
     for base in range(0, END, SEGMENT_EVENTS):

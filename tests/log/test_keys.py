@@ -16,17 +16,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headwater.engine.engine import Engine
+from headwater.directory import keys as log_keys
+from headwater.directory import log_cursor, sealer
+from headwater.directory import log_reader as reader
+from headwater.directory.local_log import LocalLog
+from headwater.directory.sealer import Sealer
+from headwater.disk.disk import Disk
 from headwater.errors import Corrupt
 from headwater.event import Event
 from headwater.format import keyhash
 from headwater.format.index import Index
 from headwater.limits import Limits
-from headwater.storage import keys as log_keys
-from headwater.storage import log_cursor, reader, sealer
-from headwater.storage.disk import Disk
-from headwater.storage.log import LocalLog
-from headwater.storage.sealer import Sealer
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests import strategies
 from tests.log.conformance import plain
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
@@ -42,11 +44,11 @@ def by_keys_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_cursor, "SCAN_BYTES_MAX", 0)
 
 
-def log_of(engine: Engine) -> LocalLog:
+def log_of(engine: Store) -> LocalLog:
     return engine._topics.live("t").logs[0]
 
 
-def indexes(engine: Engine) -> list[Path]:
+def indexes(engine: Store) -> list[Path]:
     return sorted((engine.path / "topics/t/0").glob("*.index"))
 
 
@@ -60,7 +62,7 @@ def told(events: Iterable[Event]) -> list[tuple[int, bytes | None, str, bytes | 
     return [(event.offset, event.key, event.type, event.data) for event in events]
 
 
-def check_key(engine: Engine, key: bytes, events: list[Event]) -> None:
+def check_key(engine: Store, key: bytes, events: list[Event]) -> None:
     """Read and version of a key are those of a full read, `events`."""
     mine = told(event for event in events if event.key == key)
     assert told(engine.read("t", key=key)) == mine
@@ -114,7 +116,7 @@ class KeyMachine(RuleBasedStateMachine):
         self.engines = [self.open(), self.open()]
         self.engines[0].create("t", segment_bytes=TINY_SEGMENT)
 
-    def open(self) -> Engine:
+    def open(self) -> Store:
         return open_unsynced(self.path / "data", limits=LIMITS)
 
     def teardown(self) -> None:
@@ -205,7 +207,7 @@ TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=15, deadli
 
 
 @pytest.mark.usefixtures("by_keys_alone")
-def test_any_range_of_a_key_is_what_a_slice_of_all_is(hw: Engine) -> None:
+def test_any_range_of_a_key_is_what_a_slice_of_all_is(hw: Store) -> None:
     """Over a sealed, a finished and an active segment."""
     for finish in (lambda: hw.seal("t"), lambda: log_of(hw).roll(tell=False), lambda: None):
         for count in (1, 3, 1, 4):
@@ -240,7 +242,7 @@ def test_only_the_batches_of_the_key_are_read(tmp_path: Path, state: str) -> Non
 
 
 @pytest.mark.usefixtures("by_keys_alone")
-def test_what_is_known_of_the_active_segment_s_keys_grows_with_it(hw: Engine) -> None:
+def test_what_is_known_of_the_active_segment_s_keys_grows_with_it(hw: Store) -> None:
     """Few events at a time, or many; after each, only batches of the key are read, in their order."""
     expected: list[int] = []
     for count in (1, 1, 1000, 2, 1, 1, 700, 700, 1, 5000, 1):
@@ -256,7 +258,7 @@ def test_what_is_known_of_the_active_segment_s_keys_grows_with_it(hw: Engine) ->
 
 def test_an_absent_key_is_looked_for_without_opening_segments(tmp_path: Path) -> None:
     disk = CountingDisk()
-    with Engine(tmp_path / "data", disk=disk) as hw:
+    with open_directory(tmp_path / "data", disk=disk) as hw:
         for number in range(12):
             hw.append("t", b"", key=b"%d" % number)
             hw.seal("t")
@@ -272,7 +274,7 @@ def test_an_absent_key_is_looked_for_without_opening_segments(tmp_path: Path) ->
 
 def test_of_a_large_index_only_a_page_is_read(tmp_path: Path) -> None:
     disk = CountingDisk()
-    with Engine(tmp_path / "data", disk=disk) as hw:
+    with open_directory(tmp_path / "data", disk=disk) as hw:
         count = 40_000
         hw.append_many("t", [b""] * count, keys=[b"%d" % number for number in range(count)])
         hw.seal("t")
@@ -285,7 +287,7 @@ def test_of_a_large_index_only_a_page_is_read(tmp_path: Path) -> None:
         assert 0 < disk.bytes <= 2 * 8192
 
 
-def test_an_index_with_a_large_head_is_read(hw: Engine) -> None:
+def test_an_index_with_a_large_head_is_read(hw: Store) -> None:
     """What is in front of the key entries may be more than is read at once."""
     count = 3000
     for number in range(count):
@@ -314,7 +316,7 @@ def test_sealing_splits_large_batches(tmp_path: Path) -> None:
         assert not hw.check().findings
 
 
-def test_the_active_segment_stays_open(hw: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_active_segment_stays_open(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of its keys would take long to learn again."""
     monkeypatch.setattr(reader, "OPEN_SEGMENTS_MAX", 2)
     for _ in range(6):
@@ -421,7 +423,7 @@ def test_no_index_hides_an_event(tmp_path: Path, fate: str) -> None:
         assert not hw.check().findings
 
 
-def test_a_damaged_index_is_made_again_in_the_background(hw: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_index_is_made_again_in_the_background(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     hw.append_many("t", [b"1", b"2"], keys=[b"a", b"b"], types=["x", "y"])
     hw.seal("t")
     (file,) = indexes(hw)
@@ -458,7 +460,7 @@ def test_an_index_on_read_only_media_is_left_alone(tmp_path: Path, monkeypatch: 
         assert file.read_bytes() == b""
 
 
-def test_reindexing_makes_every_index_again(hw: Engine) -> None:
+def test_reindexing_makes_every_index_again(hw: Store) -> None:
     for topic in ("t", "u"):
         hw.create(topic, partitions=2)
         for number in range(4):
@@ -479,7 +481,7 @@ def test_reindexing_makes_every_index_again(hw: Engine) -> None:
     assert {file: file.read_bytes() for file in files} == files
 
 
-def test_check_verifies_the_keys_of_an_index(hw: Engine) -> None:
+def test_check_verifies_the_keys_of_an_index(hw: Store) -> None:
     hw.append_many("t", [b"x"] * 3000, keys=[b"%d" % number for number in range(3000)])
     hw.seal("t")
     (file,) = indexes(hw)
@@ -499,7 +501,7 @@ def test_check_verifies_the_keys_of_an_index(hw: Engine) -> None:
 # Versions
 
 
-def test_a_version_is_told_while_others_hold_the_log(hw: Engine) -> None:
+def test_a_version_is_told_while_others_hold_the_log(hw: Store) -> None:
     """A writer asks under the lock of the log: no lock that waits for it may be taken."""
     hw.append("t", b"1", key=b"a")
     hw.seal("t")
@@ -511,7 +513,7 @@ def test_a_version_is_told_while_others_hold_the_log(hw: Engine) -> None:
         assert [log.version(key, slot) for key in (b"a", b"b", b"c")] == [0, 1, None]
 
 
-def test_a_version_is_that_of_the_slot(hw: Engine) -> None:
+def test_a_version_is_that_of_the_slot(hw: Store) -> None:
     log = None
     slots = []
     for number in range(5):
@@ -523,7 +525,7 @@ def test_a_version_is_that_of_the_slot(hw: Engine) -> None:
     assert [log.version(b"k", slot) for slot in slots] == list(range(5))
 
 
-def test_the_version_of_a_key_whose_segments_are_gone_is_none(hw: Engine) -> None:
+def test_the_version_of_a_key_whose_segments_are_gone_is_none(hw: Store) -> None:
     for number in range(3):
         hw.append("t", b"", key=b"%d" % number)
         hw.seal("t")
@@ -533,7 +535,7 @@ def test_the_version_of_a_key_whose_segments_are_gone_is_none(hw: Engine) -> Non
     assert hw.version("t", b"1") == 1
 
 
-def test_keys_are_found_while_others_append_and_seal(hw: Engine) -> None:
+def test_keys_are_found_while_others_append_and_seal(hw: Store) -> None:
     """Readers in several threads see each version grow, and whole histories."""
     hw.create("t", segment_bytes=TINY_SEGMENT)
     done = threading.Event()

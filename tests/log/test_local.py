@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
+from headwater.directory import seal
 from headwater.limits import DEFAULTS, Limits
-from headwater.storage import seal
+from headwater.store import Store
 from tests.log.conformance import Log
 from tests.log.key_conformance import KeyConformance
 from tests.log.unsynced import open_unsynced
@@ -24,14 +24,14 @@ class Directory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.opened: list[Engine] = []
+        self.opened: list[Store] = []
 
-    def open(self, *, durability: Any = "fsync", limits: Limits = DEFAULTS) -> Engine:
+    def open(self, *, durability: Any = "fsync", limits: Limits = DEFAULTS) -> Store:
         self.opened.append(open_unsynced(self.path, durability=durability, limits=limits))
         return self.opened[-1]
 
     def settle(self, log: Log, topic: str) -> None:
-        assert isinstance(log, Engine)
+        assert isinstance(log, Store)
         log.seal(topic)
 
 
@@ -44,14 +44,14 @@ class TestLocalLog(KeyConformance):
             engine.close()
 
 
-def test_what_was_only_handed_to_the_system_is_not_called_durable(hw: Engine) -> None:
+def test_what_was_only_handed_to_the_system_is_not_called_durable(hw: Store) -> None:
     hw.append("t", b"", durability="os")
     told = hw.describe("t").partitions[0]
     assert (told.end, told.durable) == (1, 0)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_large_batches_become_arrow_without_a_copy(hw: Engine, sealed: bool) -> None:
+def test_large_batches_become_arrow_without_a_copy(hw: Store, sealed: bool) -> None:
     size, count = 1000, 10_000
     for _ in range(3):
         hw.append_many("t", [b"%04d" % (i % 10_000) * (size // 4) for i in range(count)], keys=[b"key"] * count)
@@ -74,7 +74,7 @@ def test_large_batches_become_arrow_without_a_copy(hw: Engine, sealed: bool) -> 
     assert table["data"][29_999].as_py() == b"9999" * 250
 
 
-def test_sealing_packs_small_batches_and_changes_nothing_else(hw: Engine) -> None:
+def test_sealing_packs_small_batches_and_changes_nothing_else(hw: Store) -> None:
     for number in range(300):
         hw.append("t", b"%d" % number, type=f"t{number % 3}", key=b"k" if number % 2 else None, durability="os")
     before = list(hw.read("t"))
@@ -87,7 +87,7 @@ def test_sealing_packs_small_batches_and_changes_nothing_else(hw: Engine) -> Non
     assert (told.segments, told.sealed) == (2, 1)
 
 
-def test_a_full_segment_is_followed_by_another(hw: Engine) -> None:
+def test_a_full_segment_is_followed_by_another(hw: Store) -> None:
     hw.create("t", segment_bytes=4096)
     for _ in range(20):
         hw.append("t", b"x" * 1000, durability="os")
@@ -95,7 +95,7 @@ def test_a_full_segment_is_followed_by_another(hw: Engine) -> None:
     assert hw.describe("t").events == 20
 
 
-def test_an_old_segment_is_followed_by_another(hw: Engine) -> None:
+def test_an_old_segment_is_followed_by_another(hw: Store) -> None:
     hw.create("t", segment_age_ms=1)
     first = hw.append("t", b"a")
     while hw.append("t", b"b").ticks - first.ticks < 20_000:
@@ -103,7 +103,7 @@ def test_an_old_segment_is_followed_by_another(hw: Engine) -> None:
     assert hw.describe("t").partitions[0].segments > 1
 
 
-def test_compressed_topics_are_smaller_and_read_the_same(hw: Engine) -> None:
+def test_compressed_topics_are_smaller_and_read_the_same(hw: Store) -> None:
     sizes = {}
     compressions: tuple[Literal["none", "zstd"], ...] = ("none", "zstd")
     for compression in compressions:
@@ -135,7 +135,7 @@ def test_deleting_and_closing_let_go_of_all_files(tmp_path: Path) -> None:
     assert open_files() == set()
 
 
-def test_a_huge_event_holds_no_lock_while_it_arrives_and_bounds_memory(hw: Engine, tmp_path: Path) -> None:
+def test_a_huge_event_holds_no_lock_while_it_arrives_and_bounds_memory(hw: Store, tmp_path: Path) -> None:
     hw.create("t", data_bytes_max=100 << 20)
     with headwater.open(tmp_path / "data", limits=Limits(lock_wait_s=0.5)) as other:
 
@@ -158,7 +158,7 @@ def test_a_huge_event_holds_no_lock_while_it_arrives_and_bounds_memory(hw: Engin
     assert peak < 16 << 20
 
 
-def test_sealing_leaves_the_lock_to_the_writers(hw: Engine, tmp_path: Path) -> None:
+def test_sealing_leaves_the_lock_to_the_writers(hw: Store, tmp_path: Path) -> None:
     for number in range(2_000):
         hw.append("t", b"%d" % number, durability="os")
     log = hw._topics.get("t").logs[0]
@@ -175,7 +175,7 @@ def test_sealing_leaves_the_lock_to_the_writers(hw: Engine, tmp_path: Path) -> N
     assert [event.offset for event in hw.read("t")] == list(range(2_000 + len(meanwhile)))
 
 
-def test_a_topic_that_a_power_loss_left_under_both_names_can_be_deleted(hw: Engine) -> None:
+def test_a_topic_that_a_power_loss_left_under_both_names_can_be_deleted(hw: Store) -> None:
     hw.append("t", b"x")
     left = hw.path / "topics" / f".deleted-{hw.describe('t').uuid}" / "0"
     left.mkdir(parents=True)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
+from headwater.directory.segment import SegmentFile
 from headwater.format.batch import encode_lost
-from headwater.storage.segment import SegmentFile
+from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 
 LOST = range(100, 200)
@@ -178,7 +178,7 @@ def test_an_archive_and_what_is_restored_tell_of_the_loss(tmp_path: Path) -> Non
     with_losses(tmp_path / "data", "sealed")
     url = f"objects://{tmp_path}/archive"
     with headwater.open(tmp_path / "data") as hw:
-        assert isinstance(hw, Engine)
+        assert isinstance(hw, Store)
         hw.archive(url)
         assert hw.check_archive().lost == 100
     (restored,) = headwater.restore(url, tmp_path / "restored")

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from headwater import Limits, NotFound, Unavailable
-from headwater.engine.engine import Engine
-from headwater.storage.open_files import open_files
+from headwater.disk.open_files import open_files
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 
@@ -42,7 +43,7 @@ def test_a_process_works_on_far_more_topics_than_it_has_descriptors(
     assert figures["bytes_max"] - figures["bytes_first"] < 48 * MIB + topics * 32 * 1024, kept
 
 
-def open_topics(hw: Engine) -> list[str]:
+def open_topics(hw: Store) -> list[str]:
     return sorted(hw._topics.open)
 
 
@@ -96,7 +97,7 @@ class FailingDisk(UnsyncedDisk):
 
 def test_a_frozen_log_stays_frozen_however_many_topics_are_opened(tmp_path: Path) -> None:
     disk = FailingDisk()
-    with Engine(tmp_path / "data", limits=Limits(open_topics_max=2), disk=disk) as hw:
+    with open_directory(tmp_path / "data", limits=Limits(open_topics_max=2), disk=disk) as hw:
         hw.append("t", b"kept")
         disk.fails = True
         with pytest.raises(Unavailable):
@@ -107,7 +108,7 @@ def test_a_frozen_log_stays_frozen_however_many_topics_are_opened(tmp_path: Path
         with pytest.raises(Unavailable) as raised:
             hw.append("t", b"refused")
         assert raised.value.code == "frozen"
-    with Engine(tmp_path / "data", disk=disk) as hw:
+    with open_directory(tmp_path / "data", disk=disk) as hw:
         assert hw.append("t", b"taken").offset == 1
 
 
@@ -128,7 +129,7 @@ def test_a_reader_that_pauses_holds_no_file_and_goes_on(tmp_path: Path, how: str
         assert found == (list(range(499, -1, -1)) if reverse else list(range(500)))
 
 
-def append_some(hw: Engine) -> None:
+def append_some(hw: Store) -> None:
     """Half a megabyte: more than a reader takes into memory at once."""
     for number in range(500):
         hw.append("t", b"%d" % number + bytes(1000), key="k")

@@ -14,10 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headwater.engine.engine import Engine
 from headwater.errors import NotFound
 from headwater.event import Event
 from headwater.limits import Limits
+from headwater.store import Store
 from tests import strategies
 from tests.log.unsynced import open_unsynced
 from tests.strategies import Row
@@ -41,7 +41,7 @@ class LogMachine(RuleBasedStateMachine):
         self.model: list[Row] | None = None  # None: there is no topic
         self.ids: list[Any] = []
 
-    def open(self) -> Engine:
+    def open(self) -> Store:
         return open_unsynced(self.path / "data", limits=LIMITS)
 
     def teardown(self) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError, NotFound, Unavailable
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.cli.conftest import PROGRAM
 from tests.log.unsynced import open_unsynced
 from tests.server.serving import serving
@@ -44,22 +44,22 @@ OTHERS = ("consumers/.lock", "consumers/c/t", "journal/00000000000000aa.journal"
 REBUILT = (LOGS[1], LOGS[3], OTHERS[2])  # what is never truth: without it, everything goes on
 
 
-def consumed(hw: Engine, name: str = "c") -> list[int]:
+def consumed(hw: Store, name: str = "c") -> list[int]:
     with hw.consumer(name, "t", timeout=0) as consumer:
         return [event.offset for event in consumer]
 
 
-def transacted(hw: Engine) -> None:
+def transacted(hw: Store) -> None:
     with hw.transaction() as tx:
         tx.append("t", b"x")
         tx.append("u", b"y")
 
 
-def read(hw: Engine, **options: Any) -> list[int]:
+def read(hw: Store, **options: Any) -> list[int]:
     return [event.offset for event in hw.read("t", **options)]
 
 
-VERBS: dict[str, Callable[[Engine], object]] = {
+VERBS: dict[str, Callable[[Store], object]] = {
     "append": lambda hw: hw.append("t", b"z", key="k"),
     "append if": lambda hw: hw.append("t", b"z", key="k", expected_version=3),
     "append once": lambda hw: hw.append("t", b"z", producer=("p", 0, 3)),
@@ -128,7 +128,7 @@ def by_directory(data: Path, file: str) -> None:
     (data / file).mkdir()
 
 
-def outcome(data: Path, verb: Callable[[Engine], object]) -> HeadwaterError | None:
+def outcome(data: Path, verb: Callable[[Store], object]) -> HeadwaterError | None:
     try:
         with open_unsynced(data, limits=LIMITS) as hw:
             verb(hw)
@@ -204,7 +204,7 @@ def test_of_two_who_delete_a_topic_one_finds_it_gone(tmp_path: Path) -> None:
     path = tmp_path / "data"
     outcomes: list[object] = []
 
-    def delete(hw: Engine) -> None:
+    def delete(hw: Store) -> None:
         try:
             hw.delete("t")
             outcomes.append("deleted")
@@ -321,7 +321,7 @@ def test_a_map_that_the_system_refuses_is_unavailable(tmp_path: Path, monkeypatc
 
     with open_unsynced(tmp_path / "data") as hw:
         hw.append_many("t", [b"x" * 1000] * 1000)
-        monkeypatch.setattr("headwater.storage.disk.map_file", refuse)
+        monkeypatch.setattr("headwater.disk.disk.map_file", refuse)
         with pytest.raises(Unavailable) as caught:
             list(hw.read("t"))
         monkeypatch.undo()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.directory.segment import SegmentFile
 from headwater.errors import Corrupt
 from headwater.format.batch import encode_lost, encode_one
 from headwater.format.tail import MAGIC, OPEN, SIZE, SLOTS_AT, TailSlot
-from headwater.storage.segment import SegmentFile
+from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 
 CARRIER = 3  # the offset of the event that carries forged batches
@@ -80,7 +80,7 @@ class Planted:
                 hw.append("t", b"sound 8")
         self.stored = self.segment.read_bytes()[: self.end]
 
-    def open(self) -> Engine:
+    def open(self) -> Store:
         return open_unsynced(self.path, create=False)
 
     def damage(self, *places: int) -> None:

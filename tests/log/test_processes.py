@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.engine import Engine
 from headwater.errors import NotFound, Unavailable
 from headwater.limits import Limits
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.children import Child, Said, stop
 from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
@@ -106,7 +107,7 @@ def test_processes_that_make_one_topic_at_once_share_it(path: Path) -> None:
         assert hw.describe("t").events == 4
 
 
-def in_another_process(path: Path, work: Callable[[Engine], Any]) -> Any:
+def in_another_process(path: Path, work: Callable[[Store], Any]) -> Any:
     def run(_: Said) -> Any:
         with open_unsynced(path) as hw:
             return work(hw)
@@ -114,7 +115,7 @@ def in_another_process(path: Path, work: Callable[[Engine], Any]) -> Any:
     return Child(run).result()
 
 
-def test_a_topic_that_another_process_deletes_is_gone(path: Path, hw: Engine) -> None:
+def test_a_topic_that_another_process_deletes_is_gone(path: Path, hw: Store) -> None:
     hw.create("t", segment_bytes=4096)
     for _ in range(12):
         hw.append("t", b"x" * 1000)
@@ -132,12 +133,12 @@ def test_a_topic_that_another_process_deletes_is_gone(path: Path, hw: Engine) ->
     assert hw.topics() == []
 
 
-def test_a_topic_that_another_process_makes_again_is_another(path: Path, hw: Engine) -> None:
+def test_a_topic_that_another_process_makes_again_is_another(path: Path, hw: Store) -> None:
     hw.append_many("t", [b"old"] * 5)
     following = hw.follow("t", start=0)
     assert next(following).offset == 0
 
-    def make_again(other: Engine) -> str:
+    def make_again(other: Store) -> str:
         other.delete("t")
         other.create("t")
         return other.describe("t").uuid
@@ -174,7 +175,7 @@ def test_a_follower_that_sleeps_is_told_of_the_deletion(path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["seal", "roll"])
-def test_what_another_process_seals_or_rolls_is_noticed_in_the_middle(path: Path, hw: Engine, what: str) -> None:
+def test_what_another_process_seals_or_rolls_is_noticed_in_the_middle(path: Path, hw: Store, what: str) -> None:
     for number in range(10):
         hw.append("t", b"%d" % number)
     reading, backwards, following = hw.read("t"), hw.read("t", reverse=True), hw.follow("t", start=0)
@@ -182,7 +183,7 @@ def test_what_another_process_seals_or_rolls_is_noticed_in_the_middle(path: Path
         for _ in range(4):
             next(each)
 
-    def change(other: Engine) -> None:
+    def change(other: Store) -> None:
         for number in range(10, 20):
             if what == "seal":
                 other.seal("t")
@@ -244,7 +245,7 @@ def fork(work: Callable[[], None]) -> int:
     return pid
 
 
-def test_a_forked_child_and_its_parent_go_on_with_one_engine(hw: Engine) -> None:
+def test_a_forked_child_and_its_parent_go_on_with_one_engine(hw: Store) -> None:
     hw.create("t", segment_bytes=4096)
     hw.append("t", b"0 0")
     following = hw.follow("t", start=0)
@@ -268,12 +269,12 @@ def test_a_forked_child_and_its_parent_go_on_with_one_engine(hw: Engine) -> None
     assert not hw.check().damaged
 
 
-def append_some(hw: Engine, process: int) -> None:
+def append_some(hw: Store, process: int) -> None:
     for number in range(10):
         hw.append("t", b"%d %d" % (process, number))
 
 
-def test_workers_of_multiprocessing_may_use_the_parents_engine(hw: Engine) -> None:
+def test_workers_of_multiprocessing_may_use_the_parents_engine(hw: Store) -> None:
     hw.append("t", b"0 0")
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=append_some, args=(hw, process)) for process in (1, 2)]
@@ -353,7 +354,7 @@ class StoppingDisk(UnsyncedDisk):
 def stop_while_holding_the_lock(path: Path) -> Child:
     def work(_: Said) -> int:
         disk = StoppingDisk()
-        with Engine(path, disk=disk) as hw:
+        with open_directory(path, disk=disk) as hw:
             hw.append("t", b"before")
             disk.stops = True
             return hw.append("t", b"stopped").offset
@@ -404,7 +405,7 @@ def test_a_process_that_is_killed_with_the_lock_is_cleaned_up_after(path: Path) 
 def test_a_lock_is_not_inherited_by_a_forked_child_that_outlives_its_parent(path: Path) -> None:
     def work(said: Said) -> None:
         disk = StoppingDisk()
-        hw = Engine(path, disk=disk)
+        hw = open_directory(path, disk=disk)
         hw.append("t", b"before")
         said.send(fork(signal.pause))
         disk.stops = True

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.directory import retention, seal
+from headwater.directory.local_log import LocalLog
+from headwater.disk.disk import Clock
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import time_of
 from headwater.format.index import Index
 from headwater.format.names import file_of, offset_of
 from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.limits import Limits
-from headwater.storage import retention, seal
-from headwater.storage.disk import Clock
-from headwater.storage.log import LocalLog
-from headwater.storage.retention import Rules
+from headwater.log.retention_rules import Rules
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk
 
 SEGMENT_BYTES = 4096
@@ -48,7 +49,7 @@ def clock() -> SetClock:
     return SetClock()
 
 
-Open = Callable[..., Engine]
+Open = Callable[..., Store]
 
 
 @pytest.fixture
@@ -56,8 +57,8 @@ def open_engine(tmp_path: Path, clock: SetClock) -> Iterator[Open]:
     """Opens engines on one directory, as so many processes would."""
     opened = []
 
-    def open(limits: Limits = LIMITS) -> Engine:
-        opened.append(Engine(tmp_path / "data", limits=limits, disk=UnsyncedDisk(), clock=clock))
+    def open(limits: Limits = LIMITS) -> Store:
+        opened.append(open_directory(tmp_path / "data", limits=limits, disk=UnsyncedDisk(), clock=clock))
         return opened[-1]
 
     yield open
@@ -66,16 +67,16 @@ def open_engine(tmp_path: Path, clock: SetClock) -> Iterator[Open]:
 
 
 @pytest.fixture
-def hw(open_engine: Open) -> Engine:
+def hw(open_engine: Open) -> Store:
     return open_engine()
 
 
-def only_log(hw: Engine, topic: str = "t") -> LocalLog:
+def only_log(hw: Store, topic: str = "t") -> LocalLog:
     [log] = hw._topics.live(topic).logs
     return log
 
 
-def fill(hw: Engine, segments: int, topic: str = "t", *, events: int = 3) -> None:
+def fill(hw: Store, segments: int, topic: str = "t", *, events: int = 3) -> None:
     """Finish so many segments, each of so many events; nobody seals or deletes meanwhile."""
     for _ in range(segments):
         for _ in range(events):
@@ -83,15 +84,15 @@ def fill(hw: Engine, segments: int, topic: str = "t", *, events: int = 3) -> Non
         only_log(hw, topic).roll(tell=False)
 
 
-def names(hw: Engine, topic: str = "t") -> list[str]:
+def names(hw: Store, topic: str = "t") -> list[str]:
     return sorted(os.listdir(only_log(hw, topic).place.path))
 
 
-def bases(hw: Engine, topic: str = "t") -> list[int]:
+def bases(hw: Store, topic: str = "t") -> list[int]:
     return [base for name in names(hw, topic) if (base := offset_of(name, "log")) is not None]
 
 
-def offsets(hw: Engine, **options: Any) -> list[int]:
+def offsets(hw: Store, **options: Any) -> list[int]:
     return [event.offset for event in hw.read("t", **options)]
 
 
@@ -104,7 +105,7 @@ def assert_gone(call: Callable[[], object], oldest: int) -> None:
 # Bounds
 
 
-def test_by_segments_the_oldest_go_and_the_rest_is_read_from_there(hw: Engine) -> None:
+def test_by_segments_the_oldest_go_and_the_rest_is_read_from_there(hw: Store) -> None:
     fill(hw, 5)
     deleted = hw.retain("t", retention_segments=3)
     assert [(each.partition, each.first, each.end) for each in deleted] == [(0, 0, 3), (0, 3, 6), (0, 6, 9)]
@@ -119,14 +120,14 @@ def test_by_segments_the_oldest_go_and_the_rest_is_read_from_there(hw: Engine) -
     assert_gone(lambda: hw.splits("t", start=8), oldest=9)
 
 
-def test_one_segment_is_the_active_one_and_stays(hw: Engine) -> None:
+def test_one_segment_is_the_active_one_and_stays(hw: Store) -> None:
     fill(hw, 2)
     hw.append("t", b"last")
     hw.retain("t", retention_segments=1, retention_bytes=1)
     assert offsets(hw) == [6]
 
 
-def test_by_bytes_indexes_and_huge_events_count_and_go_too(hw: Engine) -> None:
+def test_by_bytes_indexes_and_huge_events_count_and_go_too(hw: Store) -> None:
     hw.create("t")
     fill(hw, 1)
     hw.append("t", b"y" * 5000)
@@ -153,7 +154,7 @@ def test_by_bytes_indexes_and_huge_events_count_and_go_too(hw: Engine) -> None:
     assert [name for name in names(hw) if name < file_of(7, "")] == []
 
 
-def test_by_age_what_is_old_goes_as_soon_as_its_last_event_is(hw: Engine, clock: SetClock) -> None:
+def test_by_age_what_is_old_goes_as_soon_as_its_last_event_is(hw: Store, clock: SetClock) -> None:
     for _ in range(3):
         fill(hw, 1)
         clock.pass_ms(HOUR)
@@ -166,7 +167,7 @@ def test_by_age_what_is_old_goes_as_soon_as_its_last_event_is(hw: Engine, clock:
     assert offsets(hw) == [6, 7, 8, 9]
 
 
-def test_when_all_events_are_too_old_the_active_segment_goes_and_offsets_go_on(hw: Engine, clock: SetClock) -> None:
+def test_when_all_events_are_too_old_the_active_segment_goes_and_offsets_go_on(hw: Store, clock: SetClock) -> None:
     fill(hw, 1)
     last = hw.append("t", b"old")
     clock.pass_ms(HOUR + 1)
@@ -181,7 +182,7 @@ def test_when_all_events_are_too_old_the_active_segment_goes_and_offsets_go_on(h
     assert offsets(hw) == [4]
 
 
-def test_a_young_event_keeps_the_active_segment(hw: Engine, clock: SetClock) -> None:
+def test_a_young_event_keeps_the_active_segment(hw: Store, clock: SetClock) -> None:
     hw.append("t", b"old")
     clock.pass_ms(HOUR + 1)
     hw.append("t", b"young")
@@ -189,7 +190,7 @@ def test_a_young_event_keeps_the_active_segment(hw: Engine, clock: SetClock) -> 
     assert bases(hw) == [0]
 
 
-def test_before_deletes_what_ends_before_a_place_once(hw: Engine, clock: SetClock) -> None:
+def test_before_deletes_what_ends_before_a_place_once(hw: Store, clock: SetClock) -> None:
     for _ in range(4):
         fill(hw, 1)
         clock.pass_ms(HOUR)
@@ -203,7 +204,7 @@ def test_before_deletes_what_ends_before_a_place_once(hw: Engine, clock: SetCloc
     assert bases(hw) == [12]
 
 
-def test_before_needs_the_partition_of_an_offset(hw: Engine) -> None:
+def test_before_needs_the_partition_of_an_offset(hw: Store) -> None:
     hw.create("p", partitions=2)
     with pytest.raises(Invalid, match="belongs to one"):
         hw.retain("p", before=1)
@@ -216,7 +217,7 @@ def test_before_needs_the_partition_of_an_offset(hw: Engine) -> None:
         hw.retain("p", before="earliest")  # type: ignore[arg-type]
 
 
-def test_a_topic_is_made_with_what_it_keeps_and_other_settings_do_not_change(hw: Engine) -> None:
+def test_a_topic_is_made_with_what_it_keeps_and_other_settings_do_not_change(hw: Store) -> None:
     hw.create("t", segment_bytes=SEGMENT_BYTES, retention_age_ms=5, retention_consumers=True)
     hw.retain("t", retention_bytes=10, retention_age_ms=0)
     settings = {"segment_bytes": SEGMENT_BYTES, "retention_consumers": True, "retention_bytes": 10}
@@ -274,16 +275,16 @@ def test_a_deletion_that_fails_in_the_background_is_told_and_tried_at_the_next_r
 # Consumers
 
 
-def consumer_at(hw: Engine, cursor: int | None) -> None:
+def consumer_at(hw: Store, cursor: int | None) -> None:
     hw._keeper.slowest = lambda _topic, _partition: cursor
 
 
-def append_for_ever(hw: Engine) -> None:
+def append_for_ever(hw: Store) -> None:
     for _ in range(100):
         hw.append("t", DATA)
 
 
-def test_what_the_slowest_consumer_has_not_passed_is_kept(hw: Engine) -> None:
+def test_what_the_slowest_consumer_has_not_passed_is_kept(hw: Store) -> None:
     fill(hw, 4)
     asked: list[tuple[str, int]] = []
 
@@ -301,13 +302,13 @@ def test_what_the_slowest_consumer_has_not_passed_is_kept(hw: Engine) -> None:
     assert [each.end for each in hw.retain("t")] == [9, 12]
 
 
-def test_consumers_keep_nothing_unless_the_topic_says_so(hw: Engine) -> None:
+def test_consumers_keep_nothing_unless_the_topic_says_so(hw: Store) -> None:
     fill(hw, 3)
     consumer_at(hw, 0)
     assert [each.end for each in hw.retain("t", retention_segments=1)] == [3, 6, 9]
 
 
-def test_an_old_active_segment_that_a_consumer_has_not_passed_stays(hw: Engine, clock: SetClock) -> None:
+def test_an_old_active_segment_that_a_consumer_has_not_passed_stays(hw: Store, clock: SetClock) -> None:
     fill(hw, 1)
     hw.append("t", b"unread")
     clock.pass_ms(HOUR + 1)
@@ -319,7 +320,7 @@ def test_an_old_active_segment_that_a_consumer_has_not_passed_stays(hw: Engine, 
     assert [each.end for each in hw.retain("t")] == [4]
 
 
-def test_at_the_hard_bound_the_oldest_goes_although_it_was_not_read(hw: Engine) -> None:
+def test_at_the_hard_bound_the_oldest_goes_although_it_was_not_read(hw: Store) -> None:
     fill(hw, 4)
     consumer_at(hw, 1)
     options: dict[str, Any] = {"retention_segments": 1, "retention_consumers": True}
@@ -350,7 +351,7 @@ def test_a_full_log_refuses_until_its_consumers_have_caught_up(open_engine: Open
     assert bases(other) == [3, 6, 10]
 
 
-def test_a_full_log_without_consumers_is_refused_until_somebody_deletes(hw: Engine) -> None:
+def test_a_full_log_without_consumers_is_refused_until_somebody_deletes(hw: Store) -> None:
     hw.create("t", segment_bytes=SEGMENT_BYTES, retention_bytes_hard=5000, overflow="refuse")
     with pytest.raises(Unavailable, match="headwater retain"):
         append_for_ever(hw)
@@ -407,7 +408,7 @@ def test_a_time_or_id_before_the_oldest_is_the_oldest(open_engine: Open, clock: 
     assert offsets(reader, start=datetime(2000, 1, 1, tzinfo=UTC)) == [6, 7, 8]
 
 
-def test_a_range_backwards_below_the_oldest_is_gone(hw: Engine) -> None:
+def test_a_range_backwards_below_the_oldest_is_gone(hw: Store) -> None:
     fill(hw, 3)
     hw.retain("t", before=6)
     assert_gone(lambda: offsets(hw, start=1, end=3, reverse=True), oldest=6)
@@ -472,7 +473,7 @@ def test_a_huge_event_of_a_deleted_segment_is_gone_and_not_corrupt(open_engine: 
     assert_gone(waiting[0].events, oldest=5)
 
 
-def test_a_segment_that_somebody_took_away_by_hand_is_not_called_deleted(hw: Engine) -> None:
+def test_a_segment_that_somebody_took_away_by_hand_is_not_called_deleted(hw: Store) -> None:
     fill(hw, 4)
     assert offsets(hw, start=11) == [11]
     os.unlink(only_log(hw).place.segment(6))
@@ -488,7 +489,7 @@ def all_due(log: LocalLog, keep: int) -> list[retention.SegmentFiles]:
     return retention.survey(log.place, log.state())[:-keep]
 
 
-def test_a_segment_that_is_being_sealed_is_not_deleted_under_it(hw: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_that_is_being_sealed_is_not_deleted_under_it(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     hw.create("t", segment_bytes=1 << 20)
     for _ in range(600):
         hw.append("t", b"small", durability="os")
@@ -532,7 +533,7 @@ def test_sealers_and_deleters_at_once_leave_no_gap(open_engine: Open) -> None:
         except BaseException as error:  # noqa: BLE001  (the test must hear of everything)
             errors.append(error)
 
-    def seal_now(engine: Engine) -> None:
+    def seal_now(engine: Store) -> None:
         for base in seal.unsealed(log.place, log.state().segment):
             try:
                 seal.seal(engine._topics.live("t").logs[0].place, base)
@@ -565,7 +566,7 @@ def test_sealers_and_deleters_at_once_leave_no_gap(open_engine: Open) -> None:
     }
 
 
-def test_a_plan_for_a_topic_that_was_deleted_does_not_touch_its_successor(hw: Engine) -> None:
+def test_a_plan_for_a_topic_that_was_deleted_does_not_touch_its_successor(hw: Store) -> None:
     fill(hw, 3)
     log = only_log(hw)
     plan = all_due(log, 1)
@@ -582,14 +583,14 @@ def test_a_plan_for_a_topic_that_was_deleted_does_not_touch_its_successor(hw: En
     assert bases(hw) == [0, 4, 7, 10]
 
 
-def test_a_segment_with_a_damaged_header_goes_like_any_other(hw: Engine) -> None:
+def test_a_segment_with_a_damaged_header_goes_like_any_other(hw: Store) -> None:
     fill(hw, 3)
     path = only_log(hw).place.segment(3)
     path.write_bytes(b"damaged!" + path.read_bytes()[8:])
     assert [each.end for each in hw.retain("t", retention_segments=1)] == [3, 6, 9]
 
 
-def test_an_age_that_cannot_be_told_keeps_the_segment(hw: Engine, clock: SetClock) -> None:
+def test_an_age_that_cannot_be_told_keeps_the_segment(hw: Store, clock: SetClock) -> None:
     fill(hw, 3)
     clock.pass_ms(HOUR + 1)
     path = only_log(hw).place.segment(6)
@@ -597,7 +598,7 @@ def test_an_age_that_cannot_be_told_keeps_the_segment(hw: Engine, clock: SetCloc
     assert [each.end for each in hw.retain("t", retention_age_ms=HOUR)] == [3]
 
 
-def test_what_a_crash_left_of_a_deleted_segment_is_no_damage_and_swept_at_the_next_roll(hw: Engine) -> None:
+def test_what_a_crash_left_of_a_deleted_segment_is_no_damage_and_swept_at_the_next_roll(hw: Store) -> None:
     hw.create("t", segment_bytes=SEGMENT_BYTES)
     fill(hw, 2)
     hw.append("t", b"h" * 3000)
@@ -620,7 +621,7 @@ def test_what_a_crash_left_of_a_deleted_segment_is_no_damage_and_swept_at_the_ne
     assert [name for name in os.listdir(place.path) if name < file_of(7, "")] == []
 
 
-def test_check_and_repair_take_a_log_that_begins_late(hw: Engine) -> None:
+def test_check_and_repair_take_a_log_that_begins_late(hw: Store) -> None:
     fill(hw, 4)
     hw.seal("t")
     hw.retain("t", before=6)
@@ -635,7 +636,7 @@ def test_check_and_repair_take_a_log_that_begins_late(hw: Engine) -> None:
     assert hw.describe("t").partitions[0].start == 6
 
 
-def test_a_segment_deleted_while_it_is_checked_is_no_damage(hw: Engine) -> None:
+def test_a_segment_deleted_while_it_is_checked_is_no_damage(hw: Store) -> None:
     hw.append("t", b"h" * 5000)
     fill(hw, 3)
     assert not hw.check("t").damaged

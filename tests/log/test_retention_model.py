@@ -13,11 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headwater.engine.engine import Engine
 from headwater.errors import NotFound
 from headwater.event import time_of
 from headwater.format.names import file_of
 from headwater.limits import Limits
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.test_retention import SetClock
 from tests.log.unsynced import UnsyncedDisk
 
@@ -93,8 +94,8 @@ class RetentionMachine(RuleBasedStateMachine):
         self.engines[0].create("t", retention_bytes_hard=9000)
         self.cursors = [engine._topics.live("t").logs[0].cursor(0) for engine in self.engines]
 
-    def open(self) -> Engine:
-        engine = Engine(self.path / "data", limits=LIMITS, disk=UnsyncedDisk(), clock=self.clock)
+    def open(self) -> Store:
+        engine = open_directory(self.path / "data", limits=LIMITS, disk=UnsyncedDisk(), clock=self.clock)
         engine._keeper.slowest = lambda _topic, _partition: self.model.cursor
         return engine
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.directory import seal
 from headwater.errors import NotFound, Unavailable
 from headwater.format.names import file_of
 from headwater.limits import Limits
-from headwater.storage import seal
+from headwater.store import Store
 from tests.log.children import Child, Said, stop
 from tests.log.unsynced import open_unsynced
 
@@ -24,12 +24,12 @@ def data_of(offset: int) -> bytes:
     return (b"%d " % offset).ljust(2000 if offset % 97 == 0 else 40, b".")
 
 
-def append_all(hw: Engine) -> None:
+def append_all(hw: Store) -> None:
     for offset in range(EVENTS):
         assert hw.append("t", data_of(offset), durability="os").offset == offset
 
 
-def follow_all(hw: Engine) -> list[tuple[int, int]]:
+def follow_all(hw: Store) -> list[tuple[int, int]]:
     """Follow to the last event; returns the ranges of offsets that were gone before they could be read."""
     gaps: list[tuple[int, int]] = []
     at = 0
@@ -48,7 +48,7 @@ def follow_all(hw: Engine) -> list[tuple[int, int]]:
     return gaps
 
 
-def read_all(hw: Engine) -> int:
+def read_all(hw: Store) -> int:
     """Read forwards and backwards until all was appended; returns how often something was gone."""
     gone, end = 0, 0
     while end < EVENTS:
@@ -67,7 +67,7 @@ def read_all(hw: Engine) -> int:
     return gone
 
 
-def delete_much(hw: Engine) -> int:
+def delete_much(hw: Store) -> int:
     """Delete in all ways until all was appended; returns how many segments went by this."""
     deleted, end = 0, 0
     while end < EVENTS:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from headwater.engine.engine import Engine
+from headwater.disk.disk import Clock
 from headwater.limits import Limits
-from headwater.storage.disk import Clock
+from headwater.opening import open_directory
 from tests.waiting import wait_for
 
 
@@ -31,7 +31,7 @@ class LeapingClock(Clock):
 
 def test_after_an_hour_in_which_the_process_was_stopped_it_rests_only_for_a_moment(tmp_path: Path) -> None:
     clock = LeapingClock()
-    with Engine(tmp_path / "data", limits=Limits(segment_bytes=4096), clock=clock) as hw:
+    with open_directory(tmp_path / "data", limits=Limits(segment_bytes=4096), clock=clock) as hw:
         for _ in range(50):
             hw.append("t", bytes(100), durability="os")
         wait_for(lambda: clock.rests_s)

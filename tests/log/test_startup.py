@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.engine import Engine
-from headwater.storage.disk import Disk
+from headwater.disk.disk import Disk
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 
@@ -70,7 +71,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 def test_the_counting_disk_counts(logs: dict[int, Path]) -> None:
     disk = CountingDisk()
-    with Engine(logs[5], disk=disk) as hw:
+    with open_directory(logs[5], disk=disk) as hw:
         before = disk.counts.copy()
         assert len(list(hw.read("t"))) >= 6
         assert (disk.counts - before)["open_read"] >= 6
@@ -79,7 +80,7 @@ def test_the_counting_disk_counts(logs: dict[int, Path]) -> None:
 
 @pytest.mark.parametrize("what", ["append", "read the first", "read the last", "backwards", "follow", "all"])
 def test_opening_costs_the_same_with_many_segments(logs: dict[int, Path], what: str) -> None:
-    works: dict[str, Callable[[Engine], object]] = {
+    works: dict[str, Callable[[Store], object]] = {
         "append": lambda hw: hw.append("t", b"next"),
         "read the first": lambda hw: next(hw.read("t")),
         "read the last": lambda hw: list(hw.read("t", start=hw.describe("t").partitions[0].end - 1)),
@@ -89,7 +90,7 @@ def test_opening_costs_the_same_with_many_segments(logs: dict[int, Path], what: 
     counts = {}
     for segments, path in logs.items():
         disk = CountingDisk()
-        with Engine(path, disk=disk) as hw:
+        with open_directory(path, disk=disk) as hw:
             for name, work in works.items():
                 if what in (name, "all"):
                     work(hw)

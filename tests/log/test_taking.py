@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headwater.engine.engine import Engine
+from headwater.directory import copying
+from headwater.directory.local_log import LocalLog
 from headwater.errors import Conflict, Corrupt
 from headwater.format.batch import Batch, decode
 from headwater.format.producers import ProducerAnswer, ProducerState
 from headwater.format.replication import LogState, TopicState
-from headwater.storage import copying
-from headwater.storage.log import LocalLog
+from headwater.opening import directory_parts, open_directory
 
 TICKS_PER_DAY = 24 * 3600 * 10_000_000
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[LocalLog]:
-    with Engine(tmp_path / "source") as engine:
+    with open_directory(tmp_path / "source") as engine:
         engine.create("t", segment_bytes=4096)
         for n in range(10):
             engine.append_many("t", [b"%d" % n * 20] * (n + 1), keys=["k"] * (n + 1), producer=("p", 1, n))
@@ -31,13 +32,15 @@ def source(tmp_path: Path) -> Iterator[LocalLog]:
 def here(tmp_path: Path, source: LocalLog) -> Iterator[LocalLog]:
     """An empty log of the same uuid and settings."""
     assert source.end()
-    from headwater.engine.replica.destination import ReplicaDirectory
+    from headwater.disk.disk import Clock, Disk
     from headwater.limits import DEFAULTS
-    from headwater.storage.disk import Clock, Disk
+    from headwater.replication.destination import ReplicaDirectory
 
-    with Engine(tmp_path / "source") as engine:
+    with open_directory(tmp_path / "source") as engine:
         topic = engine.topic("t")
-    with ReplicaDirectory(tmp_path / "here", DEFAULTS, Disk(), Clock()) as destination:
+    with contextlib.closing(
+        ReplicaDirectory(tmp_path / "here", directory_parts, DEFAULTS, Disk(), Clock())
+    ) as destination:
         state = TopicState("t", topic.uuid, topic.settings, [LogState(0, 0, 0)])
         yield destination.adopt(state).logs[0]
 

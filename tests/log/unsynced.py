@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headwater.engine.engine import Engine
-from headwater.storage.disk import Disk
+from headwater.disk.disk import Disk
+from headwater.opening import open_directory
+from headwater.store import Store
 
 
 class UnsyncedDisk(Disk):
@@ -22,5 +23,5 @@ class UnsyncedDisk(Disk):
         pass
 
 
-def open_unsynced(path: Path, **options: Any) -> Engine:
-    return Engine(path, disk=UnsyncedDisk(), **options)
+def open_unsynced(path: Path, **options: Any) -> Store:
+    return open_directory(path, disk=UnsyncedDisk(), **options)

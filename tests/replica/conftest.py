@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.engine.replica import replicator
+from headwater.replication import replicator
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headwater
-from headwater.engine.replica.replicator import Replicator
+from headwater.opening import directory_parts
+from headwater.replication.replicator import Replicator
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from headwater.engine.replica.source import ReplicationSource
     from headwater.event import Event
+    from headwater.replication.source import ReplicationSource
 
 PROGRAM = (sys.executable, "-m", "headwater.cli")
 
@@ -61,7 +62,7 @@ def copy_once(source: Path | str, replica: Path, **options: Any) -> headwater.in
 @contextlib.contextmanager
 def replicating(source: ReplicationSource, path: Path, **options: Any) -> Iterator[Replicator]:
     """Copy in a thread for the time of a block; whatever ends it otherwise is raised."""
-    replicator = Replicator(source, path, address="the source", **options)
+    replicator = Replicator(source, path, directory_parts, address="the source", **options)
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -115,5 +116,5 @@ def wait_for_events(path: Path, topic: str, count: int) -> None:
         wait_for(lambda: topic in hw.topics() and _end(hw, topic) >= count)
 
 
-def _end(hw: headwater.Local, topic: str) -> int:
+def _end(hw: headwater.Store, topic: str) -> int:
     return sum(hw.partition_log(topic, number).end() for number in range(hw.topic(topic).partitions))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 from collections.abc import Iterator
@@ -10,13 +11,14 @@ from pathlib import Path
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
-from headwater.engine.replica.destination import ReplicaDirectory, SourceError, take
-from headwater.engine.replica.replicator import Replicator
+from headwater.disk.disk import Clock, Disk
 from headwater.event import ticks_and_node
 from headwater.format.replication import LogRequest
 from headwater.limits import DEFAULTS
-from headwater.storage.disk import Clock, Disk
+from headwater.opening import directory_parts, open_directory
+from headwater.replication.destination import ReplicaDirectory, SourceError, take
+from headwater.replication.replicator import Replicator
+from headwater.store import Store
 from tests.replica.copies import copy_once, events, replicating, same, wait_for_events
 from tests.server.serving import Server, serving
 
@@ -180,8 +182,8 @@ def test_a_source_that_can_only_be_read_is_copied_with_its_producers(tmp_path: P
         hw.append("t", "2")
     paths = sorted((tmp_path / "source").rglob("*"))
     disk = ReadOnly()
-    with Engine(tmp_path / "source", create=False, disk=disk) as source:
-        Replicator(source.replication(), tmp_path / "replica", address="source").run(once=True)
+    with open_directory(tmp_path / "source", create=False, disk=disk) as source:
+        Replicator(source.replication(), tmp_path / "replica", directory_parts, address="source").run(once=True)
     assert sorted((tmp_path / "source").rglob("*")) == paths
     assert disk.refused > 0
     headwater.promote(tmp_path / "replica")
@@ -261,7 +263,7 @@ def test_huge_data_that_is_not_what_its_batch_says_is_not_taken(tmp_path: Path) 
         copy_once(tmp_path / "source", tmp_path / "replica", topics=[])
         state = hw.replication().topics()[0]
         batches = list(hw.partition_log("t", 0).stored(0, 1))
-    with ReplicaDirectory(tmp_path / "replica", DEFAULTS, Disk(), Clock()) as here:
+    with contextlib.closing(ReplicaDirectory(tmp_path / "replica", directory_parts, DEFAULTS, Disk(), Clock())) as here:
         (log,) = here.adopt(state).logs
         for wrong in (b"y" * 2_000_000, b"x" * 1_999_999, b""):
             with pytest.raises(SourceError, match="not what its batch says"):
@@ -296,7 +298,7 @@ def test_a_replica_whose_last_event_is_deleted_at_the_source_just_now_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with headwater.open(tmp_path / "source") as hw:
-        assert isinstance(hw, Engine)
+        assert isinstance(hw, Store)
         first = hw.append("t", "copied")
         topic, [log] = hw.partition_logs("t")
         log.roll(tell=False)

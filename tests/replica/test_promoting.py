@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
-from headwater.storage.disk import Clock
+from headwater.disk.disk import Clock
+from headwater.opening import open_directory
 from tests.replica.copies import PROGRAM, copy_once, events, replicating, wait_for_events
 from tests.server.serving import serving
 
@@ -172,7 +172,7 @@ def test_offsets_and_times_go_on_even_if_the_clock_here_is_behind(replica: Path)
 
     headwater.promote(replica)
     last = events(replica, "t")[-1]
-    with Engine(replica, clock=Behind()) as hw:
+    with open_directory(replica, clock=Behind()) as hw:
         ref = hw.append("t", "next")
         assert (ref.offset, ref.ticks) == (20, last[3] + 1)
         (event,) = hw.read("t", start=ref.id)
@@ -211,7 +211,7 @@ def test_producers_go_on_after_promotion(sealed: bool, source: Path, tmp_path: P
 
 def test_a_request_that_was_not_copied_is_not_answered_as_if_it_were(source: Path) -> None:
     """What the source remembers of producers may be of events that came after those that are here."""
-    from headwater.engine.replica.replicator import _up_to
+    from headwater.replication.replicator import _up_to
 
     with headwater.open(source) as hw:
         known = hw.partition_log("t", 0).producers()[1]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from headwater.disk.disk import Clock, Disk
 from headwater.server.users import Account, Cost, Password, Token, changing
-from headwater.storage.disk import Clock, Disk
 
 QUICK = Cost(n=16, r=8, p=1)
 SECRET = "correct horse"

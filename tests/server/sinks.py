@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from headwater.engine.cursor import Gap, Offsets
-from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
 from headwater.format.events import EventBatch
+from headwater.log.topic_cursor import Gap, Offsets
 from headwater.server.feeds import Feeds
 from headwater.server.metrics import LiveMeter
 from headwater.server.settings import ServerSettings
+from headwater.store import Store
 
 PATIENCE_S = 20.0
 
@@ -116,7 +116,7 @@ class Collector:
 
 
 @asynccontextmanager
-async def feeding(engine: Engine, settings: ServerSettings | None = None) -> AsyncIterator[Feeds]:
+async def feeding(engine: Store, settings: ServerSettings | None = None) -> AsyncIterator[Feeds]:
     """Feeds as a store makes them."""
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(4) as threads:
@@ -124,7 +124,7 @@ async def feeding(engine: Engine, settings: ServerSettings | None = None) -> Asy
         async def blocking(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return await loop.run_in_executor(threads, partial(function, *args, **kwargs))
 
-        feeds = Feeds(engine, blocking, loop, settings or ServerSettings(), LiveMeter())
+        feeds = Feeds(engine.directory, blocking, loop, settings or ServerSettings(), LiveMeter())
         try:
             yield feeds
         finally:

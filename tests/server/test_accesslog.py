@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headwater.disk.disk import Disk
 from headwater.event import ticks_of
 from headwater.server import accesslog
 from headwater.server.accesslog import AccessLog, RequestRecord, line_of
-from headwater.storage.disk import Disk
 from tests.waiting import wait_for
 
 

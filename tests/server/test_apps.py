@@ -18,9 +18,9 @@ import pytest
 import headwater
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.limits import ServerLimits
+from headwater.opening import open_directory
 from headwater.server.apps import Application
 from headwater.server.metrics import ApplicationMeter
-from headwater.views.local import Local
 from tests.server.process import Server, http
 from tests.waiting import wait_for
 
@@ -287,7 +287,7 @@ def test_a_fold_that_raises_is_shown_and_stops_no_other(steady: tuple[Server, An
 
 def test_two_servers_run_the_same_application_on_one_directory(tmp_path: Path, shop: Path) -> None:
     data = tmp_path / "data"
-    with Local(data) as hw:
+    with open_directory(data) as hw:
         hw.create("orders", partitions=2)
     with running(data, shop) as (_, one), running(data, shop) as (_, other):
         keys = [f"k{number}" for number in range(20)]
@@ -306,7 +306,7 @@ def test_an_application_runs_without_a_server_until_it_is_told_to_end(tmp_path: 
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert "running" in process.stdout.readline()
-            with Local(data) as hw:
+            with open_directory(data) as hw:
                 ref = hw.append("orders", {"n": 1}, key=f"of {number}")
                 found = hw.binder("totals").get(f"of {number}", at_least=ref, timeout=WAIT_S)
                 assert found is not None

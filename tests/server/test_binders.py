@@ -16,7 +16,7 @@ import pytest
 
 import headwater
 from headwater import App
-from headwater.views.local import Local
+from headwater.opening import open_directory
 from tests.server import people
 from tests.server.process import served
 from tests.server.serving import WAIT_S, Server, serving
@@ -38,7 +38,7 @@ def basket(doc: Any, event: headwater.Event) -> Any:
 
 def fill(path: Path, **totals: int) -> None:
     """Have documents with these totals, made by the application in this process."""
-    with Local(path) as hw:
+    with open_directory(path) as hw:
         for who, total in totals.items():
             hw.append("orders", {"who": who, "n": total})
         app.catch_up(hw)
@@ -156,7 +156,7 @@ def test_many_documents_are_streamed_with_little_memory(tmp_path: Path) -> None:
     def thing(doc: Any, event: headwater.Event) -> Any:  # noqa: ARG001
         return {"text": "x" * 20_000}
 
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         hw.append_many("things", [{}] * 1500, keys=[f"k{number}" for number in range(1500)], durability="os")
         large.catch_up(hw)
     with serving(tmp_path / "data") as server:
@@ -207,7 +207,7 @@ def leave(server: Server, times: int) -> None:
 
 def test_a_document_is_waited_for(tmp_path: Path) -> None:
     fill(tmp_path / "data", ann=1)
-    with serving(tmp_path / "data") as server, Local(tmp_path / "data") as hw:
+    with serving(tmp_path / "data") as server, open_directory(tmp_path / "data") as hw:
         ref = hw.append("orders", {"who": "ann", "n": 2})
         place = f"orders:0:{ref.offset}"
         late = server.http.get("/binders/baskets/ann", params={"at_least": place, "timeout": "0.1"})

@@ -13,7 +13,8 @@ import pytest
 
 import headwater
 from headwater import App
-from headwater.views.local import Local
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.server.eventsource import Got, Source, subscribed
 from tests.server.process import Server as Process
 from tests.server.serving import Server, serving
@@ -36,7 +37,7 @@ def counting(topic: str, binder: str, version: int = 1) -> App:
 class Clicks:
     """A topic and a binder of its own, which counts clicks in this process."""
 
-    def __init__(self, hw: Local) -> None:
+    def __init__(self, hw: Store) -> None:
         number = next(_numbers)
         self.hw = hw
         self.topic, self.binder = f"clicks{number}", f"counts{number}"
@@ -55,13 +56,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def local(server: Server) -> Iterator[Local]:
-    with Local(server.path) as opened:
+def local(server: Server) -> Iterator[Store]:
+    with open_directory(server.path) as opened:
         yield opened
 
 
 @pytest.fixture
-def clicks(local: Local) -> Clicks:
+def clicks(local: Store) -> Clicks:
     made = Clicks(local)
     made.click("a", "b")
     return made

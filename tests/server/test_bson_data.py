@@ -22,7 +22,7 @@ from headwater.format import batch as batches
 from headwater.format import frames
 from headwater.format.batch import DATA
 from headwater.format.column import Column
-from headwater.views.local import Local
+from headwater.opening import open_directory
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import wire
 from tests.server.test_arrow_http import stream
@@ -153,7 +153,7 @@ def test_files_with_it_are_not_imported(tmp_path: Path, data: bytes) -> None:
 
 def stored(path: Path, topic: str, *values: bytes) -> None:
     """Have these in a topic as an older version stored them: nobody looked."""
-    with Local(path) as hw:
+    with open_directory(path) as hw:
         hw.create(topic)
         hw.commit([hw.prepare_encoded(topic, value, b"made", None, "bson") for value in values])
 
@@ -204,6 +204,6 @@ def test_a_projection_quarantines_what_is_stored(tmp_path: Path) -> None:
     def fold(_: Any, event: headwater.Event) -> Any:
         return event.value
 
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         app.catch_up(hw)
         assert [document.id for document in hw.binder("b").find()] == ["1", "2"]

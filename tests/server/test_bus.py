@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
+from headwater.store import Store
 from tests.server.eventsource import Source, subscribed
 from tests.server.process import Server, served
 
@@ -221,7 +221,7 @@ async def test_an_embedded_program_publishes_too(call: Caller) -> None:
     async with subscribed(call.server.url, "/api/events") as source:
         await source.next()
         with headwater.open(call.server.path) as log:
-            assert isinstance(log, Engine)
+            assert isinstance(log, Store)
             ref = log.append("events", "embedded", type="m")
             got = await source.next()
         assert (got.id, got.event, got.data) == (str(ref.id), "m", "embedded")

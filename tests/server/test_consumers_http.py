@@ -16,11 +16,10 @@ from urllib.parse import quote
 import pytest
 
 import headwater
-from headwater.client.consumer import RemoteConsumer
-from headwater.client.remote import Remote
-from headwater.engine.engine import Engine
+from headwater.consumers.remote_consumer import RemoteConsumer
 from headwater.errors import Closed, Fenced, Invalid, NotFound, TooLarge, Unavailable
 from headwater.event import Event
+from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 from tests.server.serving import Server, serving
 from tests.waiting import wait_for
@@ -39,13 +38,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def remote(server: Server) -> Iterator[Remote]:
+def remote(server: Server) -> Iterator[Store]:
     with opened(server) as remote:
         yield remote
 
 
 @pytest.fixture(scope="module")
-def log(server: Server) -> Iterator[Engine]:
+def log(server: Server) -> Iterator[Store]:
     """The same log without the server: what is not of consumers is nothing to test here."""
     with open_unsynced(server.path) as engine:
         yield engine
@@ -56,13 +55,13 @@ def topic() -> str:
     return f"topic-{next(_numbers)}"
 
 
-def opened(server: Server, **options: Any) -> Remote:
+def opened(server: Server, **options: Any) -> Store:
     remote = headwater.open(server.url, **options)
-    assert isinstance(remote, Remote)
+    assert isinstance(remote, Store)
     return remote
 
 
-def fill(log: Engine, topic: str, events: int, partitions: int = 1) -> None:
+def fill(log: Store, topic: str, events: int, partitions: int = 1) -> None:
     """So many numbers in each partition."""
     log.create(topic, partitions=partitions)
     for partition in range(partitions):
@@ -73,18 +72,20 @@ def numbers(events: Any) -> list[int]:
     return [int(event.data) for event in events]
 
 
-def cursor(hw: Remote, topic: str, partition: int = 0, name: str = "c") -> int:
+def cursor(hw: Store, topic: str, partition: int = 0, name: str = "c") -> int:
     [found] = [info for info in hw.consumers(topic) if (info.name, info.partition) == (name, partition)]
     return found.cursor
 
 
-def owners(hw: Remote, topic: str) -> list[str | None]:
+def owners(hw: Store, topic: str) -> list[str | None]:
     return [info.owner for info in hw.consumers(topic)]
 
 
-def now(hw: Remote, topic: str, **options: Any) -> RemoteConsumer:
+def now(hw: Store, topic: str, **options: Any) -> RemoteConsumer:
     """A member that ends when there is nothing more."""
-    return hw.consumer("c", topic, timeout=0, **options)
+    consumer = hw.consumer("c", topic, timeout=0, **options)
+    assert isinstance(consumer, RemoteConsumer)
+    return consumer
 
 
 class Raw:
@@ -141,7 +142,7 @@ def post(server: Server, path: str, body: Any) -> tuple[int, Any]:
 # What the server answers
 
 
-def test_a_member_is_sent_lines_as_they_come(server: Server, remote: Remote, log: Engine, topic: str) -> None:
+def test_a_member_is_sent_lines_as_they_come(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2, partitions=2)
     raw = Raw(server, topic)
     assert raw.response.status == 200
@@ -166,7 +167,7 @@ def test_a_member_is_sent_lines_as_they_come(server: Server, remote: Remote, log
     raw.close()
 
 
-def test_the_member_leaves_when_the_connection_ends(server: Server, remote: Remote, log: Engine, topic: str) -> None:
+def test_the_member_leaves_when_the_connection_ends(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     raw = Raw(server, topic, "lease_ms=600000")
     assert raw.events(3) == [0, 1, 2]
@@ -179,7 +180,7 @@ def test_the_member_leaves_when_the_connection_ends(server: Server, remote: Remo
 
 
 def test_a_client_that_dies_with_an_event_has_failed_at_it(
-    server: Server, remote: Remote, log: Engine, topic: str
+    server: Server, remote: Store, log: Store, topic: str
 ) -> None:
     fill(log, topic, 1)
     for _ in range(2):
@@ -194,7 +195,7 @@ def test_a_client_that_dies_with_an_event_has_failed_at_it(
 
 
 def test_an_idle_stream_shows_signs_of_life_and_a_silent_client_is_dropped(
-    server: Server, remote: Remote, log: Engine, topic: str
+    server: Server, remote: Store, log: Store, topic: str
 ) -> None:
     fill(log, topic, 1)
     raw = Raw(server, topic, "lease_ms=600")
@@ -216,7 +217,7 @@ def test_an_idle_stream_shows_signs_of_life_and_a_silent_client_is_dropped(
     raw.close()
 
 
-def test_no_more_is_sent_than_the_window_takes(server: Server, log: Engine, topic: str) -> None:
+def test_no_more_is_sent_than_the_window_takes(server: Server, log: Store, topic: str) -> None:
     fill(log, topic, 500)
     raw = Raw(server, topic, "lease_ms=600000")
     assert raw.events(WINDOW) == list(range(WINDOW))
@@ -228,7 +229,7 @@ def test_no_more_is_sent_than_the_window_takes(server: Server, log: Engine, topi
     raw.leave()
 
 
-def test_bytes_fill_the_window_too(server: Server, log: Engine, topic: str) -> None:
+def test_bytes_fill_the_window_too(server: Server, log: Store, topic: str) -> None:
     log.append_many(topic, [b"x" * 500_000] * 12)
     raw = Raw(server, topic, "lease_ms=600000")
     assert raw.events(8) == list(range(8))
@@ -239,7 +240,7 @@ def test_bytes_fill_the_window_too(server: Server, log: Engine, topic: str) -> N
     raw.leave()
 
 
-def test_a_partition_that_is_lost_makes_room(server: Server, remote: Remote, log: Engine, topic: str) -> None:
+def test_a_partition_that_is_lost_makes_room(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 500)
     raw = Raw(server, topic, "lease_ms=600000")
     raw.events(WINDOW)
@@ -252,7 +253,7 @@ def test_a_partition_that_is_lost_makes_room(server: Server, remote: Remote, log
     raw.leave()
 
 
-def test_a_stream_may_end_when_nothing_comes(server: Server, remote: Remote, log: Engine, topic: str) -> None:
+def test_a_stream_may_end_when_nothing_comes(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2)
     raw = Raw(server, topic, "timeout=0.05")
     assert [json.loads(line)["offset"] for line in iter(raw.line, b"")] == [0, 1]
@@ -260,7 +261,7 @@ def test_a_stream_may_end_when_nothing_comes(server: Server, remote: Remote, log
     raw.close()
 
 
-def test_a_member_belongs_to_its_consumer(server: Server, log: Engine, topic: str) -> None:
+def test_a_member_belongs_to_its_consumer(server: Server, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     raw = Raw(server, topic)
     for path in (f"/consumer/d/{topic}/acks", "/consumer/c/other/acks"):
@@ -271,7 +272,7 @@ def test_a_member_belongs_to_its_consumer(server: Server, log: Engine, topic: st
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_only_a_post_joins(server: Server, remote: Remote, log: Engine, topic: str, method: str) -> None:
+def test_only_a_post_joins(server: Server, remote: Store, log: Store, topic: str, method: str) -> None:
     fill(log, topic, 1)
     connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
     connection.request(method, f"/consumer/c/{topic}/items")
@@ -281,7 +282,7 @@ def test_only_a_post_joins(server: Server, remote: Remote, log: Engine, topic: s
     assert remote.consumers(topic) == []
 
 
-def test_there_are_only_so_many_members(server: Server, log: Engine, topic: str) -> None:
+def test_there_are_only_so_many_members(server: Server, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     joined = [Raw(server, topic, name=f"c{number}") for number in range(8)]
     assert {each.response.status for each in joined} == {200}
@@ -312,7 +313,7 @@ def test_there_are_only_so_many_members(server: Server, log: Engine, topic: str)
     ],
 )
 def test_a_member_that_cannot_be_is_refused(
-    server: Server, remote: Remote, log: Engine, topic: str, query: str, status: int
+    server: Server, remote: Store, log: Store, topic: str, query: str, status: int
 ) -> None:
     fill(log, topic, 1)
     found, told = Raw(server, topic, query).refusal()
@@ -320,7 +321,7 @@ def test_a_member_that_cannot_be_is_refused(
     assert all(owner is None for owner in owners(remote, topic))
 
 
-def test_joining_what_is_not_there_is_404_and_what_is_not_served_406(server: Server, log: Engine, topic: str) -> None:
+def test_joining_what_is_not_there_is_404_and_what_is_not_served_406(server: Server, log: Store, topic: str) -> None:
     assert Raw(server, topic).refusal()[0] == 404
     fill(log, topic, 1)
     assert Raw(server, topic, name="x" * 65).refusal()[0] == 413
@@ -358,7 +359,7 @@ def test_a_request_that_acks_is_bounded(server: Server, topic: str) -> None:
     assert post(server, f"/consumer/c/{topic}/acks", b" " * (2 << 20))[0] == 413
 
 
-def test_ranges_that_were_not_handed_out_are_refused_at_once(server: Server, log: Engine, topic: str) -> None:
+def test_ranges_that_were_not_handed_out_are_refused_at_once(server: Server, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     raw = Raw(server, topic)
     raw.events(1)
@@ -370,7 +371,7 @@ def test_ranges_that_were_not_handed_out_are_refused_at_once(server: Server, log
     raw.leave()
 
 
-def test_seek_and_forget_over_http(server: Server, remote: Remote, log: Engine, topic: str) -> None:
+def test_seek_and_forget_over_http(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2, partitions=2)
     for number in range(3):
         log.append(topic, b"%d" % number, partition=0)
@@ -395,7 +396,7 @@ def test_seek_and_forget_over_http(server: Server, remote: Remote, log: Engine, 
 # The verbs of the client
 
 
-def test_a_consumer_goes_on_where_its_acks_ended(remote: Remote, log: Engine, topic: str) -> None:
+def test_a_consumer_goes_on_where_its_acks_ended(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 10)
     with now(remote, topic) as consumer:
         for event in islice(consumer, 4):
@@ -408,7 +409,7 @@ def test_a_consumer_goes_on_where_its_acks_ended(remote: Remote, log: Engine, to
     assert [info.failures for info in remote.consumers(topic)] == [0], "leaving is no failure"
 
 
-def test_events_are_the_same_as_those_that_were_appended(remote: Remote, log: Engine, topic: str) -> None:
+def test_events_are_the_same_as_those_that_were_appended(remote: Store, log: Store, topic: str) -> None:
     log.append(topic, b"\x00\xff bytes", key=b"\xfe", type="a", meta={"n": "1"})
     log.append(topic, "text\nof two lines", key="é")
     log.append(topic, {"total": 12.50, "big": 2**70})
@@ -419,7 +420,7 @@ def test_events_are_the_same_as_those_that_were_appended(remote: Remote, log: En
         assert list(consumer) == list(log.read(topic))
 
 
-def test_a_huge_event_is_read_when_it_is_wanted(remote: Remote, log: Engine, topic: str) -> None:
+def test_a_huge_event_is_read_when_it_is_wanted(remote: Store, log: Store, topic: str) -> None:
     data = os.urandom(1 << 20) * 11
     log.create(topic, data_bytes_max=len(data))
     log.append(topic, iter([data]))
@@ -431,7 +432,7 @@ def test_a_huge_event_is_read_when_it_is_wanted(remote: Remote, log: Engine, top
     assert cursor(remote, topic) == 1
 
 
-def test_acks_out_of_order_and_to_an_event(remote: Remote, log: Engine, topic: str) -> None:
+def test_acks_out_of_order_and_to_an_event(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 8)
     with now(remote, topic) as consumer:
         events = list(consumer)
@@ -455,7 +456,7 @@ def test_acks_out_of_order_and_to_an_event(remote: Remote, log: Engine, topic: s
         assert numbers(consumer) == [7]
 
 
-def test_acks_are_sent_soon_without_being_asked_for(remote: Remote, log: Engine, topic: str) -> None:
+def test_acks_are_sent_soon_without_being_asked_for(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     with remote.consumer("c", topic) as consumer:
         consumer.ack(next(consumer))
@@ -464,7 +465,7 @@ def test_acks_are_sent_soon_without_being_asked_for(remote: Remote, log: Engine,
 
 @pytest.mark.parametrize(("start", "expected"), [("earliest", [0, 1, 2]), ("latest", []), (2, [2])])
 def test_a_new_consumer_begins_at_its_start(
-    remote: Remote, log: Engine, topic: str, start: Any, expected: list[int]
+    remote: Store, log: Store, topic: str, start: Any, expected: list[int]
 ) -> None:
     fill(log, topic, 3)
     with now(remote, topic, start=start) as consumer:
@@ -473,7 +474,7 @@ def test_a_new_consumer_begins_at_its_start(
         assert numbers(consumer) == expected
 
 
-def test_what_is_not_wanted_is_passed_over(remote: Remote, log: Engine, topic: str) -> None:
+def test_what_is_not_wanted_is_passed_over(remote: Store, log: Store, topic: str) -> None:
     for number in range(6):
         log.append(topic, {"n": number}, type="ab"[number % 2], key=b"\xff" if number > 2 else None)
     with now(remote, topic, type="a", key=b"\xff", match={"n": {"$gt": 1}}) as consumer:
@@ -482,7 +483,7 @@ def test_what_is_not_wanted_is_passed_over(remote: Remote, log: Engine, topic: s
         wait_for(lambda: cursor(remote, topic) == 6)
 
 
-def test_events_come_as_they_are_appended(remote: Remote, log: Engine, topic: str) -> None:
+def test_events_come_as_they_are_appended(remote: Store, log: Store, topic: str) -> None:
     log.create(topic, partitions=3)
     with remote.consumer("c", topic, timeout=PATIENCE_S) as consumer:
         feeder = threading.Thread(target=lambda: [log.append(topic, b"%d" % n, partition=n % 3) for n in range(30)])
@@ -497,7 +498,7 @@ def test_events_come_as_they_are_appended(remote: Remote, log: Engine, topic: st
 
 
 def test_a_failed_event_comes_again_before_the_others_and_is_set_aside_in_the_end(
-    remote: Remote, log: Engine, topic: str
+    remote: Store, log: Store, topic: str
 ) -> None:
     fill(log, topic, 4)
     with remote.consumer("c", topic, timeout=1, failures_max=3) as consumer:
@@ -523,7 +524,7 @@ def test_a_failed_event_comes_again_before_the_others_and_is_set_aside_in_the_en
     assert log.replay(topic) == 1
 
 
-def test_an_exception_in_the_block_is_a_failure_of_the_event_in_hand(remote: Remote, log: Engine, topic: str) -> None:
+def test_an_exception_in_the_block_is_a_failure_of_the_event_in_hand(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2)
 
     def handle(error: BaseException) -> None:
@@ -538,7 +539,7 @@ def test_an_exception_in_the_block_is_a_failure_of_the_event_in_hand(remote: Rem
     assert remote.consumers(topic)[0].failures == 1
 
 
-def test_drain_ends_at_what_was_there_and_tries_again_what_failed(remote: Remote, log: Engine, topic: str) -> None:
+def test_drain_ends_at_what_was_there_and_tries_again_what_failed(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 30, partitions=2)
     failed: set[tuple[int, int]] = set()
 
@@ -559,7 +560,7 @@ def test_drain_ends_at_what_was_there_and_tries_again_what_failed(remote: Remote
         assert list(consumer.drain()) == []
 
 
-def test_drain_waits_for_partitions_of_others(remote: Remote, log: Engine, topic: str) -> None:
+def test_drain_waits_for_partitions_of_others(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 1, partitions=2)
     with remote.consumer("c", topic) as one:
         first = [next(one), next(one)]
@@ -576,7 +577,7 @@ def test_drain_waits_for_partitions_of_others(remote: Remote, log: Engine, topic
             assert done == [0]
 
 
-def test_seek_goes_back_and_forth_and_drops_what_came_before(remote: Remote, log: Engine, topic: str) -> None:
+def test_seek_goes_back_and_forth_and_drops_what_came_before(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 20)
     with now(remote, topic) as consumer:
         events = list(islice(consumer, 5))  # the others wait in this process
@@ -596,7 +597,7 @@ def test_seek_goes_back_and_forth_and_drops_what_came_before(remote: Remote, log
             consumer.seek(0, partition=7)
 
 
-def test_a_seek_by_somebody_else_refuses_late_acks(remote: Remote, log: Engine, topic: str) -> None:
+def test_a_seek_by_somebody_else_refuses_late_acks(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 6)
     with remote.consumer("c", topic, timeout=PATIENCE_S) as consumer:
         events = list(islice(consumer, 6))
@@ -609,7 +610,7 @@ def test_a_seek_by_somebody_else_refuses_late_acks(remote: Remote, log: Engine, 
     assert cursor(remote, topic) == 4
 
 
-def test_what_came_twice_is_handed_out_once_when_it_is_acked(remote: Remote, log: Engine, topic: str) -> None:
+def test_what_came_twice_is_handed_out_once_when_it_is_acked(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 4)
     with remote.consumer("c", topic, timeout=0) as consumer:
         first, second = islice(consumer, 2)
@@ -624,7 +625,7 @@ def test_what_came_twice_is_handed_out_once_when_it_is_acked(remote: Remote, log
     assert cursor(remote, topic) == 4
 
 
-def test_members_share_the_partitions_and_take_over_what_is_left(remote: Remote, log: Engine, topic: str) -> None:
+def test_members_share_the_partitions_and_take_over_what_is_left(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3, partitions=4)
     with remote.consumer("c", topic, timeout=PATIENCE_S) as one, remote.consumer("c", topic, timeout=PATIENCE_S) as two:
         assert one.id != two.id
@@ -650,7 +651,7 @@ def test_members_share_the_partitions_and_take_over_what_is_left(remote: Remote,
         threads[0].join(PATIENCE_S)
 
 
-def test_what_is_taken_away_is_not_handed_out_from_the_buffer(remote: Remote, log: Engine, topic: str) -> None:
+def test_what_is_taken_away_is_not_handed_out_from_the_buffer(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 20)
     with remote.consumer("c", topic, timeout=PATIENCE_S, lease_ms=600) as consumer:
         [first, *_] = islice(consumer, 2)
@@ -661,7 +662,7 @@ def test_what_is_taken_away_is_not_handed_out_from_the_buffer(remote: Remote, lo
             consumer.ack(first)
 
 
-def test_too_many_events_without_an_ack_are_told(remote: Remote, log: Engine, topic: str) -> None:
+def test_too_many_events_without_an_ack_are_told(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, WINDOW + 10)
     with remote.consumer("c", topic) as consumer, pytest.raises(Unavailable):
         list(consumer.drain())
@@ -673,7 +674,7 @@ def test_too_many_events_without_an_ack_are_told(remote: Remote, log: Engine, to
         assert numbers(consumer) == list(range(WINDOW, WINDOW + 10))
 
 
-def test_a_window_makes_the_program_wait_for_its_own_acks(remote: Remote, log: Engine, topic: str) -> None:
+def test_a_window_makes_the_program_wait_for_its_own_acks(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3 * WINDOW)
     with remote.consumer("c", topic) as consumer:
         kept: list[Event] = []
@@ -691,7 +692,7 @@ def test_a_window_makes_the_program_wait_for_its_own_acks(remote: Remote, log: E
     assert cursor(remote, topic) == 3 * WINDOW
 
 
-def test_closing_ends_iterations_and_refuses_acks(remote: Remote, log: Engine, topic: str) -> None:
+def test_closing_ends_iterations_and_refuses_acks(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     consumer = remote.consumer("c", topic)
     event = next(consumer)
@@ -705,7 +706,7 @@ def test_closing_ends_iterations_and_refuses_acks(remote: Remote, log: Engine, t
     assert owners(remote, topic) == [None]
 
 
-def test_closing_the_log_closes_its_consumers(server: Server, remote: Remote, log: Engine, topic: str) -> None:
+def test_closing_the_log_closes_its_consumers(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     with opened(server) as other:
         consumer = other.consumer("c", topic)
@@ -713,7 +714,7 @@ def test_closing_the_log_closes_its_consumers(server: Server, remote: Remote, lo
     assert (owners(remote, topic), cursor(remote, topic)) == ([None], 1)
 
 
-def test_stop_ends_an_iteration_that_waits(remote: Remote, log: Engine, topic: str) -> None:
+def test_stop_ends_an_iteration_that_waits(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     with remote.consumer("c", topic) as consumer:
         event = next(consumer)
@@ -724,7 +725,7 @@ def test_stop_ends_an_iteration_that_waits(remote: Remote, log: Engine, topic: s
     assert cursor(remote, topic) == 1
 
 
-def test_a_consumer_that_is_dropped_leaves(remote: Remote, log: Engine, topic: str) -> None:
+def test_a_consumer_that_is_dropped_leaves(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     consumer = remote.consumer("dropped", topic, lease_ms=600_000)
     next(consumer)
@@ -734,7 +735,7 @@ def test_a_consumer_that_is_dropped_leaves(remote: Remote, log: Engine, topic: s
     wait_for(lambda: not [each for each in threading.enumerate() if each.name.startswith("headwater-dropped")])
 
 
-def test_a_forked_child_is_no_member(remote: Remote, log: Engine, topic: str) -> None:
+def test_a_forked_child_is_no_member(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     with now(remote, topic) as consumer:
         event = next(consumer)
@@ -754,7 +755,7 @@ def test_a_forked_child_is_no_member(remote: Remote, log: Engine, topic: str) ->
     assert cursor(remote, topic) == 1
 
 
-def test_bad_options_are_refused(remote: Remote, log: Engine, topic: str) -> None:
+def test_bad_options_are_refused(remote: Store, log: Store, topic: str) -> None:
     with pytest.raises(NotFound):
         remote.consumer("c", topic)
     fill(log, topic, 1)

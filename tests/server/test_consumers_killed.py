@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.client.consumer import RemoteConsumer
-from headwater.client.remote import Remote
-from headwater.engine.engine import Engine
 from headwater.errors import Fenced, HeadwaterError, Unavailable
+from headwater.protocols import Consumer
+from headwater.store import Store
 from tests.log.children import Child, Said, stop, stop_outside
 from tests.server.process import Server
 from tests.waiting import wait_for
@@ -30,15 +29,15 @@ PARTITIONS = 4
 
 
 @pytest.fixture
-def log(path: Path) -> Iterator[Engine]:
+def log(path: Path) -> Iterator[Store]:
     """The directory, beside the server."""
     with headwater.open(path) as engine:
         yield engine
 
 
-def opened(server: Server, **options: Any) -> Remote:
+def opened(server: Server, **options: Any) -> Store:
     remote = headwater.open(server.url, **options)
-    assert isinstance(remote, Remote)
+    assert isinstance(remote, Store)
     return remote
 
 
@@ -51,7 +50,7 @@ def stop_for_good(server: Server) -> None:
 class Watch:
     """Looks at the stored cursors, and notes who owned what."""
 
-    def __init__(self, log: Engine, topic: str) -> None:
+    def __init__(self, log: Store, topic: str) -> None:
         self._log = log
         self._topic = topic
         self.owners: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
@@ -81,7 +80,7 @@ def note(file: Path, line: str) -> None:
 def handle(url: str, file: Path) -> None:
     """Consume until killed, and note each event before it is acked."""
     with headwater.open(url, timeout=2.0, retry=20.0) as hw:
-        assert isinstance(hw, Remote)
+        assert isinstance(hw, Store)
         consumer = hw.consumer("c", "t", lease_ms=LEASE_MS, failures_max=100)
         while True:
             with contextlib.suppress(HeadwaterError):  # the server is away, or an ack came too late
@@ -90,7 +89,7 @@ def handle(url: str, file: Path) -> None:
                     consumer.ack(event)
 
 
-def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, log: Engine, tmp_path: Path) -> None:
+def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, log: Store, tmp_path: Path) -> None:
     log.create("t", partitions=PARTITIONS)
     server = Server(path)
     file = tmp_path / "handled"
@@ -131,14 +130,14 @@ def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, log
     assert "t.dead" not in log.topics()
 
 
-def test_a_member_that_was_stopped_for_longer_than_its_lease_is_refused(path: Path, log: Engine) -> None:
+def test_a_member_that_was_stopped_for_longer_than_its_lease_is_refused(path: Path, log: Store) -> None:
     log.append_many("t", [b"a", b"b", b"c"])
     server = Server(path)
     url = server.url
 
     def stop_in_the_midst(said: Said) -> str:
         with headwater.open(url) as hw:
-            assert isinstance(hw, Remote)
+            assert isinstance(hw, Store)
             with hw.consumer("c", "t", lease_ms=LEASE_MS, failures_max=100, timeout=0) as consumer:
                 event = next(consumer)
                 fence = consumer.fences[0]
@@ -170,7 +169,7 @@ def test_a_member_that_was_stopped_for_longer_than_its_lease_is_refused(path: Pa
         stop_for_good(server)
 
 
-def test_a_server_that_was_stopped_for_longer_than_the_lease_refuses_acks(path: Path, log: Engine) -> None:
+def test_a_server_that_was_stopped_for_longer_than_the_lease_refuses_acks(path: Path, log: Store) -> None:
     log.append_many("t", [b"a", b"b"])
     server = Server(path)
     try:
@@ -189,7 +188,7 @@ def test_a_server_that_was_stopped_for_longer_than_the_lease_refuses_acks(path: 
         stop_for_good(server)
 
 
-def acked_too_late(consumer: RemoteConsumer, event: Any) -> HeadwaterError | None:
+def acked_too_late(consumer: Consumer, event: Any) -> HeadwaterError | None:
     try:
         consumer.ack(event)
         consumer.flush()
@@ -198,7 +197,7 @@ def acked_too_late(consumer: RemoteConsumer, event: Any) -> HeadwaterError | Non
     return None
 
 
-def test_a_client_goes_on_when_the_server_ends_and_begins_anew(path: Path, log: Engine) -> None:
+def test_a_client_goes_on_when_the_server_ends_and_begins_anew(path: Path, log: Store) -> None:
     log.append_many("t", [b"%d" % number for number in range(20)])
     server = Server(path)
     try:
@@ -221,7 +220,7 @@ def test_a_client_goes_on_when_the_server_ends_and_begins_anew(path: Path, log: 
         server.stop()
 
 
-def test_a_server_that_stays_away_is_told(path: Path, log: Engine) -> None:
+def test_a_server_that_stays_away_is_told(path: Path, log: Store) -> None:
     log.append("t", b"a")
     server = Server(path)
     with opened(server, retry=0.3) as hw:
@@ -238,7 +237,7 @@ def test_a_server_that_stays_away_is_told(path: Path, log: Engine) -> None:
 def move(url: str, said: Said | None) -> None:
     """Each event of `in` to `out`, with its ack."""
     with headwater.open(url, timeout=2.0, retry=20.0) as hw:
-        assert isinstance(hw, Remote)
+        assert isinstance(hw, Store)
         with hw.consumer("mover", "in", lease_ms=LEASE_MS, failures_max=100) as consumer:
             moved, done = 0, said is not None
             while True:
@@ -267,7 +266,7 @@ def commit(tx: Any) -> None:
         return
 
 
-def test_what_is_moved_in_transactions_is_moved_once_whoever_is_killed(path: Path, log: Engine) -> None:
+def test_what_is_moved_in_transactions_is_moved_once_whoever_is_killed(path: Path, log: Store) -> None:
     count = 300
     log.create("in", partitions=2)
     log.append_many("in", [b"%d" % number for number in range(count)], keys=[b"%d" % n for n in range(count)])

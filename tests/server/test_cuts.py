@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.opening import open_directory
 from headwater.server.access import OpenAccess
 from headwater.server.connections import Connections
 from headwater.server.http.app import HttpApplication
 from headwater.server.http.protocol import ServerConnection
 from headwater.server.metrics import CountingDisk, Metrics
+from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
-from headwater.server.store import ServedLog
-from headwater.views.local import Local
+from headwater.store import Store
 from tests.server.serving import answers
 from tests.waiting import wait_in_loop
 
@@ -128,14 +129,14 @@ class Wire(asyncio.Transport):
 class Served:
     """A log, served to transports of ours, in a loop that runs when it is told to."""
 
-    def __init__(self, runner: asyncio.Runner, engine: Local) -> None:
+    def __init__(self, runner: asyncio.Runner, engine: Store) -> None:
         self.runner = runner
         self.engine = engine
         self.connections = runner.run(self._open())
 
     async def _open(self) -> Connections:
         loop = asyncio.get_running_loop()
-        self.store = ServedLog(self.engine, OpenAccess(), ServerSettings(), Metrics(CountingDisk()))
+        self.store = Service(self.engine, OpenAccess(), ServerSettings(), Metrics(CountingDisk()))
         connections = Connections(HttpApplication(self.store), loop)
         self.listening = await loop.create_server(partial(ServerConnection, connections), "127.0.0.1", 0)
         return connections
@@ -197,7 +198,7 @@ def cut(sent: bytes, places: set[int]) -> list[bytes]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path: Path = tmp_path_factory.mktemp("cut") / "data"
-    with asyncio.Runner() as runner, Local(path, durability="os") as engine:
+    with asyncio.Runner() as runner, open_directory(path, durability="os") as engine:
         engine.create("orders")
         served = Served(runner, engine)
         yield served

@@ -14,12 +14,12 @@ from typing import Any, Self
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
-from headwater.engine.reading import pick
 from headwater.errors import Closed, Invalid, NotFound
 from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
+from headwater.log.reading import pick
 from headwater.server.settings import ServerSettings
+from headwater.store import Store
 from tests.server.sinks import Collector, Lines, begin, feeding
 from tests.waiting import wait_in_loop
 
@@ -27,13 +27,13 @@ SMALL = ServerSettings(limits=ServerLimits(feed_chunk_bytes=2000, feed_recent_by
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Engine]:
+def log(tmp_path: Path) -> Iterator[Store]:
     with headwater.open(tmp_path / "data", durability="os") as engine:
         engine.create("orders")
         yield engine
 
 
-def append(log: Engine, count: int, size: int = 10, topic: str = "orders") -> None:
+def append(log: Store, count: int, size: int = 10, topic: str = "orders") -> None:
     for number in range(count):
         log.append(topic, b"%d " % number + b"x" * size, type="even" if number % 2 == 0 else "odd")
 
@@ -45,7 +45,7 @@ async def in_thread(function: Any, *args: Any) -> Any:
 class Writer:
     """A thread that appends as fast as it can."""
 
-    def __init__(self, log: Engine, size: int = 50, pause_s: float = 0.0) -> None:
+    def __init__(self, log: Store, size: int = 50, pause_s: float = 0.0) -> None:
         self.count = 0
         self._stop = False
         self._log, self._size, self._pause_s = log, size, pause_s
@@ -67,7 +67,7 @@ class Writer:
         self._thread.join()
 
 
-async def test_a_subscriber_gets_what_was_there_and_then_what_comes(log: Engine) -> None:
+async def test_a_subscriber_gets_what_was_there_and_then_what_comes(log: Store) -> None:
     append(log, 3)
     async with feeding(log) as feeds:
         sink = Collector()
@@ -80,7 +80,7 @@ async def test_a_subscriber_gets_what_was_there_and_then_what_comes(log: Engine)
         assert feeds.counts.bytes == len(sink.data)
 
 
-async def test_latest_begins_with_what_comes_after_the_call(log: Engine) -> None:
+async def test_latest_begins_with_what_comes_after_the_call(log: Store) -> None:
     append(log, 3)
     async with feeding(log) as feeds:
         for begun in range(3, 20):  # the channel is made by the first, and may be behind for the others
@@ -91,7 +91,7 @@ async def test_latest_begins_with_what_comes_after_the_call(log: Engine) -> None
             assert sink.offsets[0] == begun
 
 
-async def test_an_offset_that_is_not_there_yet_is_waited_for(log: Engine) -> None:
+async def test_an_offset_that_is_not_there_yet_is_waited_for(log: Store) -> None:
     append(log, 3)
     async with feeding(log) as feeds:
         sink = Collector()
@@ -104,7 +104,7 @@ async def test_an_offset_that_is_not_there_yet_is_waited_for(log: Engine) -> Non
         assert sink.offsets == [7, 8]
 
 
-async def test_each_batch_is_encoded_once_for_all_who_want_the_same(log: Engine) -> None:
+async def test_each_batch_is_encoded_once_for_all_who_want_the_same(log: Store) -> None:
     async with feeding(log) as feeds:
         form = Lines()
         sinks = [Collector() for _ in range(50)]
@@ -120,7 +120,7 @@ async def test_each_batch_is_encoded_once_for_all_who_want_the_same(log: Engine)
         assert feeds.counts.events == 20 * 50
 
 
-async def test_filters_have_channels_of_their_own(log: Engine) -> None:
+async def test_filters_have_channels_of_their_own(log: Store) -> None:
     append(log, 10)
     async with feeding(log) as feeds:
         even, odd, keyed, matched = (Collector() for _ in range(4))
@@ -143,7 +143,7 @@ async def test_filters_have_channels_of_their_own(log: Engine) -> None:
         assert matched.offsets == [22]
 
 
-async def test_all_partitions_come_each_in_its_order(log: Engine) -> None:
+async def test_all_partitions_come_each_in_its_order(log: Store) -> None:
     log.create("wide", partitions=3)
     for number in range(30):
         log.append("wide", b"%d" % number, partition=number % 3)
@@ -162,7 +162,7 @@ async def test_all_partitions_come_each_in_its_order(log: Engine) -> None:
         assert [line.split()[:2] for line in one.lines] == [["2", str(offset)] for offset in range(20)]
 
 
-async def test_offsets_of_all_partitions_are_a_place_to_begin(log: Engine) -> None:
+async def test_offsets_of_all_partitions_are_a_place_to_begin(log: Store) -> None:
     log.create("wide", partitions=2)
     for number in range(10):
         log.append("wide", b"%d" % number, partition=number % 2)
@@ -175,7 +175,7 @@ async def test_offsets_of_all_partitions_are_a_place_to_begin(log: Engine) -> No
             await feeds.subscribe("wide", Lines(), start=(3,))
 
 
-async def test_those_who_join_under_a_hammering_writer_lose_and_double_nothing(log: Engine) -> None:
+async def test_those_who_join_under_a_hammering_writer_lose_and_double_nothing(log: Store) -> None:
     append(log, 100)
     async with feeding(log, SMALL) as feeds:
         sinks = []
@@ -202,7 +202,7 @@ async def test_those_who_join_under_a_hammering_writer_lose_and_double_nothing(l
         assert feeds.counts.behind > 0
 
 
-async def test_a_slow_subscriber_is_bounded_and_delays_nobody(log: Engine) -> None:
+async def test_a_slow_subscriber_is_bounded_and_delays_nobody(log: Store) -> None:
     async with feeding(log, SMALL) as feeds:
         slow, quick = Collector(room=4000), Collector()
         await begin(feeds, "orders", slow)
@@ -225,7 +225,7 @@ async def test_a_slow_subscriber_is_bounded_and_delays_nobody(log: Engine) -> No
         await slow.until(lambda: len(slow.offsets) == 3001)
 
 
-async def test_a_large_batch_is_written_in_parts(log: Engine) -> None:
+async def test_a_large_batch_is_written_in_parts(log: Store) -> None:
     await in_thread(log.append_many, "orders", [b"%d " % n + b"x" * 90 for n in range(2000)])
     async with feeding(log, SMALL) as feeds:
         slow = Collector(room=1)
@@ -242,7 +242,7 @@ async def test_a_large_batch_is_written_in_parts(log: Engine) -> None:
         assert seen < 6000  # not the 200 kB of the batch
 
 
-async def test_a_writer_does_not_wait_for_subscribers(log: Engine) -> None:
+async def test_a_writer_does_not_wait_for_subscribers(log: Store) -> None:
     async with feeding(log, SMALL) as feeds:
         sinks = [Collector(room=1) for _ in range(20)]
         for sink in sinks:
@@ -252,7 +252,7 @@ async def test_a_writer_does_not_wait_for_subscribers(log: Engine) -> None:
         assert log.describe("orders").partitions[0].end == 2000
 
 
-async def test_events_of_other_processes_are_delivered(log: Engine) -> None:
+async def test_events_of_other_processes_are_delivered(log: Store) -> None:
     async with feeding(log) as feeds:
         sink = Collector()
         await begin(feeds, "orders", sink)
@@ -270,7 +270,7 @@ async def test_events_of_other_processes_are_delivered(log: Engine) -> None:
         assert sink.offsets == list(range(510))
 
 
-async def test_deleting_the_topic_ends_its_streams(log: Engine) -> None:
+async def test_deleting_the_topic_ends_its_streams(log: Store) -> None:
     append(log, 3)
     async with feeding(log, SMALL) as feeds:
         live, full, ahead = Collector(), Collector(room=1), Collector()
@@ -291,7 +291,7 @@ async def test_deleting_the_topic_ends_its_streams(log: Engine) -> None:
         assert sink.offsets == [0]
 
 
-async def test_another_process_deleting_the_topic_ends_its_streams(log: Engine) -> None:
+async def test_another_process_deleting_the_topic_ends_its_streams(log: Store) -> None:
     append(log, 3)
     async with feeding(log) as feeds:
         sink = Collector()
@@ -301,7 +301,7 @@ async def test_another_process_deleting_the_topic_ends_its_streams(log: Engine) 
         await sink.until_end()
 
 
-async def test_a_slow_subscriber_that_retention_passed_is_told(log: Engine) -> None:
+async def test_a_slow_subscriber_that_retention_passed_is_told(log: Store) -> None:
     log.create("small", segment_bytes=4096)
     async with feeding(log, SMALL) as feeds:
         sink = Collector(room=1)
@@ -320,7 +320,7 @@ async def test_a_slow_subscriber_that_retention_passed_is_told(log: Engine) -> N
         assert feeds.counts.gaps == 1
 
 
-async def test_after_an_id_come_the_next_events(log: Engine) -> None:
+async def test_after_an_id_come_the_next_events(log: Store) -> None:
     ids = [log.append("orders", b"%d" % number).id for number in range(5)]
     async with feeding(log) as feeds:
         for number, id in enumerate(ids):
@@ -331,7 +331,7 @@ async def test_after_an_id_come_the_next_events(log: Engine) -> None:
             assert sink.offsets == list(range(number + 1, 6 + number))
 
 
-async def test_an_id_that_is_gone_begins_at_the_oldest_and_says_so(log: Engine) -> None:
+async def test_an_id_that_is_gone_begins_at_the_oldest_and_says_so(log: Store) -> None:
     log.create("small", segment_bytes=4096)
     ids = [log.append("small", b"x" * 100).id for _ in range(200)]
     oldest = log.retain("small", before=100)[-1].end
@@ -346,7 +346,7 @@ async def test_an_id_that_is_gone_begins_at_the_oldest_and_says_so(log: Engine) 
             assert (f"gap {oldest}" in sink.lines) == told
 
 
-async def test_an_offset_that_is_gone_is_refused(log: Engine) -> None:
+async def test_an_offset_that_is_gone_is_refused(log: Store) -> None:
     log.create("small", segment_bytes=4096)
     append(log, 200, 100, "small")
     log.retain("small", before=100)
@@ -356,7 +356,7 @@ async def test_an_offset_that_is_gone_is_refused(log: Engine) -> None:
         assert raised.value.code == "offset_gone"
 
 
-async def test_what_cannot_be_subscribed_to_is_refused_before_anything_is_written(log: Engine) -> None:
+async def test_what_cannot_be_subscribed_to_is_refused_before_anything_is_written(log: Store) -> None:
     async with feeding(log) as feeds:
         with pytest.raises(NotFound):
             await feeds.subscribe("missing", Lines())
@@ -367,7 +367,7 @@ async def test_what_cannot_be_subscribed_to_is_refused_before_anything_is_writte
         assert feeds.counts.subscribers == feeds.counts.channels == 0
 
 
-async def test_a_client_that_leaves_takes_its_channel_and_its_thread_along(log: Engine) -> None:
+async def test_a_client_that_leaves_takes_its_channel_and_its_thread_along(log: Store) -> None:
     append(log, 3)
     async with feeding(log) as feeds:
         before = threading.active_count()
@@ -382,7 +382,7 @@ async def test_a_client_that_leaves_takes_its_channel_and_its_thread_along(log: 
         assert threading.active_count() <= before + 4  # the worker threads
 
 
-async def test_a_client_may_leave_while_it_is_written_to(log: Engine) -> None:
+async def test_a_client_may_leave_while_it_is_written_to(log: Store) -> None:
     async with feeding(log) as feeds:
         sinks = [Collector() for _ in range(3)]
         for sink in sinks:
@@ -402,7 +402,7 @@ async def test_a_client_may_leave_while_it_is_written_to(log: Engine) -> None:
         assert feeds.counts.subscribers == 2
 
 
-async def test_many_are_written_to_in_turns_and_may_leave_in_between(log: Engine) -> None:
+async def test_many_are_written_to_in_turns_and_may_leave_in_between(log: Store) -> None:
     async with feeding(log) as feeds:
         sinks = [Collector() for _ in range(700)]
         for sink in sinks:
@@ -428,7 +428,7 @@ async def test_many_are_written_to_in_turns_and_may_leave_in_between(log: Engine
         assert feeds.counts.events == 650 * 4 + 3
 
 
-async def test_closing_ends_every_stream_once(log: Engine) -> None:
+async def test_closing_ends_every_stream_once(log: Store) -> None:
     append(log, 3)
     async with feeding(log, SMALL) as feeds:
         sinks = [Collector(room=1), Collector(), Collector()]
@@ -447,7 +447,7 @@ async def test_closing_ends_every_stream_once(log: Engine) -> None:
         assert not never
 
 
-async def test_nobody_reads_from_the_log_after_closing(log: Engine) -> None:
+async def test_nobody_reads_from_the_log_after_closing(log: Store) -> None:
     reading, done = threading.Event(), threading.Event()
 
     class Slow(Lines):
@@ -465,7 +465,7 @@ async def test_nobody_reads_from_the_log_after_closing(log: Engine) -> None:
         assert done.is_set()
 
 
-async def test_idle_streams_are_kept_alive_and_busy_ones_are_left_alone(log: Engine) -> None:
+async def test_idle_streams_are_kept_alive_and_busy_ones_are_left_alone(log: Store) -> None:
     async with feeding(log, ServerSettings(heartbeat_s=0.05)) as feeds:
         idle, ahead, full = Collector(), Collector(), Collector(room=0)
         await begin(feeds, "orders", idle)
@@ -477,7 +477,7 @@ async def test_idle_streams_are_kept_alive_and_busy_ones_are_left_alone(log: Eng
         assert full.lines == []  # it has no room, not even for this
 
 
-async def test_many_topics_share_few_threads(log: Engine) -> None:
+async def test_many_topics_share_few_threads(log: Store) -> None:
     settings = ServerSettings(limits=ServerLimits(watch_threads=2))
     async with feeding(log, settings) as feeds:
         sinks = {}
@@ -498,7 +498,7 @@ async def test_many_topics_share_few_threads(log: Engine) -> None:
         await sinks["topic-2"].until_lines(4)
 
 
-async def test_damage_is_told_and_ends_the_stream(log: Engine) -> None:
+async def test_damage_is_told_and_ends_the_stream(log: Store) -> None:
     append(log, 3)
 
     class Broken(Lines):
@@ -520,7 +520,7 @@ async def test_damage_is_told_and_ends_the_stream(log: Engine) -> None:
         assert behind.lines == live.lines == ["failed corrupt"]
 
 
-async def test_following_gives_what_is_there_to_an_end(log: Engine) -> None:
+async def test_following_gives_what_is_there_to_an_end(log: Store) -> None:
     append(log, 100)
     async with feeding(log) as feeds:
 
@@ -535,7 +535,7 @@ async def test_following_gives_what_is_there_to_an_end(log: Engine) -> None:
         assert await offsets(start=3, stop=1000, wait=False) == list(range(3, 100))
 
 
-async def test_following_waits_for_its_end(log: Engine) -> None:
+async def test_following_waits_for_its_end(log: Store) -> None:
     append(log, 2)
     async with feeding(log) as feeds:
         found: list[int] = []
@@ -553,7 +553,7 @@ async def test_following_waits_for_its_end(log: Engine) -> None:
         assert len(feeds._watches) == 0
 
 
-async def test_a_rare_type_is_found_without_reading_the_log(log: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rare_type_is_found_without_reading_the_log(log: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     log.create("long", segment_bytes=64 * 1024)
     for block in range(40):
         log.append_many("long", [b"x" * 100] * 500, types="common")
@@ -567,7 +567,7 @@ async def test_a_rare_type_is_found_without_reading_the_log(log: Engine, monkeyp
         seen.append(batch.size)
         return pick(log, batch, lo, hi, selection)
 
-    monkeypatch.setattr("headwater.engine.cursor.pick", counting)
+    monkeypatch.setattr("headwater.log.topic_cursor.pick", counting)
     async with feeding(log) as feeds:
         sink = Collector()
         await begin(feeds, "long", sink, start="earliest", type="rare")

@@ -11,9 +11,7 @@ import pytest
 
 import headwater
 from headwater import Denied
-from headwater.client.remote import Remote
-from headwater.engine.bucket import Bucket
-from headwater.views.local import Local
+from headwater.store import Store
 from tests.log.many_topics import own_bytes
 from tests.log.unsynced import open_unsynced
 from tests.server.people import add, bearer
@@ -48,7 +46,7 @@ def server(data: Path, tmp_path: Path) -> Iterator[tuple[Server, str, str]]:
 class Customer:
     """Appends, follows and consumes all the time, and keeps what it met."""
 
-    def __init__(self, hw: Remote | Bucket | Local) -> None:
+    def __init__(self, hw: Store) -> None:
         self.followed: list[bytes | None] = []
         self.consumed: list[bytes | None] = []
         self.appended: list[bytes] = []

@@ -8,7 +8,6 @@ from time import monotonic
 
 import pytest
 
-from headwater.engine.engine import Engine
 from headwater.errors import Fenced, Unavailable
 from headwater.event import Event
 from headwater.limits import ServerLimits
@@ -17,6 +16,7 @@ from headwater.server.http.consumers import LINES
 from headwater.server.member import MemberOwner, RemoteMember
 from headwater.server.members import Members
 from headwater.server.window import AckWindow
+from headwater.store import Store
 from tests.waiting import wait_in_loop
 
 PATIENCE_S = 20.0
@@ -24,13 +24,13 @@ LIMITS = ServerLimits(members_max=3, lease_ms_max=5000)
 
 
 @pytest.fixture(autouse=True)
-def topics(hw: Engine) -> None:
+def topics(hw: Store) -> None:
     hw.append_many("t", [b"a", b"b", b"c"])
 
 
 @pytest.fixture
-def members(hw: Engine) -> Iterator[Members]:
-    members = Members(hw, LIMITS, heartbeat_s=15.0)
+def members(hw: Store) -> Iterator[Members]:
+    members = Members(hw.directory, LIMITS, heartbeat_s=15.0)
     yield members
     members.close()
 
@@ -68,7 +68,7 @@ def test_a_member_is_found_by_its_own_user_alone(members: Members) -> None:
     assert members.find(member.token, "bob") is None
 
 
-def test_another_user_cannot_send_a_member_away(hw: Engine, members: Members) -> None:
+def test_another_user_cannot_send_a_member_away(hw: Store, members: Members) -> None:
     member = join(members)
     join(members, "bob", instead=member.token)
     assert members.get(member.token, "ada") is member
@@ -91,7 +91,7 @@ def test_a_lease_is_not_longer_than_the_server_allows(members: Members) -> None:
     assert join(members, lease_ms=10**9).lease_s == 5.0
 
 
-async def test_a_connection_that_is_full_is_sent_nothing_until_there_is_room(hw: Engine, members: Members) -> None:
+async def test_a_connection_that_is_full_is_sent_nothing_until_there_is_room(hw: Store, members: Members) -> None:
     member, taker = join(members), Taker(chunks_max=1)
     member.begin(taker)
     await wait_in_loop(lambda: taker.chunks)
@@ -103,7 +103,7 @@ async def test_a_connection_that_is_full_is_sent_nothing_until_there_is_room(hw:
     assert (await member.look()).sent == 4
 
 
-async def test_a_look_tells_of_what_was_appended_before_it(hw: Engine, members: Members) -> None:
+async def test_a_look_tells_of_what_was_appended_before_it(hw: Store, members: Members) -> None:
     member, taker = join(members), Taker(10_000)
     member.begin(taker)
     for number in range(50):
@@ -114,7 +114,7 @@ async def test_a_look_tells_of_what_was_appended_before_it(hw: Engine, members: 
         assert (state.sent, state.held[0].next) == (4 + number, 4 + number)
 
 
-async def test_who_waits_for_a_look_hears_when_the_member_ends(hw: Engine, members: Members) -> None:
+async def test_who_waits_for_a_look_hears_when_the_member_ends(hw: Store, members: Members) -> None:
     member, taker = join(members), Taker()
     member.begin(taker)
     hw.forget("c", "t")
@@ -131,7 +131,7 @@ async def look_for_ever(member: RemoteMember) -> None:
 
 
 async def test_the_end_of_the_connection_is_the_death_of_the_client_and_leaving_is_not(
-    hw: Engine, members: Members
+    hw: Store, members: Members
 ) -> None:
     for end, failures in ((RemoteMember.leave, 0), (RemoteMember.close, 1)):
         member, taker = join(members), Taker()
@@ -187,7 +187,7 @@ async def test_only_one_that_is_bound_to_its_connection_need_not_be_heard_of(
 
 
 @pytest.mark.parametrize("bound", [False, True])
-async def test_one_that_is_bound_has_failed_at_nothing_when_it_ends(hw: Engine, members: Members, bound: bool) -> None:
+async def test_one_that_is_bound_has_failed_at_nothing_when_it_ends(hw: Store, members: Members, bound: bool) -> None:
     said = []
     member, taker = join(members, bound=MemberOwner(10, lambda: said.append(1)) if bound else None), Taker()
     member.begin(taker)
@@ -199,7 +199,7 @@ async def test_one_that_is_bound_has_failed_at_nothing_when_it_ends(hw: Engine, 
     assert said == [1] * bound
 
 
-async def test_one_that_is_bound_ends_when_it_is_moved(hw: Engine, members: Members) -> None:
+async def test_one_that_is_bound_ends_when_it_is_moved(hw: Store, members: Members) -> None:
     member, taker = join(members, bound=MemberOwner(10, lambda: None)), Taker()
     member.begin(taker)
     await wait_in_loop(lambda: taker.chunks)
@@ -209,7 +209,7 @@ async def test_one_that_is_bound_ends_when_it_is_moved(hw: Engine, members: Memb
 
 
 async def test_one_that_is_bound_sends_nothing_from_the_place_it_was_moved_to(
-    hw: Engine, members: Members, monkeypatch: pytest.MonkeyPatch
+    hw: Store, members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member, taker = join(members, bound=MemberOwner(10, lambda: None)), Taker()
     take = member.consumer.take
@@ -229,7 +229,7 @@ async def test_one_that_is_bound_sends_nothing_from_the_place_it_was_moved_to(
     assert b"was taken over, or moved" in taker.chunks[1]
 
 
-async def test_one_that_is_bound_sends_as_many_as_it_is_told(hw: Engine, members: Members) -> None:
+async def test_one_that_is_bound_sends_as_many_as_it_is_told(hw: Store, members: Members) -> None:
     member, taker = join(members, bound=MemberOwner(2, lambda: None)), Taker()
     member.begin(taker)
     await wait_in_loop(lambda: taker.chunks)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.info import ConsumerInfo, ViewInfo
+from headwater.opening import open_directory
 from headwater.server import metrics as counting
 from headwater.server import prometheus
 from headwater.server.metrics import COMMIT_BOUNDS, Histogram, Metrics
-from headwater.views.local import Local
+from headwater.store import Store
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -27,12 +28,12 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def engine(tmp_path: Path, metrics: Metrics) -> Iterator[Local]:
-    with Local(tmp_path / "data", disk=metrics.disk) as opened:
+def engine(tmp_path: Path, metrics: Metrics) -> Iterator[Store]:
+    with open_directory(tmp_path / "data", disk=metrics.disk) as opened:
         yield opened
 
 
-def scraped(metrics: Metrics, engine: Local) -> Samples:
+def scraped(metrics: Metrics, engine: Store) -> Samples:
     """All samples; each may be there only once."""
     found: Samples = {}
     for family in text_string_to_metric_families(prometheus.render(metrics, engine).decode()):
@@ -75,7 +76,7 @@ def test_counting_an_append_and_its_answer_costs_a_few_microseconds_at_most(metr
     assert min(spent() for _ in range(5)) < 5e-6  # about one on the machine that this was made on
 
 
-def test_appends_are_shown_by_topic(metrics: Metrics, engine: Local) -> None:
+def test_appends_are_shown_by_topic(metrics: Metrics, engine: Store) -> None:
     metrics.appended("orders", 1, 100)
     metrics.appended("orders", 1000, 5000)
     metrics.appended('we"ird\n\\', 1, 1)
@@ -87,7 +88,7 @@ def test_appends_are_shown_by_topic(metrics: Metrics, engine: Local) -> None:
 
 
 def test_only_so_many_topics_have_labels_and_the_rest_is_added_up(
-    metrics: Metrics, engine: Local, monkeypatch: pytest.MonkeyPatch
+    metrics: Metrics, engine: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counting, "TOPICS_MAX", 3)
     monkeypatch.setattr(prometheus, "TOPICS_MAX", 3)
@@ -101,7 +102,7 @@ def test_only_so_many_topics_have_labels_and_the_rest_is_added_up(
     assert value(samples, "headwater_topics") == 6
 
 
-def test_requests_are_shown_by_method_route_and_status(metrics: Metrics, engine: Local) -> None:
+def test_requests_are_shown_by_method_route_and_status(metrics: Metrics, engine: Store) -> None:
     metrics.route("GET", "/topics").answered(200, 0.004)
     metrics.route("GET", "/topics").answered(503, 0.2)
     for method in ("BREW", "WHEN"):
@@ -116,7 +117,7 @@ def test_requests_are_shown_by_method_route_and_status(metrics: Metrics, engine:
 
 
 def test_errors_are_shown_by_code_up_to_a_number(
-    metrics: Metrics, engine: Local, monkeypatch: pytest.MonkeyPatch
+    metrics: Metrics, engine: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counting, "CODES_MAX", 2)
     for code in ("conflict", "conflict", "invalid", "third", "fourth", "conflict"):
@@ -127,7 +128,7 @@ def test_errors_are_shown_by_code_up_to_a_number(
     assert value(samples, "headwater_errors_total", code="other") == 2
 
 
-def test_every_sync_is_counted(metrics: Metrics, engine: Local) -> None:
+def test_every_sync_is_counted(metrics: Metrics, engine: Store) -> None:
     engine.create("orders")
     engine.append("orders", b"the first makes the segment")
     before = metrics.disk.syncs
@@ -143,7 +144,7 @@ def test_every_sync_is_counted(metrics: Metrics, engine: Local) -> None:
     assert 0 < value(samples, "headwater_fsync_seconds_total") < 60
 
 
-def test_the_size_of_the_log_and_the_lag_of_consumers_are_shown(metrics: Metrics, engine: Local) -> None:
+def test_the_size_of_the_log_and_the_lag_of_consumers_are_shown(metrics: Metrics, engine: Store) -> None:
     engine.create("orders", partitions=2)
     for partition, count in ((0, 3), (1, 5)):
         engine.append_many("orders", [b"x"] * count, partition=partition)
@@ -208,7 +209,7 @@ def test_too_many_views_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(8, 8)["headwater_view_lag_events"] == {("projection", "other", "other"): 40}
 
 
-def test_an_application_is_shown_where_there_is_one(metrics: Metrics, engine: Local) -> None:
+def test_an_application_is_shown_where_there_is_one(metrics: Metrics, engine: Store) -> None:
     assert not any(name.startswith("headwater_application") for name, _ in scraped(metrics, engine))
     metrics.application.up, metrics.application.restarts = True, 3
     samples = scraped(metrics, engine)
@@ -216,7 +217,7 @@ def test_an_application_is_shown_where_there_is_one(metrics: Metrics, engine: Lo
     assert value(samples, "headwater_application_restarts_total") == 3
 
 
-def test_a_damaged_topic_does_not_hide_the_others(metrics: Metrics, engine: Local) -> None:
+def test_a_damaged_topic_does_not_hide_the_others(metrics: Metrics, engine: Store) -> None:
     engine.append("sound", b"x")
     engine.append("damaged", b"x")
     metrics.appended("sound", 1, 1)
@@ -226,7 +227,7 @@ def test_a_damaged_topic_does_not_hide_the_others(metrics: Metrics, engine: Loca
     assert value(samples, "headwater_scrape_errors") == 1
 
 
-def test_what_runs_and_what_it_uses_is_shown(metrics: Metrics, engine: Local) -> None:
+def test_what_runs_and_what_it_uses_is_shown(metrics: Metrics, engine: Store) -> None:
     samples = scraped(metrics, engine)
     (build,) = (dict(labels) for name, labels in samples if name == "headwater_build_info")
     assert build.keys() == {"version", "format", "python"}

@@ -13,8 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from headwater.engine.waiting import PendingAppend
 from headwater.limits import DEFAULTS
+from headwater.log.pending import PendingAppend
+from headwater.log.rows import Rows
 from headwater.server.http.app import HttpApplication
 from headwater.server.http.message import Client
 from headwater.server.http.plain import PlainAnswer, PlainAppends
@@ -22,7 +23,6 @@ from headwater.server.http.protocol import ServerConnection
 from headwater.server.metrics import Metrics
 from headwater.server.prompt import Way
 from headwater.server.scopes import EVERYONE, NOBODY
-from headwater.storage.rows import Rows
 from tests.server.people import add, revoke
 from tests.server.process import served
 from tests.server.serving import WAIT_S, Answer, Server, answers, serving

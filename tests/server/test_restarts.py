@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
+from headwater.store import Store
 from tests.server.process import Server, http, served
 from tests.waiting import wait_for
 
@@ -67,7 +67,7 @@ def have(writers: list[Writer], count: int) -> bool:
     return sum(len(each.acknowledged) for each in writers) > count
 
 
-def check(hw: Engine, writers: list[Writer]) -> None:
+def check(hw: Store, writers: list[Writer]) -> None:
     """Everything that was acknowledged is where it was said, and nothing is there twice or from nowhere."""
     found = {event.offset: event.data for event in hw.read("t")}
     assert sorted(found) == list(range(len(found)))

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.client.remote import Remote
-from headwater.engine.engine import Engine
 from headwater.errors import Closed, Conflict, Fenced, Invalid, TooLarge, Unavailable
 from headwater.limits import Limits
+from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 from tests.server.process import Server as Process
 from tests.server.serving import Server, serving
@@ -35,14 +34,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def log(server: Server) -> Iterator[Engine]:
+def log(server: Server) -> Iterator[Store]:
     """The same log without the server."""
     with open_unsynced(server.path) as engine:
         yield engine
 
 
 @pytest.fixture
-def remote(server: Server) -> Iterator[Remote]:
+def remote(server: Server) -> Iterator[Store]:
     with opened(server.url) as remote:
         yield remote
 
@@ -52,9 +51,9 @@ def topic() -> str:
     return f"topic-{next(_numbers)}"
 
 
-def opened(url: str, **options: Any) -> Remote:
+def opened(url: str, **options: Any) -> Store:
     remote = headwater.open(url, **options)
-    assert isinstance(remote, Remote)
+    assert isinstance(remote, Store)
     return remote
 
 
@@ -67,7 +66,7 @@ def post(server: Server, body: Any) -> tuple[int, Any]:
     return told
 
 
-def test_all_of_it_is_there_with_its_references(remote: Remote, log: Engine, topic: str) -> None:
+def test_all_of_it_is_there_with_its_references(remote: Store, log: Store, topic: str) -> None:
     log.create(topic, partitions=3)
     with remote.transaction() as tx:
         tx.append(topic, {"n": 1}, key="a", type="t", meta={"m": "1"}, expected_version="none")
@@ -95,7 +94,7 @@ def test_all_of_it_is_there_with_its_references(remote: Remote, log: Engine, top
     assert nothing.refs == []
 
 
-def test_nothing_is_there_of_what_conflicts_or_is_discarded(remote: Remote, log: Engine, topic: str) -> None:
+def test_nothing_is_there_of_what_conflicts_or_is_discarded(remote: Store, log: Store, topic: str) -> None:
     log.append(topic, b"0", key="k")
 
     def conflict() -> None:
@@ -118,7 +117,7 @@ def test_nothing_is_there_of_what_conflicts_or_is_discarded(remote: Remote, log:
     assert list(log.read(f"{topic}-b")) == []
 
 
-def test_what_is_too_large_is_refused(server: Server, remote: Remote, topic: str) -> None:
+def test_what_is_too_large_is_refused(server: Server, remote: Store, topic: str) -> None:
     tx = remote.transaction()
     tx.append(topic, b"x" * (1 << 20 | 1))
     with pytest.raises(TooLarge):
@@ -158,12 +157,12 @@ def test_a_transaction_that_makes_no_sense_is_refused(server: Server, body: Any)
     assert (status, told["kind"]) == (400, "Invalid"), told
 
 
-def test_a_partition_that_is_not_there_is_404(server: Server, log: Engine, topic: str) -> None:
+def test_a_partition_that_is_not_there_is_404(server: Server, log: Store, topic: str) -> None:
     log.create(topic)
     assert post(server, {"appends": [{"topic": topic, "data": 1, "partition": 7}]})[0] == 404
 
 
-def test_the_same_request_again_has_the_first_answer(server: Server, log: Engine, topic: str) -> None:
+def test_the_same_request_again_has_the_first_answer(server: Server, log: Store, topic: str) -> None:
     log.create(topic, partitions=8)
     data = base64.b64encode(b"\0").decode()
     asked = {
@@ -182,7 +181,7 @@ def test_the_same_request_again_has_the_first_answer(server: Server, log: Engine
     assert post(server, {**asked, "producer": ["p", 0, 2]})[1]["code"] == "old_epoch"
 
 
-def test_an_ack_is_one_with_the_appends(remote: Remote, log: Engine, topic: str) -> None:
+def test_an_ack_is_one_with_the_appends(remote: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b", b"c"])
     with remote.consumer("mover", topic, timeout=0) as consumer:
         for event in consumer:
@@ -195,7 +194,7 @@ def test_an_ack_is_one_with_the_appends(remote: Remote, log: Engine, topic: str)
 
 
 def test_a_repetition_is_answered_when_the_member_has_left(
-    server: Server, remote: Remote, log: Engine, topic: str
+    server: Server, remote: Store, log: Store, topic: str
 ) -> None:
     log.append_many(topic, [b"a", b"b"])
     with remote.consumer("mover", topic, timeout=0) as consumer:
@@ -211,7 +210,7 @@ def test_a_repetition_is_answered_when_the_member_has_left(
     assert remote.consumers(topic)[0].cursor == 1
 
 
-def test_acks_that_were_not_sent_yet_come_before_the_transaction(remote: Remote, log: Engine, topic: str) -> None:
+def test_acks_that_were_not_sent_yet_come_before_the_transaction(remote: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b"])
     with remote.consumer("mover", topic, timeout=0) as consumer:
         first, second = consumer
@@ -221,7 +220,7 @@ def test_acks_that_were_not_sent_yet_come_before_the_transaction(remote: Remote,
         assert remote.consumers(topic)[0].cursor == 2
 
 
-def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(remote: Remote, log: Engine, topic: str) -> None:
+def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(remote: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b"])
     [event, _] = log.read(topic)
     with pytest.raises(Invalid) as caught:
@@ -237,7 +236,7 @@ def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(remote: Remote,
     assert list(log.read(f"{topic}-out")) == []
 
 
-def test_a_partition_that_was_taken_over_fences_the_whole_transaction(remote: Remote, log: Engine, topic: str) -> None:
+def test_a_partition_that_was_taken_over_fences_the_whole_transaction(remote: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b"])
     log.create(f"{topic}-out")
     with remote.consumer("mover", topic, timeout=0) as consumer:
@@ -256,7 +255,7 @@ def test_a_partition_that_was_taken_over_fences_the_whole_transaction(remote: Re
     assert list(log.read(f"{topic}-out")) == []
 
 
-def test_a_transaction_acks_for_its_own_user_alone(server: Server, remote: Remote, log: Engine, topic: str) -> None:
+def test_a_transaction_acks_for_its_own_user_alone(server: Server, remote: Store, log: Store, topic: str) -> None:
     log.append(topic, b"a")
     with remote.consumer("mover", topic, timeout=0) as consumer:
         event = next(consumer)

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Invalid, NotFound
 from headwater.server.users import COST, Account, Cost, Password, Token, changing, read
-from headwater.storage.disk import Clock, Disk
 from tests.server.people import QUICK, SECRET, add
 
 

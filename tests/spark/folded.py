@@ -12,16 +12,16 @@ import msgspec
 from headwater.event import Event
 from headwater.spark.folding.folding import fold_shard
 from headwater.spark.folding.sharding import plan
+from headwater.store import Store
 from headwater.views import database, rebuild
 from headwater.views.app import App
 from headwater.views.bulk import ProjectionRange, Shard
 from headwater.views.files import Files
-from headwater.views.local import Local
 
 OF_A_MOMENT = ("changed_ms", "rate")
 
 
-def everything(hw: Local, binder: str) -> dict[str, Any]:
+def everything(hw: Store, binder: str) -> dict[str, Any]:
     """All that the file of a binder holds, but when it was made and in which order."""
     with contextlib.closing(database.connect(Files.of(hw).current(binder))) as connection:
         found: dict[str, Any] = {"indexes": database.indexes(connection)}
@@ -50,7 +50,7 @@ def _lasting(error: str) -> dict[str, Any]:
 class InThisProcess:
     """Folds as Spark's workers do, one shard after the other."""
 
-    def __init__(self, hw: Local, app: App, binder: str, cores: int = 3) -> None:
+    def __init__(self, hw: Store, app: App, binder: str, cores: int = 3) -> None:
         self.hw = hw
         self.projections = app.of_binder(binder)
         self.cores = cores
@@ -76,7 +76,7 @@ class InThisProcess:
         return found
 
 
-def both(hw: Local, app: App, binder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def both(hw: Store, app: App, binder: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A binder as it is rebuilt event after event, and by shards."""
     fields = app.binders[binder].indexes
     one = rebuild.rebuild(hw, app.of_binder(binder), indexes=fields)

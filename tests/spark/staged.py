@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 import headwater
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.object_store import ObjectStore
+from headwater.disk.disk import Clock, Disk
 from headwater.spark.writing import sink
 from headwater.spark.writing.layout import Layout
 from headwater.spark.writing.publishing import PublishedBatch
 from headwater.spark.writing.sink import SinkSettings
 from headwater.spark.writing.staging import FOLDER, StagedWrite, StagingArea
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.store import ObjectStore
-from headwater.storage.disk import Clock, Disk
 from tests.wrapped import WrappedStore
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 T = TypeVar("T")
 CHANGES = ("create", "swap", "put", "put_pieces", "delete")
@@ -61,7 +61,7 @@ class DyingStore(WrappedStore):
         return self._steps.around(ask) if method in CHANGES else ask()
 
 
-def dying_log(hw: Log, steps: Steps) -> None:
+def dying_log(hw: Store, steps: Steps) -> None:
     """Make appends and syncs of an opened log steps, too."""
     for name in ("append_columns", "sync"):
         verb = getattr(hw, name)
@@ -93,12 +93,12 @@ def stage(address: str | Path, write: StagedWrite, *batches: pa.RecordBatch, **o
 
 
 @contextlib.contextmanager
-def opened(address: str | Path) -> Iterator[Log]:
+def opened(address: str | Path) -> Iterator[Store]:
     with headwater.open(str(address)) as hw:
         yield hw
 
 
-def numbers_of(hw: Log, topic: str = "orders") -> list[int]:
+def numbers_of(hw: Store, topic: str = "orders") -> list[int]:
     return [int(event.data or b"") for event in hw.read(topic)]
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headwater.engine.parquet_checking import check_parquet
+from headwater.storage.parquet.archive import open_parquet
 from pyspark.sql import SparkSession
 
 import headwater
 import headwater.spark
-from headwater.engine.parquet_checking import check_parquet
 from headwater.errors import Corrupt
-from headwater.storage.parquet.archive import open_parquet
 from tests.archive.parquets import archived, files, logged, manifests
 from tests.cli.conftest import Run, run
 from tests.server.process import served
@@ -29,7 +29,7 @@ __all__ = ["run"]  # a fixture
 EVENTS = 600
 
 
-def fill(hw: headwater.Bucket | headwater.Local | headwater.Remote) -> None:
+def fill(hw: headwater.Store) -> None:
     hw.create("t", partitions=2, segment_bytes=16_384)
     for lo in range(0, EVENTS, 50):
         many = range(lo, lo + 50)
@@ -51,12 +51,12 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(data: Path) -> Iterator[headwater.Local]:
+def opened(data: Path) -> Iterator[headwater.Store]:
     with headwater.open(data) as hw:
         yield hw
 
 
-def test_all_of_a_directory_and_again_nothing(spark: SparkSession, opened: headwater.Local, tmp_path: Path) -> None:
+def test_all_of_a_directory_and_again_nothing(spark: SparkSession, opened: headwater.Store, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     target = f"parquet:{tmp_path / 'out'}"
 
@@ -72,7 +72,7 @@ def test_all_of_a_directory_and_again_nothing(spark: SparkSession, opened: headw
     assert not check_parquet(target).findings
 
 
-def test_spark_reads_it_as_plain_parquet(spark: SparkSession, opened: headwater.Local, tmp_path: Path) -> None:
+def test_spark_reads_it_as_plain_parquet(spark: SparkSession, opened: headwater.Store, tmp_path: Path) -> None:
     headwater.spark.archive(spark, str(opened.path), f"parquet:{tmp_path / 'out'}", seal=True)
     frame = spark.read.parquet(str(tmp_path / "out" / "t"))
     assert frame.dtypes[:9] == [
@@ -117,7 +117,7 @@ print("all of it", flush=True)
 """
 
 
-def test_killed_in_the_midst_it_goes_on(spark: SparkSession, opened: headwater.Local, tmp_path: Path) -> None:
+def test_killed_in_the_midst_it_goes_on(spark: SparkSession, opened: headwater.Store, tmp_path: Path) -> None:
     target = f"parquet:{tmp_path / 'out'}"
     command = [sys.executable, "-c", KILLED, str(opened.path), target]
     environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}

@@ -31,9 +31,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 import headwater
-from headwater.engine import reading
 from headwater.format import events
 from headwater.limits import Limits
+from headwater.log import reading
 from headwater.spark.reading import planning, scan
 from headwater.spark.reading.filters import Filters
 from headwater.spark.reading.options import SourceOptions, parse

@@ -12,8 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from headwater import Conflict
+from headwater.disk.disk import Disk
 from headwater.spark.pipelines.folders import PipelineFolder, Write
-from headwater.storage.disk import Disk
 
 
 def writing(*numbers: int, name: str = "part-0") -> Write:

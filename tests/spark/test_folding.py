@@ -13,13 +13,13 @@ import pytest
 from headwater.event import Event
 from headwater.limits import QUARANTINED_MAX, Limits
 from headwater.spark.folding import folding, grouping, sharding
+from headwater.store import Store
 from headwater.views import database, rebuild
 from headwater.views.app import App
 from headwater.views.bulk import ProjectionRange
 from headwater.views.codec import decode, encode
 from headwater.views.draft import Draft
 from headwater.views.folding import Halt
-from headwater.views.local import Local
 from tests.spark.folded import InThisProcess, both, everything
 from tests.views import seen
 
@@ -60,7 +60,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folding, "CACHE_BYTES", 3000)
 
 
-def fill(hw: Local, seed: int, partitions: int, events: int = 400) -> None:
+def fill(hw: Store, seed: int, partitions: int, events: int = 400) -> None:
     random = Random(seed)
     hw.create("t", partitions=partitions)
     number = 0
@@ -147,7 +147,7 @@ def several(app: App) -> None:
 @pytest.mark.parametrize("declare", [by_key, by_path, by_function, some, several])
 @pytest.mark.parametrize(("seed", "partitions"), [(1, 1), (2, 3)])
 def test_shards_give_what_one_process_gives(
-    hw: Local, declare: Callable[[App], None], seed: int, partitions: int
+    hw: Store, declare: Callable[[App], None], seed: int, partitions: int
 ) -> None:
     app = App()
     declare(app)
@@ -161,7 +161,7 @@ def test_shards_give_what_one_process_gives(
     assert SHARED == {"n": 0}
 
 
-def test_documents_are_those_of_a_plain_fold_of_the_live_projection(hw: Local) -> None:
+def test_documents_are_those_of_a_plain_fold_of_the_live_projection(hw: Store) -> None:
     def fold(doc: Any, event: Event) -> Any:
         return None if event.type == "end" else {"seen": [*(doc or {"seen": []})["seen"], event.offset]}
 
@@ -175,7 +175,7 @@ def test_documents_are_those_of_a_plain_fold_of_the_live_projection(hw: Local) -
     assert seen.documents(hw, "b") == seen.plain(hw, "t", fold, lambda event: event.key and event.key.decode())
 
 
-def test_the_first_event_that_fails_stops_it_whichever_shard_finds_another_before(hw: Local) -> None:
+def test_the_first_event_that_fails_stops_it_whichever_shard_finds_another_before(hw: Store) -> None:
     def fold(doc: Any, event: Event) -> Any:
         if event.type == "bad":
             raise ValueError(event.key)
@@ -195,7 +195,7 @@ def test_the_first_event_that_fails_stops_it_whichever_shard_finds_another_befor
     assert hw.binders() == []
 
 
-def test_one_event_too_many_that_fails_stops_it(hw: Local) -> None:
+def test_one_event_too_many_that_fails_stops_it(hw: Store) -> None:
     def fold(_doc: Any, event: Event) -> Any:
         raise ValueError(event.offset)
 
@@ -215,7 +215,7 @@ def test_one_event_too_many_that_fails_stops_it(hw: Local) -> None:
     assert shards.value.error.partition == alone.value.error.partition
 
 
-def test_keys_that_are_no_text_fail_and_others_go_on(hw: Local) -> None:
+def test_keys_that_are_no_text_fail_and_others_go_on(hw: Store) -> None:
     app = App()
     app.projection("t", "b", name="p", on_error="quarantine")(lambda doc, _: {"n": (doc or {"n": 0})["n"] + 1})
     hw.append_many("t", [b""] * 40, keys=[b"\xff", b"a", b"\xfe\xfd", b"b"] * 10)
@@ -224,7 +224,7 @@ def test_keys_that_are_no_text_fail_and_others_go_on(hw: Local) -> None:
 
 
 def test_a_key_that_somebody_put_into_several_partitions_is_folded_by_all_of_them_in_order(
-    hw: Local, monkeypatch: pytest.MonkeyPatch
+    hw: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "ATTACHED_MAX", 1)  # so that some is loaded when it is found out
     hw.create("t", partitions=3)
@@ -244,7 +244,7 @@ def test_a_key_that_somebody_put_into_several_partitions_is_folded_by_all_of_the
     assert workers.calls == [True, False]
 
 
-def test_events_that_retention_takes_while_it_reads_are_counted_as_missed(hw: Local) -> None:
+def test_events_that_retention_takes_while_it_reads_are_counted_as_missed(hw: Store) -> None:
     hw.append_many("t", [b"x" * 100] * 300, keys=[str(number % 5) for number in range(300)])
     for _ in range(4):
         hw.append_many("t", [b"x" * 100] * 200, keys=[str(number % 5) for number in range(200)])
@@ -267,7 +267,7 @@ def test_events_that_retention_takes_while_it_reads_are_counted_as_missed(hw: Lo
     assert sum(doc["n"] for doc in seen.data(hw, "b").values()) == folded
 
 
-def test_no_events_need_no_shards(hw: Local) -> None:
+def test_no_events_need_no_shards(hw: Store) -> None:
     app = App()
     by_key(app)
     workers = InThisProcess(hw, app, "b")
@@ -277,7 +277,7 @@ def test_no_events_need_no_shards(hw: Local) -> None:
     assert (workers.calls, seen.documents(hw, "b")) == ([], {})
 
 
-def test_what_comes_while_shards_are_folded_is_folded_behind_them(hw: Local) -> None:
+def test_what_comes_while_shards_are_folded_is_folded_behind_them(hw: Store) -> None:
     fill(hw, 5, 2)
     app = App()
     by_key(app)
@@ -297,7 +297,7 @@ def test_what_comes_while_shards_are_folded_is_folded_behind_them(hw: Local) -> 
 
 
 def test_a_shard_with_more_documents_than_its_memory_holds_keeps_them_in_its_file(
-    hw: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hw: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [f"k{number % 300}" for number in range(1500)]
     hw.append_many("t", [{"number": number} for number in range(1500)], keys=keys)
@@ -319,7 +319,7 @@ def test_a_shard_with_more_documents_than_its_memory_holds_keeps_them_in_its_fil
     assert (len(one["documents"]), other) == (300, one)
 
 
-def test_shards_of_a_partition_share_its_keys_evenly_and_each_event_is_of_one(hw: Local) -> None:
+def test_shards_of_a_partition_share_its_keys_evenly_and_each_event_is_of_one(hw: Store) -> None:
     hw.create("t", partitions=4)
     hw.append_many("t", [b""] * 4000, keys=[f"key-{number}" for number in range(4000)])
     hw.append("t", b"", partition=1)

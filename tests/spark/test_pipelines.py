@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import headwater
-from headwater import App, Conflict, HeadwaterError, Invalid, Local, NotFound, Unavailable
+from headwater import App, Conflict, HeadwaterError, Invalid, NotFound, Unavailable
+from headwater.opening import open_directory
 from headwater.spark.pipelines import frames, runs
 from headwater.spark.pipelines import running as pipelines
 from headwater.spark.pipelines.running import run
@@ -28,14 +29,14 @@ PRODUCTS = ("tea", "cup", "lamp")
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         hw.create("orders", partitions=2)
     append(tmp_path / "data", 30)
     return tmp_path / "data"
 
 
 def append(data: Path, count: int, topic: str = "orders") -> None:
-    with Local(data) as hw:
+    with open_directory(data) as hw:
         first = hw.describe(topic).events if topic in hw.topics() else 0
         for number in range(first, first + count):
             order = {"product": PRODUCTS[number % 3], "cents": number}
@@ -65,12 +66,12 @@ def app_of(compute: Callable[..., Any], to: str, **arguments: Any) -> App:
 
 
 def events_of(data: Path, topic: str) -> list[dict[str, Any]]:
-    with Local(data) as hw:
+    with open_directory(data) as hw:
         return [event.value for event in hw.read(topic)] if topic in hw.topics() else []
 
 
 def documents_of(data: Path) -> dict[str, int]:
-    with Local(data) as hw:
+    with open_directory(data) as hw:
         return {document.id: document.data["cents"] for document in hw.binder("totals").find()}
 
 
@@ -80,7 +81,7 @@ def parquet_of(spark: SparkSession) -> dict[str, int]:
 
 def status_of(data: Path) -> Status:
     (found,) = runs.statuses(data / "pipelines")
-    with Local(data) as hw:
+    with open_directory(data) as hw:
         found.lag = frames.lag(hw, found)
     return found
 
@@ -134,7 +135,7 @@ def test_a_batch_replaces_the_documents_of_a_binder(spark: SparkSession, data: P
         run(spark, data, app)
         assert documents_of(data) == sums(count)
         append(data, 6)
-    with Local(data) as hw:
+    with open_directory(data) as hw:
         assert hw.binder("totals").info().indexes == ["cents"]
 
 
@@ -146,7 +147,7 @@ def test_documents_hold_what_columns_do(spark: SparkSession, data: Path) -> None
         )  # fmt: skip
 
     run(spark, data, app_of(every, "binder:totals"))
-    with Local(data) as hw:
+    with open_directory(data) as hw:
         (document,) = hw.binder("totals").find()
     assert int(document.id) >= 5
     assert document.data.pop("at").isoformat() == "2026-03-01T12:00:00+00:00"
@@ -193,7 +194,7 @@ def test_a_batch_that_was_killed_is_gone_on_with_over_the_same_events(
 
 
 def test_topics_are_given_in_order_and_an_empty_one_is_an_empty_frame(spark: SparkSession, data: Path) -> None:
-    with Local(data) as hw:
+    with open_directory(data) as hw:
         hw.create("returns")
     app = App()
 
@@ -211,7 +212,7 @@ def test_topics_are_given_in_order_and_an_empty_one_is_an_empty_frame(spark: Spa
 @pytest.mark.parametrize("to", ["parquet:out", "binder:totals", "topic:totals"])
 @pytest.mark.parametrize("mode", ["batch", "stream"])
 def test_nothing_comes_of_nothing(spark: SparkSession, data: Path, to: str, mode: str) -> None:
-    with Local(data) as hw:
+    with open_directory(data) as hw:
         hw.create("empty")
     app = App()
     compute = by_id if to.startswith("binder") else same

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Conflict, Corrupt, NotFound
-from headwater.event import UNIX_EPOCH_TICKS
+from headwater.event import UNIX_EPOCH_TICKS, Refs
 from headwater.format.producers import ProducerAnswer, ProducerState
 from headwater.limits import DEFAULTS
+from headwater.requests import AppendMany
 from headwater.spark.writing import publishing, spreading
 from headwater.spark.writing.publishing import publish
 from headwater.spark.writing.staging import ORPHAN_S, StagedWrite, StagingArea
-from headwater.storage.disk import Clock, Disk
 from tests.server.serving import serving
 from tests.spark.staged import (
     Dies,
@@ -32,7 +33,7 @@ from tests.spark.staged import (
 )
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 QUERY = "8f1d3c5a-7b9e-4246-8ace-13579bdf0246"
 DAY_TICKS = 86_400 * 10_000_000
@@ -178,15 +179,15 @@ def test_two_drivers_publish_the_same_batch_at_once(data: Path) -> None:
     write, numbers = StagedWrite.of_query(QUERY, 3), range(32)
     sent = stage(data, write, rows(numbers))
     with opened(data) as hw, opened(data) as other:
-        append = hw.append_columns
+        append = hw.backend.append_many
         calls = iter(range(32))
 
-        def overtaken(*args: object, **options: object) -> object:
+        def overtaken(request: AppendMany) -> Refs:
             if next(calls) == 4:
                 assert publish(other, staging_at(data), write, sent) == 32
-            return append(*args, **options)  # type: ignore[arg-type]
+            return append(request)
 
-        hw.append_columns = overtaken  # type: ignore[assignment,method-assign]
+        hw.backend.append_many = overtaken  # type: ignore[method-assign]
         assert publish(hw, staging_at(data), write, sent) == 32
         assert sorted(numbers_of(hw)) == list(numbers)
 
@@ -264,12 +265,12 @@ def old_manifest(data: Path) -> StagedWrite:
     return write
 
 
-def forgetting(hw: Log, known: int = 0) -> None:
+def forgetting(hw: Store, known: int = 0) -> None:
     """Have a log know so many producers, none of whom is ours."""
     others = {f"other-{number}": ProducerState(0, [ProducerAnswer(0, 0, 0, 1)]) for number in range(known)}
     for partition in range(3):
-        log = hw.partition_log("orders", partition)  # type: ignore[union-attr]
-        log.producers = lambda: (0, others)  # type: ignore[method-assign]
+        log = hw.logs.partition_log("orders", partition)
+        log.producers = lambda: (0, others)
 
 
 def test_an_old_manifest_is_not_finished_where_the_log_may_have_forgotten(data: Path) -> None:

@@ -19,12 +19,13 @@ from headwater.cli.app import cli
 from headwater.errors import Conflict, Corrupt, HeadwaterError, Unavailable, Unsupported
 from headwater.event import Event
 from headwater.limits import Limits
+from headwater.opening import open_directory
 from headwater.spark.folding import sharding
+from headwater.store import Store
 from headwater.views import rebuild as alone
 from headwater.views.app import App
 from headwater.views.files import Files
 from headwater.views.folding import Halt
-from headwater.views.local import Local
 from tests.log.children import Child
 from tests.spark.folded import everything
 from tests.spark.test_folding import fill
@@ -46,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharding, "SHARD_EVENTS_MIN", 50)
 
 
-def files_of(hw: Local) -> list[str]:
+def files_of(hw: Store) -> list[str]:
     return sorted(name for name in os.listdir(Files.of(hw).path) if not name.startswith("."))
 
 
@@ -60,7 +61,7 @@ def counting(version: int = 1, **named: Any) -> App:
     return app
 
 
-def test_a_rebuilt_binder_is_that_of_the_live_projection(spark: SparkSession, hw: Local) -> None:
+def test_a_rebuilt_binder_is_that_of_the_live_projection(spark: SparkSession, hw: Store) -> None:
     def fold(doc: Any, event: Event) -> Any:
         if event.type == "end":
             return None
@@ -87,7 +88,7 @@ def test_a_rebuilt_binder_is_that_of_the_live_projection(spark: SparkSession, hw
     assert seen.documents(hw, "b") == seen.plain(hw, "t", fold, lambda event: event.key and event.key.decode())
 
 
-def test_several_projections_with_keys_of_their_own_fill_one_binder(spark: SparkSession, hw: Local) -> None:
+def test_several_projections_with_keys_of_their_own_fill_one_binder(spark: SparkSession, hw: Store) -> None:
     app = App()
     app.projection("t", "b", name="q", key="by", unordered=True, on_error="quarantine")(count)
     app.projection("t", "b", name="p", unordered=True, on_error="quarantine")(count)
@@ -98,7 +99,7 @@ def test_several_projections_with_keys_of_their_own_fill_one_binder(spark: Spark
     assert everything(hw, "b") == one
 
 
-def test_a_fold_of_many_documents_is_folded_in_order_here(spark: SparkSession, hw: Local) -> None:
+def test_a_fold_of_many_documents_is_folded_in_order_here(spark: SparkSession, hw: Store) -> None:
     def spread(docs: Any, event: Event) -> None:
         assert event.key is not None
         for id in (event.key.decode(), "all"):
@@ -111,7 +112,7 @@ def test_a_fold_of_many_documents_is_folded_in_order_here(spark: SparkSession, h
     assert seen.data(hw, "b")["all"] == {"n": 100}
 
 
-def test_a_fold_that_raises_leaves_everything_as_it_was_and_tells_the_event(spark: SparkSession, hw: Local) -> None:
+def test_a_fold_that_raises_leaves_everything_as_it_was_and_tells_the_event(spark: SparkSession, hw: Store) -> None:
     def fold(_doc: Any, event: Event) -> Any:
         return {"n": event.value["number"]}
 
@@ -133,7 +134,7 @@ def test_a_fold_that_raises_leaves_everything_as_it_was_and_tells_the_event(spar
     assert seen.quarantined(hw, "b") == [(0, 100)]
 
 
-def test_a_damaged_log_is_told_as_what_it_is(spark: SparkSession, hw: Local) -> None:
+def test_a_damaged_log_is_told_as_what_it_is(spark: SparkSession, hw: Store) -> None:
     hw.append_many("t", [b"x" * 50] * 300, keys=[str(number % 7) for number in range(300)])
     hw.seal("t")
     (segment, *_) = sorted((hw.path / "topics" / "t" / "0").glob("*.log"))
@@ -144,7 +145,7 @@ def test_a_damaged_log_is_told_as_what_it_is(spark: SparkSession, hw: Local) -> 
         headwater.spark.rebuild(spark, hw, counting(), "b")
 
 
-def test_an_older_version_is_refused_and_a_server_cannot(spark: SparkSession, hw: Local) -> None:
+def test_an_older_version_is_refused_and_a_server_cannot(spark: SparkSession, hw: Store) -> None:
     hw.append_many("t", [b""] * 10, keys=["a"] * 10)
     counting(2).catch_up(hw, SETTLE_S)
     with pytest.raises(Conflict) as refused:
@@ -155,7 +156,7 @@ def test_an_older_version_is_refused_and_a_server_cannot(spark: SparkSession, hw
     assert needs.value.code == "needs_directory"
 
 
-def test_an_empty_topic_gives_an_empty_binder(spark: SparkSession, hw: Local) -> None:
+def test_an_empty_topic_gives_an_empty_binder(spark: SparkSession, hw: Store) -> None:
     hw.create("t", partitions=3)
     assert headwater.spark.rebuild(spark, hw, counting(), "b") == 0
     assert (seen.documents(hw, "b"), seen.cursors(hw, "b", "p")) == ({}, {0: 0, 1: 0, 2: 0})
@@ -165,13 +166,13 @@ def test_a_directory_with_a_relative_path_is_found_by_workers_that_are_elsewhere
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with Local(Path("here")) as hw:
+    with open_directory(Path("here")) as hw:
         hw.append_many("t", [b""] * 10, keys=["a"] * 10)
         assert headwater.spark.rebuild(spark, hw, counting(), "b") == 10
         assert seen.data(hw, "b") == {"a": {"n": 10}}
 
 
-def test_one_hot_key_is_folded_whole(spark: SparkSession, hw: Local) -> None:
+def test_one_hot_key_is_folded_whole(spark: SparkSession, hw: Store) -> None:
     hw.create("t", partitions=2)
     keys = ["hot"] * 20_000 + [str(number) for number in range(200)]
     hw.append_many("t", [b""] * len(keys), keys=keys)
@@ -179,7 +180,7 @@ def test_one_hot_key_is_folded_whole(spark: SparkSession, hw: Local) -> None:
     assert (seen.data(hw, "b")["hot"], len(seen.data(hw, "b"))) == ({"n": 20_000}, 201)
 
 
-def test_events_and_the_live_projection_go_on_meanwhile_and_readers_see_no_gap(spark: SparkSession, hw: Local) -> None:
+def test_events_and_the_live_projection_go_on_meanwhile_and_readers_see_no_gap(spark: SparkSession, hw: Store) -> None:
     hw.create("t", partitions=2)
     keys = [str(number) for number in range(10)]
     hw.append_many("t", [b""] * 1000, keys=keys * 100)
@@ -220,7 +221,7 @@ def reading(path: Path, ended: Path) -> tuple[int, list[Any]]:
     """Read all documents until a file is there: how often, and where one had gone back."""
     reads, wrong = 0, []
     before: dict[str, int] = {}
-    with Local(path) as hw:
+    with open_directory(path) as hw:
         while not ended.exists():
             now = {doc.id: doc.data["n"] for doc in hw.binder("b").find()}
             wrong += [(id, n, now.get(id)) for id, n in before.items() if now.get(id, 0) < n]
@@ -229,7 +230,7 @@ def reading(path: Path, ended: Path) -> tuple[int, list[Any]]:
 
 
 def test_processes_that_read_see_the_old_documents_or_the_new_ones(
-    spark: SparkSession, hw: Local, tmp_path: Path
+    spark: SparkSession, hw: Store, tmp_path: Path
 ) -> None:
     hw.append_many("t", [b""] * 1000, keys=[str(number % 10) for number in range(1000)])
     counting().catch_up(hw, SETTLE_S)
@@ -265,7 +266,7 @@ with headwater.open(path) as hw:
 
 
 def test_a_driver_that_is_killed_in_the_midst_has_changed_nothing_and_the_next_begins_anew(
-    spark: SparkSession, hw: Local, tmp_path: Path
+    spark: SparkSession, hw: Store, tmp_path: Path
 ) -> None:
     hw.append_many("t", [b""] * 1000, keys=[str(number % 10) for number in range(1000)])
     counting().catch_up(hw, SETTLE_S)
@@ -293,7 +294,7 @@ def test_a_driver_that_is_killed_in_the_midst_has_changed_nothing_and_the_next_b
     wait_for(lambda: _swept(hw))
 
 
-def _swept(hw: Local) -> bool:
+def _swept(hw: Store) -> bool:
     """Whether nothing is left of workers; those of a killed driver end a little later than it does."""
     Files.of(hw).tidy("b")
     return len(files_of(hw)) == 2
@@ -303,7 +304,7 @@ def command(*words: str) -> Any:
     return CliRunner().invoke(cli, list(words), prog_name="headwater")
 
 
-def test_the_command_folds_an_application_of_a_file(spark: SparkSession, hw: Local) -> None:
+def test_the_command_folds_an_application_of_a_file(spark: SparkSession, hw: Store) -> None:
     assert spark is not None
     hw.append_many("orders", [{"n": 2, "price": 3}] * 300, keys=[str(number % 7) for number in range(300)])
     words = ["views", "rebuild", str(hw.path), "baskets", "--app", "tests/cli/shop.py", "--on", "spark"]
@@ -321,7 +322,7 @@ def test_the_command_folds_an_application_of_a_file(spark: SparkSession, hw: Loc
 
 
 def test_a_fold_that_ends_its_process_and_one_that_cannot_be_sent_change_nothing(
-    spark: SparkSession, hw: Local
+    spark: SparkSession, hw: Store
 ) -> None:
     hw.append_many("t", [b""] * 100, keys=["a"] * 100)
     counting().catch_up(hw, SETTLE_S)
@@ -346,7 +347,7 @@ def test_a_fold_that_ends_its_process_and_one_that_cannot_be_sent_change_nothing
 
 
 def test_a_task_whose_worker_dies_is_tried_again_and_counts_once(
-    spark: SparkSession, hw: Local, tmp_path: Path
+    spark: SparkSession, hw: Store, tmp_path: Path
 ) -> None:
     died = tmp_path / "died"
 

@@ -39,7 +39,7 @@ def fill(hw: Any) -> None:
     hw.create("empty")
     for number, document in enumerate(ORDERS, 1):
         hw.append("orders", document, key=f"k{number}", type="paid" if number % 2 else "sent")
-    if not isinstance(hw, headwater.Remote):  # a server does not take it
+    if not isinstance(hw, headwater.Store):  # a server does not take it
         hw.append("orders", b"{poison", content="json", type="odd")
     hw.append("my-shop.paid", {"n": 1})
     hw.append("my-shop.paid", {"n": "later it was text"})

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StructField, StructType
 
 import headwater
+from headwater.directory.local_log import LocalLog
 from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.format import events
 from headwater.spark.reading import planning, positions, scan, stream
@@ -24,8 +25,7 @@ from headwater.spark.reading.options import STREAM, parse
 from headwater.spark.reading.parts import ReadTask
 from headwater.spark.reading.positions import Positions, TopicProgress
 from headwater.spark.reading.stream import StreamReader
-from headwater.storage.log import LocalLog
-from headwater.views.local import Local
+from headwater.store import Store
 from tests.server.people import add
 from tests.server.process import served
 from tests.waiting import wait_for
@@ -246,7 +246,7 @@ def test_a_trigger_asks_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Each question to a server or a bucket takes time: one look at each topic, and one at its splits."""
     asked: list[str] = []
     for name in ("describe", "splits", "topics", "sync", "close"):
-        monkeypatch.setattr(Local, name, noting(name, getattr(Local, name), asked))
+        monkeypatch.setattr(Store, name, noting(name, getattr(Store, name), asked))
     with headwater.open(tmp_path) as hw:
         hw.append("orders", b"1")
         found = reader(tmp_path)

@@ -27,14 +27,14 @@ def archive(data: Path, target: Path, **options: Any) -> None:
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[headwater.Local]:
+def hw(tmp_path: Path) -> Iterator[headwater.Store]:
     with headwater.open(tmp_path / "data", durability="os") as opened:
         opened.create("t", partitions=3, segment_bytes=4096)
         append(opened, 200)
         yield opened
 
 
-def append(hw: headwater.Local, events: int, **options: Any) -> None:
+def append(hw: headwater.Store, events: int, **options: Any) -> None:
     types = [("paid", "placed", "", "zzz")[n * 4 // events] for n in range(events)]  # each in a range of its own
     keys = [None if n % 5 == 0 else f"k{n % 7}" for n in range(events)]
     metas = [{"n": str(n)} if n % 9 == 0 else None for n in range(events)]
@@ -47,7 +47,7 @@ def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted(found, key=lambda row: (row[1], row[2]))
 
 
-def events(hw: headwater.Local, **options: Any) -> list[tuple[Any, ...]]:
+def events(hw: headwater.Store, **options: Any) -> list[tuple[Any, ...]]:
     found = [
         (
             each.topic,
@@ -78,7 +78,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_huge_event_is_the_same_in_the_log_and_in_the_archive(
-    spark: SparkSession, hw: headwater.Local, tmp_path: Path
+    spark: SparkSession, hw: headwater.Store, tmp_path: Path
 ) -> None:
     hw.append("t", b"a" * 2_000_000, type="huge")
     archive(tmp_path / "data", tmp_path / "out", seal=True)
@@ -87,7 +87,7 @@ def test_a_huge_event_is_the_same_in_the_log_and_in_the_archive(
     assert rows(frame.where("type = 'huge'")) == events(hw, type="huge")
 
 
-def test_archive_and_live_log_are_one(spark: SparkSession, hw: headwater.Local, tmp_path: Path) -> None:
+def test_archive_and_live_log_are_one(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
     archive(hw.path, tmp_path / "out", seal=True)
     append(hw, 30)
     table = headwater.spark.table(spark, str(hw.path), "t")  # the log knows where
@@ -96,7 +96,7 @@ def test_archive_and_live_log_are_one(spark: SparkSession, hw: headwater.Local, 
     assert rows(headwater.spark.table(spark, str(hw.path), "t", f"parquet:{tmp_path / 'out'}")) == events(hw)
 
 
-def test_what_is_archived_is_read_by_spark_itself(spark: SparkSession, hw: headwater.Local, tmp_path: Path) -> None:
+def test_what_is_archived_is_read_by_spark_itself(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
     archive(hw.path, tmp_path / "out", seal=True)
     append(hw, 30)
     table = headwater.spark.table(spark, str(hw.path), "t")
@@ -118,7 +118,7 @@ def _plan(frame: DataFrame) -> str:
     return text
 
 
-def test_filters_find_the_same_as_in_the_log(spark: SparkSession, hw: headwater.Local, tmp_path: Path) -> None:
+def test_filters_find_the_same_as_in_the_log(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
     archive(hw.path, tmp_path / "out", seal=True)
     append(hw, 60)
     table = headwater.spark.table(spark, str(hw.path), "t")
@@ -136,7 +136,7 @@ def test_filters_find_the_same_as_in_the_log(spark: SparkSession, hw: headwater.
     assert rows(table.where(f.col("time") >= f.lit(middle))) == [row for row in events(hw) if row[3] >= middle]
 
 
-def test_a_topic_without_an_archive_is_the_log(spark: SparkSession, hw: headwater.Local, tmp_path: Path) -> None:
+def test_a_topic_without_an_archive_is_the_log(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
     assert rows(headwater.spark.table(spark, str(hw.path), "t")) == events(hw)
     hw.append("other", b"x")
     archive(hw.path, tmp_path / "out", seal=True, topics="other")
@@ -161,13 +161,13 @@ def test_a_partition_without_an_archive(spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_all_of_it_is_archived_and_the_live_part_is_empty(
-    spark: SparkSession, hw: headwater.Local, tmp_path: Path
+    spark: SparkSession, hw: headwater.Store, tmp_path: Path
 ) -> None:
     archive(hw.path, tmp_path / "out", seal=True)
     assert rows(headwater.spark.table(spark, str(hw.path), "t")) == events(hw)
 
 
-def test_what_retention_has_deleted_is_in_the_table(spark: SparkSession, hw: headwater.Local, tmp_path: Path) -> None:
+def test_what_retention_has_deleted_is_in_the_table(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
     append(hw, 40)
     archive(hw.path, tmp_path / "out", seal=True)
     expected = events(hw)
@@ -182,7 +182,7 @@ def test_what_retention_has_deleted_is_in_the_table(spark: SparkSession, hw: hea
 
 
 def test_it_is_exact_while_others_append_archive_and_delete(
-    spark: SparkSession, hw: headwater.Local, tmp_path: Path
+    spark: SparkSession, hw: headwater.Store, tmp_path: Path
 ) -> None:
     archive(hw.path, tmp_path / "out", seal=True)
     append(hw, 50)
@@ -198,7 +198,7 @@ def test_it_is_exact_while_others_append_archive_and_delete(
 
 
 def test_archived_and_deleted_between_two_looks(
-    spark: SparkSession, hw: headwater.Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, hw: headwater.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive(hw.path, tmp_path / "out", seal=True)
     append(hw, 50)
@@ -219,7 +219,7 @@ def test_archived_and_deleted_between_two_looks(
 
 
 def test_retention_that_has_passed_the_archive_is_told(
-    spark: SparkSession, hw: headwater.Local, tmp_path: Path
+    spark: SparkSession, hw: headwater.Store, tmp_path: Path
 ) -> None:
     archive(hw.path, tmp_path / "out", seal=True)
     append(hw, 100)
@@ -231,7 +231,7 @@ def test_retention_that_has_passed_the_archive_is_told(
     assert raised.value.code == "offset_gone"
 
 
-def test_an_archive_of_another_topic_is_refused(spark: SparkSession, hw: headwater.Local, tmp_path: Path) -> None:
+def test_an_archive_of_another_topic_is_refused(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
     archive(hw.path, tmp_path / "out", seal=True)
     hw.delete("t")
     hw.append("t", b"new")
@@ -253,7 +253,7 @@ def test_odd_places_and_names(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted(bytes(row.data) for row in found) == [b"archived", b"live"]
 
 
-def test_over_a_server(spark: SparkSession, hw: headwater.Local, tmp_path: Path) -> None:
+def test_over_a_server(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
     archive(hw.path, tmp_path / "out", seal=True)
     append(hw, 20)
     expected = events(hw)

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
+from headwater.bucket import records
+from headwater.bucket.meta import Meta, ObjectSegment, Point
 from headwater.format import batch, object
 from headwater.format.batch import DATA, KEY, TYPE
 from headwater.format.column import Column
 from headwater.format.object import ObjectHead
 from headwater.format.producers import ProducerAnswer, ProducerState
-from headwater.storage.bucket import records
-from headwater.storage.bucket.meta import Meta, ObjectSegment, Point
 
 LOG = bytes(range(16)).hex()
 TICKS = 139_271_094_615_000_000

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from headwater.views.local import Local
+from headwater.store import Store
 from tests.views.filling import Filling
 
 
 @pytest.fixture
-def filling(hw: Local) -> Iterator[Filling]:
+def filling(hw: Store) -> Iterator[Filling]:
     with Filling(hw) as made:
         yield made

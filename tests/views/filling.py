@@ -12,11 +12,11 @@ import msgspec
 from headwater.document import Document
 from headwater.event import Ref
 from headwater.info import ViewError
+from headwater.store import Store
 from headwater.views import database
 from headwater.views.codec import encode
 from headwater.views.draft import Draft
 from headwater.views.files import Files
-from headwater.views.local import Local
 
 Some = Mapping[str, dict[str, Any] | None]
 
@@ -24,7 +24,7 @@ Some = Mapping[str, dict[str, Any] | None]
 class Filling:
     """What writes to a binder. `puts` are counted, and are the versions of documents."""
 
-    def __init__(self, hw: Local, name: str = "baskets", file: Path | None = None) -> None:
+    def __init__(self, hw: Store, name: str = "baskets", file: Path | None = None) -> None:
         self.hw = hw
         self.name = name
         self.files = Files.of(hw)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headwater import App, Limits, Local
+from headwater import App, Limits, Store
 from headwater.info import ViewInfo
 from headwater.views.acting import Actor
 from headwater.views.tally import function_infos
@@ -16,21 +16,21 @@ LIMITS = Limits(retry_ms=5, retry_ms_max=20, lease_ms=60_000)
 PATIENCE_S = 60.0
 
 
-def values(hw: Local, topic: str) -> list[Any]:
+def values(hw: Store, topic: str) -> list[Any]:
     return [event.value for event in hw.read(topic)]
 
 
-def place_of(hw: Local, name: str, topic: str = "in") -> list[int]:
+def place_of(hw: Store, name: str, topic: str = "in") -> list[int]:
     return [info.cursor for info in hw.consumers(topic) if info.name == f"function.{name}"]
 
 
-def info_of(hw: Local, name: str) -> ViewInfo:
+def info_of(hw: Store, name: str) -> ViewInfo:
     [found] = [info for info in function_infos(hw) if info.name == name]
     return found
 
 
 @contextmanager
-def acting_on(hw: Local, app: App, name: str) -> Iterator[Actor]:
+def acting_on(hw: Store, app: App, name: str) -> Iterator[Actor]:
     """One function of an application at work, without the others."""
     actor = Actor(hw, app.functions[name])
     thread = threading.Thread(target=actor.run)

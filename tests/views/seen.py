@@ -8,10 +8,10 @@ from typing import Any
 
 from headwater.event import Event
 from headwater.info import ViewError
+from headwater.store import Store
 from headwater.views import database, registry
 from headwater.views.codec import decode
 from headwater.views.files import Files
-from headwater.views.local import Local
 
 Documents = dict[str, tuple[int, dict[str, Any]]]
 """By id: version and data."""
@@ -19,19 +19,19 @@ Documents = dict[str, tuple[int, dict[str, Any]]]
 KeyOf = Callable[[Event], Any]
 
 
-def documents(hw: Local, binder: str) -> Documents:
+def documents(hw: Store, binder: str) -> Documents:
     """All documents of a binder, as they are at one moment."""
     with contextlib.closing(database.connect(Files.of(hw).current(binder))) as connection:
         rows = connection.execute("SELECT id, version, data FROM documents").fetchall()
     return {id: (version, decode(data)) for id, version, data in rows}
 
 
-def data(hw: Local, binder: str) -> dict[str, dict[str, Any]]:
+def data(hw: Store, binder: str) -> dict[str, dict[str, Any]]:
     """The same, without versions."""
     return {id: data for id, (_, data) in documents(hw, binder).items()}
 
 
-def row(hw: Local, binder: str, name: str) -> registry.Row:
+def row(hw: Store, binder: str, name: str) -> registry.Row:
     """What the binder tells of a projection."""
     with contextlib.closing(database.connect(Files.of(hw).current(binder))) as connection:
         found = registry.find(connection, name)
@@ -39,33 +39,33 @@ def row(hw: Local, binder: str, name: str) -> registry.Row:
     return found
 
 
-def cursors(hw: Local, binder: str, name: str) -> dict[int, int]:
+def cursors(hw: Store, binder: str, name: str) -> dict[int, int]:
     """How far a projection has come."""
     with contextlib.closing(database.connect(Files.of(hw).current(binder))) as connection:
         return registry.cursors(connection, name)
 
 
-def quarantined(hw: Local, binder: str) -> list[tuple[int, int]]:
+def quarantined(hw: Store, binder: str) -> list[tuple[int, int]]:
     """The partition and the offset of each event that was passed over."""
     with contextlib.closing(database.connect(Files.of(hw).current(binder))) as connection:
         return connection.execute('SELECT partition, "offset" FROM quarantined ORDER BY 1, 2').fetchall()
 
 
-def error(hw: Local, binder: str, name: str) -> ViewError:
+def error(hw: Store, binder: str, name: str) -> ViewError:
     """What stopped a projection."""
     found = row(hw, binder, name).error
     assert found is not None
     return found
 
 
-def resume(hw: Local, binder: str, name: str) -> None:
+def resume(hw: Store, binder: str, name: str) -> None:
     """As `headwater views resume`."""
     connection = database.connect(Files.of(hw).current(binder))
     with contextlib.closing(connection), database.writing(connection):
         assert registry.resume(connection, name) == 1
 
 
-def plain(hw: Local, topic: str, fold: Callable[[Any, Event], Any], key: KeyOf) -> Documents:
+def plain(hw: Store, topic: str, fold: Callable[[Any, Event], Any], key: KeyOf) -> Documents:
     """What folding the whole log gives: each partition in the order of its offsets, one after the other."""
     partitions = range(len(hw.describe(topic).partitions))
     events = (event for partition in partitions for event in hw.read(topic, partition=partition))

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headwater
-from headwater import Aggregate, App, Conflict, Event, Invalid, Local, Repository
+from headwater import Aggregate, App, Conflict, Event, Invalid, Repository, Store
+from headwater.opening import open_directory
 from headwater.views.aggregate import SNAPSHOT_EVENT
 from tests.server.serving import Server, serving
 
@@ -124,7 +125,7 @@ def test_what_cannot_stand_in_a_name_becomes_an_underscore() -> None:
         (b"\x0c\x00\x00\x00\x10a\x00\x01\x00\x00\x00\x00", "bson", {"a": 1}),
     ],
 )
-def test_a_recorded_event_looks_like_the_one_that_is_read_later(hw: Local, data: Any, content: Any, value: Any) -> None:
+def test_a_recorded_event_looks_like_the_one_that_is_read_later(hw: Store, data: Any, content: Any, value: Any) -> None:
     seen: list[Event] = []
 
     class Watcher(Aggregate):
@@ -217,7 +218,7 @@ def test_several_kinds_of_data_are_saved_all_or_nothing(place: str) -> None:
         assert len(list(hw.read("mixed"))) == 2
 
 
-def test_events_that_were_put_into_another_partition_are_not_the_keys_own(hw: Local) -> None:
+def test_events_that_were_put_into_another_partition_are_not_the_keys_own(hw: Store) -> None:
     hw.create("t", partitions=2)
     accounts = Repository(hw, "t", Account)
     own = deposit(accounts, "a-1", 5)
@@ -227,7 +228,7 @@ def test_events_that_were_put_into_another_partition_are_not_the_keys_own(hw: Lo
     assert (loaded.balance, loaded.version) == (5, own.version)
 
 
-def test_a_topic_that_was_made_again_with_other_partitions_is_found(hw: Local) -> None:
+def test_a_topic_that_was_made_again_with_other_partitions_is_found(hw: Store) -> None:
     for before, after in ((1, 7), (7, 1), (2, 5)):
         hw.create("t", partitions=before)
         accounts = Repository(hw, "t", Account)
@@ -246,7 +247,7 @@ def test_a_topic_that_was_made_again_with_other_partitions_is_found(hw: Local) -
 # Snapshots
 
 
-def snapshots_of(hw: Local) -> App:
+def snapshots_of(hw: Store) -> App:
     app = App()
     app.aggregate("accounts", Account, "snapshots")
     app.catch_up(hw)
@@ -254,7 +255,7 @@ def snapshots_of(hw: Local) -> App:
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_a_snapshot_is_gone_on_from(hw: Local, partitions: int) -> None:
+def test_a_snapshot_is_gone_on_from(hw: Store, partitions: int) -> None:
     hw.create("accounts", partitions=partitions)
     accounts = Repository(hw, "accounts", Account, snapshots="snapshots")
     for number in range(1, 6):
@@ -274,7 +275,7 @@ def test_a_snapshot_is_gone_on_from(hw: Local, partitions: int) -> None:
 
 
 def test_a_snapshot_is_gone_on_from_on_a_server(server: Server) -> None:
-    with Local(server.path) as hw, headwater.open(server.url) as remote:
+    with open_directory(server.path) as hw, headwater.open(server.url) as remote:
         accounts = Repository(remote, "accounts", Account, snapshots="snapshots")
         deposit(accounts, "a-1", 5)
         assert accounts.load("a-1")._applied == [0]
@@ -284,7 +285,7 @@ def test_a_snapshot_is_gone_on_from_on_a_server(server: Server) -> None:
         assert (loaded.balance, loaded._applied, loaded.version) == (11, [1], 1)
 
 
-def test_a_snapshot_is_a_document_with_the_state(hw: Local) -> None:
+def test_a_snapshot_is_a_document_with_the_state(hw: Store) -> None:
     accounts = Repository(hw, "accounts", Account)
     account = accounts.load("a-1")
     account.record("deposited", {"amount": 5})
@@ -298,7 +299,7 @@ def test_a_snapshot_is_a_document_with_the_state(hw: Local) -> None:
     assert found.data == {"balance": 5, "notes": ["hello"], SNAPSHOT_EVENT: str(last)}
 
 
-def test_without_the_binder_all_events_are_read(hw: Local) -> None:
+def test_without_the_binder_all_events_are_read(hw: Store) -> None:
     accounts = Repository(hw, "accounts", Account, snapshots="snapshots")
     deposit(accounts, "a-1", 5)
     assert accounts.load("a-1")._applied == [0]
@@ -311,7 +312,7 @@ def test_without_the_binder_all_events_are_read(hw: Local) -> None:
 
 
 @pytest.mark.parametrize("events", [1, 2, 5])
-def test_a_snapshot_of_a_topic_that_was_deleted_since_is_passed_over(hw: Local, events: int) -> None:
+def test_a_snapshot_of_a_topic_that_was_deleted_since_is_passed_over(hw: Store, events: int) -> None:
     accounts = Repository(hw, "accounts", Account, snapshots="snapshots")
     for _ in range(2):
         deposit(accounts, "a-1", 100)
@@ -323,7 +324,7 @@ def test_a_snapshot_of_a_topic_that_was_deleted_since_is_passed_over(hw: Local, 
     assert accounts.load("a-1").balance == events
 
 
-def test_a_state_of_ones_own_is_kept_and_restored(hw: Local) -> None:
+def test_a_state_of_ones_own_is_kept_and_restored(hw: Store) -> None:
     class Tags(Aggregate):
         def __init__(self, id: str) -> None:
             super().__init__(id)
@@ -351,7 +352,7 @@ def test_a_state_of_ones_own_is_kept_and_restored(hw: Local) -> None:
     assert (tags.load("t").tags, tags.load("t").applied) == ({"a", "b"}, 0)
 
 
-def test_a_state_that_is_none_would_lose_the_snapshot_and_stops_the_projection(hw: Local) -> None:
+def test_a_state_that_is_none_would_lose_the_snapshot_and_stops_the_projection(hw: Store) -> None:
     class Gone(Account):
         def state(self) -> dict[str, Any]:
             return cast("dict[str, Any]", None)
@@ -377,7 +378,7 @@ def test_an_aggregate_is_what_its_events_make_with_and_without_snapshots(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step]
 ) -> None:
     model: dict[str, list[int]] = {}
-    with Local(tmp_path_factory.mktemp("log"), durability="os") as hw:
+    with open_directory(tmp_path_factory.mktemp("log"), durability="os") as hw:
         hw.create("accounts", partitions=2)
         plain = Repository(hw, "accounts", Account)
         quick = Repository(hw, "accounts", Account, snapshots="snapshots")

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from headwater import App
 from headwater.document import Document
 from headwater.errors import HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
+from headwater.opening import open_directory
 from headwater.views import answering, questions
 from headwater.views.answering import QueryServer, encoded
-from headwater.views.local import Local
 from headwater.views.questions import BrokenApplication, QueryCall, QueryFailure, QueryReply, Ready, WireError
 from tests.strategies import unicode_text
 
@@ -130,7 +130,7 @@ def test_queries_are_answered_side_by_side_and_the_end_of_the_server_is_heard(
         raise ZeroDivisionError("oh")
 
     ours, theirs = socket.socketpair()
-    with ours, theirs, Local(tmp_path / "data") as hw:
+    with ours, theirs, open_directory(tmp_path / "data") as hw:
         child = QueryServer(theirs, gone.set)
         child.ready(app, hw)
         server = Server(ours)

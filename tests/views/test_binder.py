@@ -19,38 +19,41 @@ from bson import Decimal128, Int64, ObjectId
 from headwater.document import Document
 from headwater.errors import Closed, Corrupt, Invalid, NotFound, TooLarge
 from headwater.limits import BINDER_INDEXES_MAX, FIND_FIELDS_MAX, FIND_SORTS_MAX
+from headwater.opening import open_directory
+from headwater.store import Store
 from headwater.views import database, indexing, pool, rebuild
 from headwater.views.app import App
 from headwater.views.draft import Draft
-from headwater.views.local import BINDERS_KEPT, Local
+from headwater.views.local_views import BINDERS_KEPT
+from tests.opened import binder_of
 from tests.views.filling import Filling, ids, plain
 
 SOME: dict[str, dict[str, Any] | None] = {"ann": {"total": 120}, "bob": {"total": 42}, "cem": {"total": 7}}
 
 
-def test_a_document_has_its_id_version_and_data(hw: Local, filling: Filling) -> None:
+def test_a_document_has_its_id_version_and_data(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    assert hw.binder("baskets").get("bob") == Document("bob", 1, {"total": 42})
+    assert binder_of(hw, "baskets").get("bob") == Document("bob", 1, {"total": 42})
 
 
-def test_what_is_not_there_is_none(hw: Local, filling: Filling) -> None:
+def test_what_is_not_there_is_none(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     assert binder.get("nobody") is None
     assert binder.get("not quite text \ud800") is None
     filling.put({"ann": None})
     assert binder.get("ann") is None
 
 
-def test_an_id_may_be_what_an_events_key_may_be(hw: Local, filling: Filling) -> None:
+def test_an_id_may_be_what_an_events_key_may_be(hw: Store, filling: Filling) -> None:
     filling.put({"17": {"a": 1}})
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     assert binder.get(17) == binder.get(b"17") == binder.get("17")  # type: ignore[arg-type]
     with pytest.raises(Invalid):
         binder.get(None)  # type: ignore[arg-type]
 
 
-def test_documents_hold_what_bson_can(hw: Local, filling: Filling) -> None:
+def test_documents_hold_what_bson_can(hw: Store, filling: Filling) -> None:
     document = {
         "text": "größer",
         "numbers": [2**63 - 1, Int64(1), 0.5, math.inf, Decimal128("0.1")],
@@ -63,13 +66,13 @@ def test_documents_hold_what_bson_can(hw: Local, filling: Filling) -> None:
         "object": {"nested": {"deep": [1, [2]]}},
     }
     filling.put({"a": document})
-    found = hw.binder("baskets").get("a")
+    found = binder_of(hw, "baskets").get("a")
     assert found is not None
     assert found.data == document
 
 
-def test_a_binder_that_is_not_there_is_not_found_and_not_made(hw: Local) -> None:
-    binder = hw.binder("nothing")
+def test_a_binder_that_is_not_there_is_not_found_and_not_made(hw: Store) -> None:
+    binder = binder_of(hw, "nothing")
     for read in (
         lambda: binder.get("a"),
         binder.find,
@@ -84,13 +87,13 @@ def test_a_binder_that_is_not_there_is_not_found_and_not_made(hw: Local) -> None
         assert refused.value.code == "no_such_binder"
     assert hw.binders() == []
     with pytest.raises(Invalid):
-        hw.binder("")
+        binder_of(hw, "")
     with pytest.raises(TooLarge):
-        hw.binder("x" * 1000)
+        binder_of(hw, "x" * 1000)
 
 
-def test_a_binder_that_is_made_later_is_found_by_the_same_object(hw: Local) -> None:
-    binder = hw.binder("baskets")
+def test_a_binder_that_is_made_later_is_found_by_the_same_object(hw: Store) -> None:
+    binder = binder_of(hw, "baskets")
     with pytest.raises(NotFound):
         binder.get("ann")
     with Filling(hw) as filling:
@@ -98,9 +101,9 @@ def test_a_binder_that_is_made_later_is_found_by_the_same_object(hw: Local) -> N
         assert binder.get("ann") is not None
 
 
-def test_it_counts_all_documents_and_those_that_match(hw: Local, filling: Filling) -> None:
+def test_it_counts_all_documents_and_those_that_match(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     assert binder.count() == binder.count({}) == 3
     assert binder.count({"total": {"$gt": 10}}) == 2
     assert binder.count({"total": "nothing"}) == 0
@@ -108,12 +111,12 @@ def test_it_counts_all_documents_and_those_that_match(hw: Local, filling: Fillin
     assert binder.count({"total": {"$gt": 10}}) == 2
 
 
-def test_it_tells_what_it_holds_and_what_fills_it(hw: Local, filling: Filling) -> None:
+def test_it_tells_what_it_holds_and_what_fills_it(hw: Store, filling: Filling) -> None:
     hw.create("orders")
     filling.put(SOME)
     filling.fold_from("orders", "second")
     filling.fold_from("orders", "first")
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     binder.index("total")
     info = binder.info()
     assert (info.name, info.documents) == ("baskets", 3)
@@ -122,10 +125,10 @@ def test_it_tells_what_it_holds_and_what_fills_it(hw: Local, filling: Filling) -
     assert info.bytes == sum(path.stat().st_size for path in files) > 0
 
 
-def test_a_damaged_document_is_corrupt(hw: Local, filling: Filling) -> None:
+def test_a_damaged_document_is_corrupt(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
     filling.connection.execute("UPDATE documents SET data = x'00' WHERE id = 'ann'")
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     with pytest.raises(Corrupt, match="made again"):
         binder.get("ann")
     with pytest.raises(Corrupt):
@@ -133,11 +136,11 @@ def test_a_damaged_document_is_corrupt(hw: Local, filling: Filling) -> None:
     assert binder.get("bob") is not None
 
 
-def test_a_file_that_is_no_binder_is_corrupt(hw: Local, filling: Filling) -> None:
+def test_a_file_that_is_no_binder_is_corrupt(hw: Store, filling: Filling) -> None:
     filling.connection.close()
     filling.file.write_bytes(b"something else" * 1000)
     with pytest.raises(Corrupt):
-        hw.binder("baskets").get("ann")
+        binder_of(hw, "baskets").get("ann")
 
 
 @pytest.mark.parametrize(
@@ -169,15 +172,15 @@ def test_a_file_that_is_no_binder_is_corrupt(hw: Local, filling: Filling) -> Non
         {"timeout": math.nan, "at_least": 0},
     ],
 )
-def test_what_cannot_be_asked_is_refused_at_once(hw: Local, filling: Filling, asked: dict[str, Any]) -> None:
+def test_what_cannot_be_asked_is_refused_at_once(hw: Store, filling: Filling, asked: dict[str, Any]) -> None:
     filling.put(SOME)
     with pytest.raises(Invalid):
-        hw.binder("baskets").find(**asked)
+        binder_of(hw, "baskets").find(**asked)
 
 
-def test_too_many_fields_are_refused(hw: Local, filling: Filling) -> None:
+def test_too_many_fields_are_refused(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     many = [f"a{number}" for number in range(max(FIND_SORTS_MAX, FIND_FIELDS_MAX) + 1)]
     assert len(list(binder.find(sort=many[:FIND_SORTS_MAX], fields=many[:FIND_FIELDS_MAX]))) == 3
     with pytest.raises(TooLarge):
@@ -190,28 +193,28 @@ def test_too_many_fields_are_refused(hw: Local, filling: Filling) -> None:
 
 
 def test_an_index_is_made_once_and_kept_when_opened_again(tmp_path: Path) -> None:
-    with Local(tmp_path / "data") as hw, Filling(hw) as filling:
+    with open_directory(tmp_path / "data") as hw, Filling(hw) as filling:
         filling.put(SOME)
-        hw.binder("baskets").index("total")
-        hw.binder("baskets").index("total")
-    with Local(tmp_path / "data") as hw:
-        binder = hw.binder("baskets")
+        binder_of(hw, "baskets").index("total")
+        binder_of(hw, "baskets").index("total")
+    with open_directory(tmp_path / "data") as hw:
+        binder = binder_of(hw, "baskets")
         assert binder.info().indexes == ["total"]
         assert "USING INDEX" in binder.explain({"total": 42})
         assert ids(binder.find({"total": 42})) == ["bob"]
 
 
 @pytest.mark.parametrize("field", ["", ".", "a.", "a..b", 7, None, b"a", "a\0b", "\ud800", "a." * 40 + "a", "x" * 2000])
-def test_an_index_over_what_is_no_path_is_refused(hw: Local, filling: Filling, field: Any) -> None:
+def test_an_index_over_what_is_no_path_is_refused(hw: Store, filling: Filling, field: Any) -> None:
     filling.put(SOME)
     with pytest.raises(Invalid):
-        hw.binder("baskets").index(field)
-    assert hw.binder("baskets").info().indexes == []
+        binder_of(hw, "baskets").index(field)
+    assert binder_of(hw, "baskets").info().indexes == []
 
 
-def test_there_are_only_so_many_indexes(hw: Local, filling: Filling) -> None:
+def test_there_are_only_so_many_indexes(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     for number in range(BINDER_INDEXES_MAX):
         binder.index(f"a{number}")
     with pytest.raises(TooLarge, match="indexes"):
@@ -220,10 +223,10 @@ def test_there_are_only_so_many_indexes(hw: Local, filling: Filling) -> None:
     assert len(binder.info().indexes) == BINDER_INDEXES_MAX
 
 
-def test_names_that_differ_only_in_capitals_or_are_odd_have_indexes_of_their_own(hw: Local, filling: Filling) -> None:
+def test_names_that_differ_only_in_capitals_or_are_odd_have_indexes_of_their_own(hw: Store, filling: Filling) -> None:
     names = ["total", "Total", "TOTAL", "^total", '"quoted"', "'", "größe", "GRÖSSE", "; DROP TABLE documents", "a b"]
     filling.put({str(number): {name: number} for number, name in enumerate(names)})
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     for name in names:
         binder.index(name)
     for number, name in enumerate(names):
@@ -231,52 +234,52 @@ def test_names_that_differ_only_in_capitals_or_are_odd_have_indexes_of_their_own
         assert "USING INDEX" in binder.explain({name: {"$gte": 0}})
 
 
-def test_an_index_is_kept_up_to_date_by_a_writer_that_was_there_before(hw: Local, filling: Filling) -> None:
+def test_an_index_is_kept_up_to_date_by_a_writer_that_was_there_before(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     binder.index("total")
     filling.put({"dan": {"total": 50}, "ann": {"total": 1}, "bob": None})
     assert ids(binder.find({"total": {"$gt": 5}}, sort="total")) == ["cem", "dan"]
     assert ids(binder.find({"total": 1})) == ["ann"]
 
 
-def test_an_index_has_all_documents_however_many(hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_has_all_documents_however_many(hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexing, "PAGE_ROWS", 3)
     filling.put({f"{number:02}": {"total": number} for number in range(20)})
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     binder.index("total")
     assert [each.data["total"] for each in binder.find({"total": {"$gte": 0}}, sort="total")] == list(range(20))
 
 
 def test_an_index_that_is_asked_for_in_the_midst_of_a_transaction_has_its_documents(
-    hw: Local, filling: Filling
+    hw: Store, filling: Filling
 ) -> None:
     filling.put(SOME)
     with ThreadPoolExecutor(1) as other:
         with filling.putting({"dan": {"total": 50}}):
-            made = other.submit(hw.binder("baskets").index, "total")
+            made = other.submit(binder_of(hw, "baskets").index, "total")
             assert not made.done()
         made.result(10)
-    assert ids(hw.binder("baskets").find({"total": 50})) == ["dan"]
+    assert ids(binder_of(hw, "baskets").find({"total": 50})) == ["dan"]
     filling.put({"eve": {"total": 50}})
-    assert ids(hw.binder("baskets").find({"total": 50})) == ["dan", "eve"]
+    assert ids(binder_of(hw, "baskets").find({"total": 50})) == ["dan", "eve"]
 
 
-def test_an_index_that_fails_leaves_nothing_behind(hw: Local, filling: Filling) -> None:
+def test_an_index_that_fails_leaves_nothing_behind(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
     filling.connection.execute("UPDATE documents SET data = x'00' WHERE id = 'ann'")
     with pytest.raises(Corrupt):
-        hw.binder("baskets").index("total")
+        binder_of(hw, "baskets").index("total")
     filling.put({"ann": {"total": 1}})
-    hw.binder("baskets").index("total")
-    assert ids(hw.binder("baskets").find({"total": 1})) == ["ann"]
+    binder_of(hw, "baskets").index("total")
+    assert ids(binder_of(hw, "baskets").find({"total": 1})) == ["ann"]
 
 
 def test_an_index_is_made_in_the_file_that_is_read_when_it_is_done(
-    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+    hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     writing = database.writing
     replaced: list[bool] = []
 
@@ -292,14 +295,14 @@ def test_an_index_is_made_in_the_file_that_is_read_when_it_is_done(
 
 
 def test_an_index_that_is_asked_for_while_the_binder_is_rebuilt_is_kept(
-    hw: Local, monkeypatch: pytest.MonkeyPatch
+    hw: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rebuild, "CLOSE_EVENTS", 0)
     app = App()
     app.projection("orders", "baskets", name="basket")(lambda _doc, event: event.value)
     hw.append_many("orders", [{"total": 1}, {"total": 2}], keys=[b"ann", b"bob"])
     app.catch_up(hw)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     before = binder.place()
     rebuild.rebuild(hw, app.of_binder("baskets"), progress=lambda _done, _all: binder.index("total"))
     assert binder.place() != before
@@ -310,18 +313,18 @@ def test_an_index_that_is_asked_for_while_the_binder_is_rebuilt_is_kept(
 # Connections
 
 
-def test_the_same_binder_is_given_each_time_and_few_are_kept(hw: Local) -> None:
-    first = hw.binder("a")
-    assert hw.binder("a") is first
+def test_the_same_binder_is_given_each_time_and_few_are_kept(hw: Store) -> None:
+    first = binder_of(hw, "a")
+    assert binder_of(hw, "a") is first
     for number in range(2 * BINDERS_KEPT):
-        hw.binder(f"b{number}")
-    assert len(hw._binders) == BINDERS_KEPT
+        binder_of(hw, f"b{number}")
+    assert len(LocalViews) == BINDERS_KEPT
     with Filling(hw, "a") as filling:
         filling.put(SOME)
-        assert first.count() == hw.binder("a").count() == 3
+        assert first.count() == binder_of(hw, "a").count() == 3
 
 
-def test_a_connection_is_used_again(hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_is_used_again(hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
     filling.put(SOME)
     opened: list[Path] = []
     connect = database.connect
@@ -331,7 +334,7 @@ def test_a_connection_is_used_again(hw: Local, filling: Filling, monkeypatch: py
         return connect(path)
 
     monkeypatch.setattr(database, "connect", counted)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     for _ in range(10):
         assert binder.get("ann") is not None
         assert len(list(binder.find())) == binder.count() == 3
@@ -343,9 +346,9 @@ def test_a_connection_is_used_again(hw: Local, filling: Filling, monkeypatch: py
     assert len(opened) == 1
 
 
-def test_several_finds_at_once_have_connections_of_their_own(hw: Local, filling: Filling) -> None:
+def test_several_finds_at_once_have_connections_of_their_own(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     many = [binder.find() for _ in range(20)]
     assert [[document.id for document in each] for each in zip(*many, strict=True)] == [
         [id] * 20 for id in ("ann", "bob", "cem")
@@ -353,9 +356,9 @@ def test_several_finds_at_once_have_connections_of_their_own(hw: Local, filling:
     assert len(binder._pool._free) <= pool.FREE_MAX
 
 
-def test_many_threads_read_at_once(hw: Local, filling: Filling) -> None:
+def test_many_threads_read_at_once(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     begin = threading.Barrier(8)
 
     def read(_: int) -> set[str]:
@@ -368,9 +371,9 @@ def test_many_threads_read_at_once(hw: Local, filling: Filling) -> None:
         assert list(threads.map(read, range(8))) == [set(SOME)] * 8
 
 
-def test_a_rebuilt_binder_is_read_at_once(hw: Local, filling: Filling) -> None:
+def test_a_rebuilt_binder_is_read_at_once(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     assert binder.count() == 3
     begun = binder.find()
     filling.rebuild({"new": {"total": 1}})
@@ -380,7 +383,7 @@ def test_a_rebuilt_binder_is_read_at_once(hw: Local, filling: Filling) -> None:
 
 
 def test_a_file_that_is_replaced_while_it_is_opened_is_not_read(
-    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+    hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filling.put(SOME)
     connect = database.connect
@@ -400,24 +403,24 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_not_read(
             filling.rebuild({"newer": {"total": 1}})
         return connection
 
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     monkeypatch.setattr("headwater.views.pool.database.connect", opened_late)
     assert ids(binder.find()) == ["new"]
     binder.close()
     monkeypatch.setattr("headwater.views.pool.database.connect", replaced_late)
-    assert ids(hw.binder("baskets").find()) == ["newer"]
+    assert ids(binder_of(hw, "baskets").find()) == ["newer"]
 
 
-def test_a_link_that_leads_nowhere_is_not_found(hw: Local, filling: Filling) -> None:
+def test_a_link_that_leads_nowhere_is_not_found(hw: Store, filling: Filling) -> None:
     filling.connection.close()
     filling.file.unlink()
     with pytest.raises(NotFound):
-        hw.binder("baskets").get("ann")
+        binder_of(hw, "baskets").get("ann")
 
 
-def test_a_forked_child_reads_with_connections_of_its_own(hw: Local, filling: Filling) -> None:
+def test_a_forked_child_reads_with_connections_of_its_own(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     assert binder.count() == 3
     begun = binder.find()
     next(begun)
@@ -440,10 +443,10 @@ def test_a_forked_child_reads_with_connections_of_its_own(hw: Local, filling: Fi
 
 
 def test_nothing_is_open_when_the_log_is_closed(tmp_path: Path) -> None:
-    hw = Local(tmp_path / "data")
+    hw = open_directory(tmp_path / "data")
     with Filling(hw) as filling:
         filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     assert binder.count() == 3
     begun, ended, followed = binder.find(), binder.find(), binder.follow()
     next(begun)
@@ -458,9 +461,9 @@ def test_nothing_is_open_when_the_log_is_closed(tmp_path: Path) -> None:
     assert [name for name in os.listdir("/proc/self/fd") if "baskets" in _target(name)] == []
 
 
-def test_a_find_that_is_forgotten_gives_its_connection_back(hw: Local, filling: Filling) -> None:
+def test_a_find_that_is_forgotten_gives_its_connection_back(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     begun = binder.find()
     next(begun)
     assert len(binder._pool._free) == 0
@@ -469,11 +472,11 @@ def test_a_find_that_is_forgotten_gives_its_connection_back(hw: Local, filling: 
     assert not free.connection.in_transaction
 
 
-def test_a_draft_and_a_reader_agree_on_the_order_of_ids(hw: Local, filling: Filling) -> None:
+def test_a_draft_and_a_reader_agree_on_the_order_of_ids(hw: Store, filling: Filling) -> None:
     assert isinstance(filling.draft, Draft)
     odd = ["", " ", "A", "a", "ab", "b", "ü", "\uffff", "\U00010000"]
     filling.put({id: {} for id in reversed(odd)})
-    assert ids(hw.binder("baskets").find()) == odd
+    assert ids(binder_of(hw, "baskets").find()) == odd
 
 
 def _target(name: str) -> str:

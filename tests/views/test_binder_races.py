@@ -12,7 +12,8 @@ from sys import executable
 from textwrap import dedent
 
 from headwater.errors import HeadwaterError
-from headwater.views.local import Local
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.views.filling import Filling
 
 ACCOUNTS = [f"account {number}" for number in range(20)]
@@ -40,7 +41,7 @@ class Money:
         self.filling.put(self.documents(one, other))
 
 
-def test_every_read_sees_all_of_a_transaction_or_nothing(hw: Local, filling: Filling) -> None:
+def test_every_read_sees_all_of_a_transaction_or_nothing(hw: Store, filling: Filling) -> None:
     filling.connection.execute("PRAGMA synchronous = OFF")
     money = Money(filling)
     binder = hw.binder("baskets")
@@ -75,7 +76,7 @@ def test_every_read_sees_all_of_a_transaction_or_nothing(hw: Local, filling: Fil
     assert binder.info().indexes == ["even", "held", "nothing"]
 
 
-def test_a_follower_ends_up_with_what_is_there_whatever_happens_meanwhile(hw: Local, filling: Filling) -> None:
+def test_a_follower_ends_up_with_what_is_there_whatever_happens_meanwhile(hw: Store, filling: Filling) -> None:
     filling.connection.execute("PRAGMA synchronous = OFF")
     money = Money(filling)
     held: dict[str, object] = {}
@@ -106,16 +107,16 @@ def test_another_process_reads_what_this_one_writes(tmp_path: Path) -> None:
     program = dedent(
         """
         import sys
-        from headwater.views.local import Local
+        from headwater.opening import open_directory
         from pathlib import Path
-        with Local(Path(sys.argv[1]), create=False) as hw:
+        with open_directory(Path(sys.argv[1]), create=False) as hw:
             binder = hw.binder("baskets")
             for line in sys.stdin:
                 found = binder.get(line.strip())
                 print(None if found is None else found.data["n"], flush=True)
         """
     )
-    with Local(tmp_path / "data") as hw, Filling(hw) as filling:
+    with open_directory(tmp_path / "data") as hw, Filling(hw) as filling:
         filling.put({"a": {"n": 0}})
         with Popen([executable, "-c", program, str(hw.path)], stdin=PIPE, stdout=PIPE, text=True) as other:
             assert other.stdin is not None
@@ -132,7 +133,7 @@ def test_another_process_reads_what_this_one_writes(tmp_path: Path) -> None:
             assert other.wait(20) == 0
 
 
-def test_readers_never_meet_an_error_while_files_are_replaced(hw: Local, filling: Filling) -> None:
+def test_readers_never_meet_an_error_while_files_are_replaced(hw: Store, filling: Filling) -> None:
     filling.connection.execute("PRAGMA synchronous = OFF")
     filling.put({"a": {"n": 1}})
     over = threading.Event()
@@ -140,7 +141,9 @@ def test_readers_never_meet_an_error_while_files_are_replaced(hw: Local, filling
     def read() -> tuple[int, list[HeadwaterError]]:
         reads, errors = 0, []
         while not over.is_set():
-            opened = Local(hw.path, create=False)  # with connections of its own, so that files are opened each time
+            opened = open_directory(
+                hw.path, create=False
+            )  # with connections of its own, so that files are opened each time
             try:
                 with opened:
                     assert opened.binder("baskets").count() == 1

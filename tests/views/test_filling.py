@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headwater import App, Conflict, Event, Invalid, Local
+from headwater import App, Conflict, Event, Invalid, Store
 from headwater.views import filling
 from headwater.views.codec import encode
 from headwater.views.filling import PipelineBatch
@@ -16,11 +16,11 @@ def documents(**found: int) -> list[tuple[str, bytes]]:
     return [(id, encode({"n": n})) for id, n in found.items()]
 
 
-def shown(hw: Local) -> dict[str, int]:
+def shown(hw: Store) -> dict[str, int]:
     return {document.id: document.data["n"] for document in hw.binder("b").find()}
 
 
-def test_a_binder_is_replaced_as_a_whole_and_keeps_its_indexes(hw: Local) -> None:
+def test_a_binder_is_replaced_as_a_whole_and_keeps_its_indexes(hw: Store) -> None:
     assert filling.replace(hw, "b", PipelineBatch("p", "1"), documents(x=1, y=2), ["n"]) == 2
     assert filling.replace(hw, "b", PipelineBatch("p", "2"), documents(y=3)) == 1
     assert shown(hw) == {"y": 3}
@@ -29,13 +29,13 @@ def test_a_binder_is_replaced_as_a_whole_and_keeps_its_indexes(hw: Local) -> Non
     assert [each.id for each in hw.binder("b").find({"n": {"$gt": 2}})] == ["y"]
 
 
-def test_no_documents_are_a_binder_too(hw: Local) -> None:
+def test_no_documents_are_a_binder_too(hw: Store) -> None:
     filling.replace(hw, "b", PipelineBatch("p", "1"), documents(x=1))
     assert filling.replace(hw, "b", PipelineBatch("p", "2"), []) == 0
     assert shown(hw) == {}
 
 
-def test_batches_of_a_run_are_put_once_each(hw: Local) -> None:
+def test_batches_of_a_run_are_put_once_each(hw: Store) -> None:
     assert filling.put(hw, "b", PipelineBatch("p", "1", 0), documents(x=1, y=1)) == 2
     assert filling.put(hw, "b", PipelineBatch("p", "1", 3), documents(y=2, z=2)) == 2  # numbers may have gaps
     for number in (0, 3):  # what was done before is not done again
@@ -44,14 +44,14 @@ def test_batches_of_a_run_are_put_once_each(hw: Local) -> None:
     assert [document.version for document in hw.binder("b").find()] == [0, 3, 3]
 
 
-def test_the_first_batch_of_another_run_replaces_what_is_there(hw: Local) -> None:
+def test_the_first_batch_of_another_run_replaces_what_is_there(hw: Store) -> None:
     filling.put(hw, "b", PipelineBatch("p", "1", 0), documents(x=1))
     filling.put(hw, "b", PipelineBatch("p", "1", 1), documents(y=1))
     filling.put(hw, "b", PipelineBatch("p", "2", 0), documents(z=1))
     assert shown(hw) == {"z": 1}
 
 
-def test_followers_are_told_of_what_was_put(hw: Local) -> None:
+def test_followers_are_told_of_what_was_put(hw: Store) -> None:
     filling.put(hw, "b", PipelineBatch("p", "1", 0), documents(x=1))
     place = hw.binder("b").place()
     filling.put(hw, "b", PipelineBatch("p", "1", 1), documents(x=2, y=2))
@@ -61,7 +61,7 @@ def test_followers_are_told_of_what_was_put(hw: Local) -> None:
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("far", [False, True])
 def test_two_rows_with_one_id_leave_all_as_it_was(
-    hw: Local, number: int, far: bool, monkeypatch: pytest.MonkeyPatch
+    hw: Store, number: int, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if far:
         monkeypatch.setattr(filling, "CHUNK", 2)
@@ -76,7 +76,7 @@ def test_two_rows_with_one_id_leave_all_as_it_was(
         assert filling.put(hw, "b", PipelineBatch("p", "1", 1), documents(x=1)) == 1  # the batch was not done
 
 
-def test_a_failure_while_documents_come_leaves_all_as_it_was(hw: Local) -> None:
+def test_a_failure_while_documents_come_leaves_all_as_it_was(hw: Store) -> None:
     filling.put(hw, "b", PipelineBatch("p", "1", 0), documents(x=1))
 
     def failing() -> Iterator[tuple[str, bytes]]:
@@ -90,7 +90,7 @@ def test_a_failure_while_documents_come_leaves_all_as_it_was(hw: Local) -> None:
     assert shown(hw) == {"x": 1}
 
 
-def test_what_a_projection_or_another_pipeline_fills_is_left_alone(hw: Local) -> None:
+def test_what_a_projection_or_another_pipeline_fills_is_left_alone(hw: Store) -> None:
     app = App()
 
     @app.projection("t", "b")

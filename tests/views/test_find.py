@@ -14,11 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import Closed, TooLarge
+from headwater.opening import open_directory
+from headwater.store import Store
 from headwater.views import finding
 from headwater.views.codec import decode, encode
 from headwater.views.keys import index_key, order_of
-from headwater.views.local import Local
 from tests.engine import matches
+from tests.opened import binder_of
 from tests.views.filling import Filling, ids, plain
 
 SOME: dict[str, dict[str, Any] | None] = {
@@ -54,15 +56,15 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 @pytest.mark.usefixtures("some")
-def test_nothing_asked_is_everything_by_id(hw: Local) -> None:
-    binder = hw.binder("baskets")
+def test_nothing_asked_is_everything_by_id(hw: Store) -> None:
+    binder = binder_of(hw, "baskets")
     assert plain(binder.find()) == plain(binder.find({})) == SOME
     assert ids(binder.find()) == sorted(SOME)
 
 
 @pytest.mark.usefixtures("some")
-def test_documents_are_found_by_the_language_of_matches(hw: Local) -> None:
-    binder = hw.binder("baskets")
+def test_documents_are_found_by_the_language_of_matches(hw: Store) -> None:
+    binder = binder_of(hw, "baskets")
     for _ in range(2):  # without an index, and with one
         assert ids(binder.find({"total": {"$gt": 41}})) == ["ann", "bob", "cem", "gil"]
         assert ids(binder.find({"total": 42})) == ["bob", "cem"]
@@ -79,8 +81,8 @@ def test_documents_are_found_by_the_language_of_matches(hw: Local) -> None:
 
 
 @pytest.mark.usefixtures("some")
-def test_skip_and_limit_cut_out_of_what_is_sorted(hw: Local) -> None:
-    binder = hw.binder("baskets")
+def test_skip_and_limit_cut_out_of_what_is_sorted(hw: Store) -> None:
+    binder = binder_of(hw, "baskets")
     everything = ids(binder.find(sort="-total"))
     for sort, match in (("-total", None), ("-total", {"total": {"$exists": True}})):
         whole = ids(binder.find(match, sort=sort))
@@ -95,8 +97,8 @@ def test_skip_and_limit_cut_out_of_what_is_sorted(hw: Local) -> None:
 
 
 @pytest.mark.usefixtures("some")
-def test_only_the_fields_that_are_wanted_are_given(hw: Local) -> None:
-    binder = hw.binder("baskets")
+def test_only_the_fields_that_are_wanted_are_given(hw: Store) -> None:
+    binder = binder_of(hw, "baskets")
 
     def ann(*fields: str) -> Any:
         (found,) = binder.find({"by.name": "Ann"}, fields=fields)
@@ -116,8 +118,8 @@ def test_only_the_fields_that_are_wanted_are_given(hw: Local) -> None:
 
 
 @pytest.mark.usefixtures("some")
-def test_what_is_missing_comes_first_then_numbers_text_and_arrays_last(hw: Local) -> None:
-    binder = hw.binder("baskets")
+def test_what_is_missing_comes_first_then_numbers_text_and_arrays_last(hw: Store) -> None:
+    binder = binder_of(hw, "baskets")
     ascending = ["dan", "eve", "bob", "cem", "ann", "fay", "gil"]
     for _ in range(2):
         assert ids(binder.find(sort="total")) == ascending
@@ -129,9 +131,9 @@ def test_what_is_missing_comes_first_then_numbers_text_and_arrays_last(hw: Local
         binder.index("total")
 
 
-def test_several_fields_are_sorted_in_directions_of_their_own(hw: Local, filling: Filling) -> None:
+def test_several_fields_are_sorted_in_directions_of_their_own(hw: Store, filling: Filling) -> None:
     filling.put({str(number): {"a": number % 2, "b": number // 4, "c": 0} for number in range(8)})
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     for _ in range(2):
         assert ids(binder.find(sort=["a", "-b"])) == ["6", "4", "2", "0", "7", "5", "3", "1"]
         assert ids(binder.find(sort=["-a", "b"])) == ["1", "3", "5", "7", "0", "2", "4", "6"]
@@ -145,8 +147,8 @@ def test_several_fields_are_sorted_in_directions_of_their_own(hw: Local, filling
 
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("sort", ["", "total", "-total"])
-def test_a_find_sees_one_moment_and_nobody_waits_for_it(hw: Local, some: Filling, sort: str, indexed: bool) -> None:
-    binder = hw.binder("baskets")
+def test_a_find_sees_one_moment_and_nobody_waits_for_it(hw: Store, some: Filling, sort: str, indexed: bool) -> None:
+    binder = binder_of(hw, "baskets")
     if indexed:
         binder.index("total")
     before = ids(binder.find(sort=sort or ()))
@@ -159,9 +161,9 @@ def test_a_find_sees_one_moment_and_nobody_waits_for_it(hw: Local, some: Filling
     assert set(ids(binder.find())) == {*before, "zoe"} - {"ann", "bob"}
 
 
-def test_what_was_written_is_moved_into_the_file_once_a_find_is_closed(hw: Local, some: Filling) -> None:
+def test_what_was_written_is_moved_into_the_file_once_a_find_is_closed(hw: Store, some: Filling) -> None:
     some.connection.execute("PRAGMA busy_timeout = 0")
-    begun = hw.binder("baskets").find()
+    begun = binder_of(hw, "baskets").find()
     next(begun)
     some.put({"zoe": {}})
     assert _checkpoint(some.connection) == 1, "SQLite keeps what an open find may still want"
@@ -179,10 +181,10 @@ def _checkpoint(connection: sqlite3.Connection) -> int:
 
 
 def test_an_index_is_used_and_only_what_matches_is_read(
-    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+    hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filling.put({f"{number:04}": {"total": number, "by": number % 100} for number in range(1000)})
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     assert binder.explain({"total": 5}).startswith("all documents, by id: SCAN documents")
     binder.index("total")
     plan = binder.explain({"total": 5})
@@ -206,20 +208,20 @@ def test_an_index_is_used_and_only_what_matches_is_read(
 
 
 def test_how_many_there_are_in_all_is_told_without_reading_them(
-    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+    hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filling.put(SOME)
     seen = decoded(monkeypatch)
-    assert hw.binder("baskets").count() == len(SOME)
-    assert hw.binder("baskets").info().documents == len(SOME)
+    assert binder_of(hw, "baskets").count() == len(SOME)
+    assert binder_of(hw, "baskets").info().documents == len(SOME)
     assert seen == []
 
 
 def test_a_sort_by_an_index_reads_no_more_than_is_wanted(
-    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+    hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filling.put({f"{number:04}": {"total": number * 7 % 1000} for number in range(1000)})
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     binder.index("total")
     seen = decoded(monkeypatch)
     assert [each.data["total"] for each in binder.find(sort="-total", limit=10)] == list(range(999, 989, -1))
@@ -238,10 +240,10 @@ def test_a_sort_by_an_index_reads_no_more_than_is_wanted(
 
 
 def test_a_small_limit_is_not_answered_by_sorting_half_of_all(
-    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+    hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filling.put({f"{number:04}": {"total": number % 2, "rank": number} for number in range(2000)})
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     binder.index("total")
     seen = decoded(monkeypatch)
     assert len(ids(binder.find({"total": 1}, limit=5))) == 5
@@ -256,9 +258,9 @@ def test_a_small_limit_is_not_answered_by_sorting_half_of_all(
     assert "then sorted" in binder.explain({"total": 1}, sort="-rank")
 
 
-def test_of_several_indexes_the_one_that_leaves_least_is_used(hw: Local, filling: Filling) -> None:
+def test_of_several_indexes_the_one_that_leaves_least_is_used(hw: Store, filling: Filling) -> None:
     filling.put({f"{number:04}": {"a": number, "b": number, "c": number} for number in range(100)})
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     for field in "abc":
         binder.index(field)
     assert "'b'" in binder.explain({"a": {"$gt": 5}, "b": 7, "c": {"$in": [1, 2]}})
@@ -270,11 +272,11 @@ def test_of_several_indexes_the_one_that_leaves_least_is_used(hw: Local, filling
         assert "all documents, by id" in binder.explain(scanned)
 
 
-def test_only_so_many_documents_are_sorted(hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_documents_are_sorted(hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "FIND_SORTED_MAX", 50)
     monkeypatch.setattr(finding, "SORTED_MIN", 10)
     filling.put({f"{number:04}": {"total": number * 7 % 100} for number in range(100)})
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     with pytest.raises(TooLarge, match="index"):
         list(binder.find(sort="total"))
     with pytest.raises(TooLarge):
@@ -305,18 +307,18 @@ def wanted(documents: dict[str, Any], match: dict[str, Any], sort: list[str]) ->
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[Local, Filling, Filling]]:
+def pair() -> Iterator[tuple[Store, Filling, Filling]]:
     """Two binders for all examples, since making files takes longer than all the rest."""
     with (
         tempfile.TemporaryDirectory() as directory,
-        Local(Path(directory) / "data") as hw,
+        open_directory(Path(directory) / "data") as hw,
         Filling(hw, "plain") as one,
         Filling(hw, "indexed") as other,
     ):
         for each in (one, other):
             each.connection.execute("PRAGMA synchronous = OFF")
         for path in ("a", "b", "a.a", "a.b", "a.0", "b.a", "two words", 'a "quoted" name'):
-            hw.binder("indexed").index(path)
+            binder_of(hw, "indexed").index(path)
         yield hw, one, other
 
 
@@ -325,7 +327,7 @@ sorts = st.lists(st.tuples(st.sampled_from(["", "-"]), paths).map("".join), max_
 
 
 def test_results_are_counted_before_the_first_and_come_as_they_are_stored(some: Filling) -> None:
-    binder = some.hw.binder(some.name)
+    binder = binder_of(some.hw, some.name)
     for match in (None, {"by.name": {"$exists": True}}):
         with binder.results(match) as results:
             some.put({"ann": {"total": 0}, "zoe": {"total": 1, "by": {"name": "Zoe"}}})
@@ -340,17 +342,17 @@ def test_results_are_counted_before_the_first_and_come_as_they_are_stored(some: 
 def test_results_that_nobody_wants_any_more_are_not_looked_for(some: Filling) -> None:
     looked = iter([False, False, True])
     with pytest.raises(Closed):
-        some.hw.binder(some.name).results({"total": 42}, over=lambda: next(looked))
+        binder_of(some.hw, some.name).results({"total": 42}, over=lambda: next(looked))
     assert next(looked, None) is None
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_indexes_change_nothing_but_the_time(pair: tuple[Local, Filling, Filling], data: st.DataObject) -> None:
+def test_indexes_change_nothing_but_the_time(pair: tuple[Store, Filling, Filling], data: st.DataObject) -> None:
     hw, one, other = pair
     drawn = data.draw(st.lists(matches.documents(matches.bson_scalars), min_size=1, max_size=8))
     stored = {str(number): decode(encode(document)) for number, document in enumerate(drawn)}
-    gone = {document.id: None for document in hw.binder("plain").find()}
+    gone = {document.id: None for document in binder_of(hw, "plain").find()}
     for filling in (one, other):
         filling.put({**gone, **stored})
     asked: list[dict[str, Any]] = data.draw(st.lists(matches.some_matches(matches.bson_scalars), max_size=3))
@@ -360,7 +362,7 @@ def test_indexes_change_nothing_but_the_time(pair: tuple[Local, Filling, Filling
         skip, limit = data.draw(st.integers(0, 2)), data.draw(st.none() | st.integers(0, 4))
         expected = wanted(stored, match, sort)
         for name in ("plain", "indexed"):
-            binder = hw.binder(name)
+            binder = binder_of(hw, name)
             assert ids(binder.find(match, sort=sort)) == expected
             end = None if limit is None else skip + limit
             assert ids(binder.find(match, sort=sort, skip=skip, limit=limit)) == expected[skip:end]
@@ -370,12 +372,12 @@ def test_indexes_change_nothing_but_the_time(pair: tuple[Local, Filling, Filling
 
 
 def test_the_planner_uses_indexes_for_what_is_compared_with_the_plain_way(
-    pair: tuple[Local, Filling, Filling],
+    pair: tuple[Store, Filling, Filling],
 ) -> None:
     """Else the test above would show nothing."""
     hw, _, other = pair
     other.put({"0": {"a": 1}})
-    explain = hw.binder("indexed").explain
+    explain = binder_of(hw, "indexed").explain
     for operator in ("$eq", "$gt", "$gte", "$lt", "$lte"):
         assert "INDEX index of a " in explain({"a": {operator: 1}}, sort="ü")
     assert "INDEX index of a " in explain({"a": {"$in": [1, [2], None]}}, sort="ü")

@@ -12,9 +12,10 @@ import pytest
 
 from headwater.document import Change
 from headwater.errors import Invalid
+from headwater.store import Store
 from headwater.views import draft, following
 from headwater.views.following import ChangePosition, DocumentChanges
-from headwater.views.local import Local
+from tests.opened import binder_of
 from tests.views.filling import Filling, plain
 
 SOME: dict[str, dict[str, Any] | None] = {"ann": {"total": 120}, "bob": {"total": 42}, "cem": {"total": 7}}
@@ -24,9 +25,9 @@ def told(changes: list[Change]) -> list[tuple[str, str]]:
     return [(change.kind, change.id) for change in changes]
 
 
-def followed(hw: Local, after: str | None = None) -> list[Change]:
+def followed(hw: Store, after: str | None = None) -> list[Change]:
     """All that there is to give now."""
-    return list(hw.binder("baskets").follow(after=after, timeout=0))
+    return list(binder_of(hw, "baskets").follow(after=after, timeout=0))
 
 
 def applied(changes: list[Change], to: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -42,16 +43,16 @@ def applied(changes: list[Change], to: dict[str, Any] | None = None) -> dict[str
     return held
 
 
-def test_it_begins_with_all_documents(hw: Local, filling: Filling) -> None:
+def test_it_begins_with_all_documents(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
     changes = followed(hw)
     assert told(changes) == [("put", "ann"), ("put", "bob"), ("put", "cem")]
     assert (changes[1].version, changes[1].data) == (1, {"total": 42})
 
 
-def test_then_come_changes_and_deletions(hw: Local, filling: Filling) -> None:
+def test_then_come_changes_and_deletions(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    with hw.binder("baskets").follow(timeout=10) as changes:
+    with binder_of(hw, "baskets").follow(timeout=10) as changes:
         assert applied([next(changes) for _ in range(3)]) == SOME
         filling.put({"dan": {"total": 1}})
         assert next(changes) == Change("put", changes.place, "dan", 3, {"total": 1})
@@ -61,16 +62,16 @@ def test_then_come_changes_and_deletions(hw: Local, filling: Filling) -> None:
         assert next(changes).data == {"total": 2}
 
 
-def test_an_empty_binder_is_followed_too(hw: Local, filling: Filling) -> None:
+def test_an_empty_binder_is_followed_too(hw: Store, filling: Filling) -> None:
     assert followed(hw) == []
-    with hw.binder("baskets").follow(timeout=10) as changes:
+    with binder_of(hw, "baskets").follow(timeout=10) as changes:
         filling.put({"ann": {}})
         assert next(changes).id == "ann"
 
 
-def test_latest_begins_with_what_comes(hw: Local, filling: Filling) -> None:
+def test_latest_begins_with_what_comes(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    with hw.binder("baskets").follow(after="latest", timeout=10) as changes:
+    with binder_of(hw, "baskets").follow(after="latest", timeout=10) as changes:
         place = changes.place
         filling.put({"ann": {"total": 1}})
         assert told([next(changes)]) == [("put", "ann")]
@@ -78,9 +79,9 @@ def test_latest_begins_with_what_comes(hw: Local, filling: Filling) -> None:
     assert followed(hw, changes.place) == []
 
 
-def test_the_place_of_now_is_behind_everything(hw: Local, filling: Filling) -> None:
+def test_the_place_of_now_is_behind_everything(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
-    binder = hw.binder("baskets")
+    binder = binder_of(hw, "baskets")
     place = binder.place()
     assert place == binder.follow(after="latest").place == followed(hw)[-1].place
     filling.put({"dan": {}})
@@ -88,7 +89,7 @@ def test_the_place_of_now_is_behind_everything(hw: Local, filling: Filling) -> N
     assert told(followed(hw, place)) == [("put", "dan")]
 
 
-def test_several_changes_of_a_document_are_given_as_one(hw: Local, filling: Filling) -> None:
+def test_several_changes_of_a_document_are_given_as_one(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
     place = followed(hw)[-1].place
     for total in range(5):
@@ -101,7 +102,7 @@ def test_several_changes_of_a_document_are_given_as_one(hw: Local, filling: Fill
     assert changes[1].data == {"total": 5}
 
 
-def test_a_document_that_was_never_seen_by_others_is_no_change(hw: Local, filling: Filling) -> None:
+def test_a_document_that_was_never_seen_by_others_is_no_change(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
     place = followed(hw)[-1].place
     filling.put({"nobody": None})
@@ -109,22 +110,22 @@ def test_a_document_that_was_never_seen_by_others_is_no_change(hw: Local, fillin
 
 
 def test_a_document_that_changes_while_all_are_given_is_given_again(
-    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+    hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "PAGE_DOCUMENTS", 2)
     filling.put(SOME)
-    with hw.binder("baskets").follow(timeout=0) as changes:
+    with binder_of(hw, "baskets").follow(timeout=0) as changes:
         given = [next(changes)]
         filling.put({"ann": {"total": 1}, "cem": None, "dan": {"total": 2}, "": {"total": 3}})
         given += list(changes)
-    assert applied(given) == plain(hw.binder("baskets").find())
+    assert applied(given) == plain(binder_of(hw, "baskets").find())
     assert ("put", "ann") in told(given[1:])
     assert ("delete", "cem") in told(given)
     assert ("put", "") in told(given)
 
 
 def test_every_place_can_be_gone_on_from_without_a_loss(
-    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+    hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "PAGE_DOCUMENTS", 3)
     monkeypatch.setattr(following, "GROUP_IDS", 4)
@@ -140,7 +141,7 @@ def test_every_place_can_be_gone_on_from_without_a_loss(
     held: list[tuple[str | None, dict[str, Any]]] = [(None, {})]
     for _ in range(12):
         change()
-        with hw.binder("baskets").follow(after=held[-1][0], timeout=0) as changes:
+        with binder_of(hw, "baskets").follow(after=held[-1][0], timeout=0) as changes:
             now = held[-1][1]
             for number, each in enumerate(changes):
                 now = applied([each], now)
@@ -149,19 +150,19 @@ def test_every_place_can_be_gone_on_from_without_a_loss(
                     change()
                 if number > 20:
                     break
-    end = plain(hw.binder("baskets").find())
+    end = plain(binder_of(hw, "baskets").find())
     assert len(held) > 100
     for place, holding in held:
         assert applied(followed(hw, place), holding) == end
 
 
 def test_a_large_commit_is_given_in_pages_and_its_place_comes_with_the_last(
-    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+    hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "PAGE_BYTES", 3000)
     filling.put({"first": {}})
     before = followed(hw)[-1].place
-    with hw.binder("baskets").follow(after=before, timeout=10) as changes:
+    with binder_of(hw, "baskets").follow(after=before, timeout=10) as changes:
         filling.put({f"{number:02}": {"text": "x" * 1000} for number in range(10)})
         given = [next(changes)]
         assert len(changes._ready) == 2, "three documents of a thousand bytes are a page"
@@ -171,10 +172,10 @@ def test_a_large_commit_is_given_in_pages_and_its_place_comes_with_the_last(
     assert len([each for each in followed(hw) if each.kind == "put"]) == 11
 
 
-def test_nothing_is_held_open_between_pages(hw: Local, filling: Filling) -> None:
+def test_nothing_is_held_open_between_pages(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
     filling.connection.execute("PRAGMA busy_timeout = 0")
-    with hw.binder("baskets").follow() as changes:
+    with binder_of(hw, "baskets").follow() as changes:
         next(changes)
         filling.put({"dan": {}})
         assert filling.connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0] == 0
@@ -183,10 +184,10 @@ def test_nothing_is_held_open_between_pages(hw: Local, filling: Filling) -> None
 # Beginning anew
 
 
-def test_a_rebuilt_binder_begins_anew(hw: Local, filling: Filling) -> None:
+def test_a_rebuilt_binder_begins_anew(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
     before = followed(hw)[-1].place
-    with hw.binder("baskets").follow(timeout=10) as changes:
+    with binder_of(hw, "baskets").follow(timeout=10) as changes:
         held = applied([next(changes) for _ in range(3)])
         filling.rebuild({"new": {"total": 1}})
         given = [next(changes), next(changes)]
@@ -199,22 +200,22 @@ def test_a_rebuilt_binder_begins_anew(hw: Local, filling: Filling) -> None:
 
 
 def test_a_binder_that_is_rebuilt_in_the_midst_of_all_documents_begins_anew(
-    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+    hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "PAGE_DOCUMENTS", 1)
     filling.put(SOME)
-    with hw.binder("baskets").follow(timeout=0) as changes:
+    with binder_of(hw, "baskets").follow(timeout=0) as changes:
         next(changes)
         filling.rebuild({"new": {"total": 1}})
         assert told(list(changes)) == [("reset", ""), ("put", "new")]
 
 
 def test_a_binder_that_is_rebuilt_in_the_midst_of_changes_begins_anew(
-    hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch
+    hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "PAGE_DOCUMENTS", 1)
     filling.put({"first": {}})
-    with hw.binder("baskets").follow(after="latest", timeout=0) as changes:
+    with binder_of(hw, "baskets").follow(after="latest", timeout=0) as changes:
         filling.put(SOME)
         assert next(changes).id == "ann"
         filling.rebuild({"new": {"total": 1}})
@@ -222,7 +223,7 @@ def test_a_binder_that_is_rebuilt_in_the_midst_of_changes_begins_anew(
         assert followed(hw, changes.place) == []
 
 
-def test_who_was_away_for_too_long_begins_anew(hw: Local, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_away_for_too_long_begins_anew(hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft, "CHANGES_KEPT", 64)
     filling.put(SOME)
     places = [followed(hw)[-1].place]
@@ -237,7 +238,7 @@ def test_who_was_away_for_too_long_begins_anew(hw: Local, filling: Filling, monk
         assert kinds == (["reset", "put", "put", "put"] if forgotten else ["put"])
 
 
-def test_a_place_that_is_still_to_come_begins_anew(hw: Local, filling: Filling) -> None:
+def test_a_place_that_is_still_to_come_begins_anew(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
     place = ChangePosition.parse(followed(hw)[-1].place)
     ahead = str(place._replace(number=place.number + 1, listing=False, id=None))
@@ -248,14 +249,14 @@ def test_a_place_that_is_still_to_come_begins_anew(hw: Local, filling: Filling) 
     "place",
     ["", "latest ", "7", "-", "0a-", "0a-x", "0a--1", "zz-1", "0a-1-x", "0a-1-.!", "0a-1-.A", "0a-" + "1" * 30, 7],
 )
-def test_what_is_no_place_is_refused_at_once(hw: Local, filling: Filling, place: Any) -> None:
+def test_what_is_no_place_is_refused_at_once(hw: Store, filling: Filling, place: Any) -> None:
     filling.put(SOME)
     with pytest.raises(Invalid) as refused:
-        hw.binder("baskets").follow(after=place)
+        binder_of(hw, "baskets").follow(after=place)
     assert refused.value.code == "bad_place"
 
 
-def test_places_are_text_without_spaces_whatever_the_id(hw: Local, filling: Filling) -> None:
+def test_places_are_text_without_spaces_whatever_the_id(hw: Store, filling: Filling) -> None:
     filling.put({id: {} for id in ("", "a\nb", "-", "ü " * 100)})
     for change in followed(hw):
         assert change.place.isascii()
@@ -267,19 +268,19 @@ def test_places_are_text_without_spaces_whatever_the_id(hw: Local, filling: Fill
 # The end
 
 
-def test_it_ends_when_nothing_comes_in_time(hw: Local, filling: Filling) -> None:
+def test_it_ends_when_nothing_comes_in_time(hw: Store, filling: Filling) -> None:
     filling.put(SOME)
     began = time.monotonic()
-    assert len(list(hw.binder("baskets").follow(timeout=0.05))) == 3
+    assert len(list(binder_of(hw, "baskets").follow(timeout=0.05))) == 3
     assert 0.05 <= time.monotonic() - began < 5
     with pytest.raises(Invalid):
-        hw.binder("baskets").follow(timeout=-1)
+        binder_of(hw, "baskets").follow(timeout=-1)
 
 
 @pytest.mark.parametrize("end", ["stop", "close the log"])
-def test_a_thread_that_waits_ends(hw: Local, filling: Filling, end: str) -> None:
+def test_a_thread_that_waits_ends(hw: Store, filling: Filling, end: str) -> None:
     filling.put(SOME)
-    changes = hw.binder("baskets").follow()
+    changes = binder_of(hw, "baskets").follow()
     three = threading.Event()
     given: list[Change] = []
 
@@ -302,12 +303,12 @@ def test_a_thread_that_waits_ends(hw: Local, filling: Filling, end: str) -> None
     assert list(changes) == []
 
 
-def test_a_follower_in_another_thread_sees_every_last_state(hw: Local, filling: Filling) -> None:
+def test_a_follower_in_another_thread_sees_every_last_state(hw: Store, filling: Filling) -> None:
     held: dict[str, Any] = {}
     done = threading.Event()
 
     def follow() -> None:
-        with hw.binder("baskets").follow(timeout=20) as changes:
+        with binder_of(hw, "baskets").follow(timeout=20) as changes:
             for change in changes:
                 held.update(applied([change], held))
                 if change.id == "end":
@@ -321,4 +322,4 @@ def test_a_follower_in_another_thread_sees_every_last_state(hw: Local, filling: 
         filling.put({"end": {}})
         waiting.result(20)
     assert done.is_set()
-    assert held == plain(hw.binder("baskets").find())
+    assert held == plain(binder_of(hw, "baskets").find())

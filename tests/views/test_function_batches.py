@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from headwater import App, Event, Limits, Local
-from headwater.engine.transaction import DirectoryTransaction
+from headwater import App, Event, Limits, Store
+from headwater.directory.transaction import DirectoryTransaction
+from headwater.opening import open_directory
 from headwater.views.context import Context
 from tests.views.running import LIMITS, info_of, place_of, values
 
@@ -19,7 +20,7 @@ def limits() -> Limits:
 
 
 def test_events_of_a_batch_share_a_transaction_and_never_wait_to_fill_it(
-    hw: Local, monkeypatch: pytest.MonkeyPatch
+    hw: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = App()
     commits: list[int] = []
@@ -43,7 +44,7 @@ def test_events_of_a_batch_share_a_transaction_and_never_wait_to_fill_it(
     assert place_of(hw, "copy") == [10]
 
 
-def test_what_succeeded_before_a_failure_in_a_batch_is_committed_first(hw: Local) -> None:
+def test_what_succeeded_before_a_failure_in_a_batch_is_committed_first(hw: Store) -> None:
     app = App()
     called: list[int] = []
     there: list[list[Any]] = []
@@ -64,7 +65,7 @@ def test_what_succeeded_before_a_failure_in_a_batch_is_committed_first(hw: Local
     assert values(hw, "out") == [{"n": n} for n in (0, 1, 3, 4)]
 
 
-def test_in_a_batch_a_function_sees_what_it_did_for_the_events_before(hw: Local) -> None:
+def test_in_a_batch_a_function_sees_what_it_did_for_the_events_before(hw: Store) -> None:
     app = App()
 
     @app.function("in", batch=100)
@@ -80,7 +81,7 @@ def test_in_a_batch_a_function_sees_what_it_did_for_the_events_before(hw: Local)
     assert info_of(hw, "add").errors == 0
 
 
-def test_in_a_batch_a_stale_version_is_a_conflict(hw: Local) -> None:
+def test_in_a_batch_a_stale_version_is_a_conflict(hw: Store) -> None:
     app = App()
     hw.append("totals", {"sum": 0}, key="k")
     version = hw.version("totals", "k")
@@ -95,7 +96,7 @@ def test_in_a_batch_a_stale_version_is_a_conflict(hw: Local) -> None:
     assert [event.value["n"] for event in hw.read("in.dead")] == [2, 3]
 
 
-def test_one_event_that_spoils_a_batch_is_found(hw: Local) -> None:
+def test_one_event_that_spoils_a_batch_is_found(hw: Store) -> None:
     app = App()
     hw.create("lost")
     called: list[tuple[int, int]] = []
@@ -122,14 +123,14 @@ def test_a_batch_that_is_too_large_for_a_transaction_becomes_several(tmp_path: P
     def copy(ctx: Context, event: Event) -> None:
         ctx.append_many("out", [event.data or b""] * 2)
 
-    with Local(tmp_path / "data", limits=Limits(transaction_events_max=5)) as hw:
+    with open_directory(tmp_path / "data", limits=Limits(transaction_events_max=5)) as hw:
         hw.append_many("in", [b"%d" % n for n in range(7)])
         app.catch_up(hw)
         assert [event.data for event in hw.read("out")] == [b"%d" % (n // 2) for n in range(14)]
         assert info_of(hw, "copy").errors == 0
 
 
-def test_in_a_batch_a_function_reads_what_it_appended_for_the_events_before(hw: Local) -> None:
+def test_in_a_batch_a_function_reads_what_it_appended_for_the_events_before(hw: Store) -> None:
     app = App()
     hw.create("out")
 
@@ -142,7 +143,7 @@ def test_in_a_batch_a_function_reads_what_it_appended_for_the_events_before(hw: 
     assert [each["before"] for each in values(hw, "out")] == [0, 1, 2, 3, 4]
 
 
-def test_a_conflict_in_a_batch_is_the_failure_of_its_event_alone(hw: Local) -> None:
+def test_a_conflict_in_a_batch_is_the_failure_of_its_event_alone(hw: Store) -> None:
     app = App()
     called: list[int] = []
     hw.append("totals", {"sum": 0}, key="k")

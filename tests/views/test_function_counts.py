@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import headwater
-from headwater import App, Event, Limits, Local
+from headwater import App, Event, Limits, Store
 from headwater.views import tally
 from headwater.views.context import Context
 from headwater.views.tally import function_infos
@@ -21,7 +21,7 @@ def limits() -> Limits:
     return LIMITS
 
 
-def test_another_process_can_tell_what_functions_have_done(hw: Local, tmp_path: Path) -> None:
+def test_another_process_can_tell_what_functions_have_done(hw: Store, tmp_path: Path) -> None:
     app = App()
 
     @app.function("in", tries=2)
@@ -50,7 +50,7 @@ def test_another_process_can_tell_what_functions_have_done(hw: Local, tmp_path: 
     assert (idle.error.partition, idle.error.offset, idle.error.id) == (bad.partition, bad.offset, str(bad.id))
 
 
-def test_counts_of_several_runs_add_up_and_a_rate_is_of_now(hw: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_of_several_runs_add_up_and_a_rate_is_of_now(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     app = App()
     app.function("in", name="f")(lambda *_: None)
     for _ in range(3):
@@ -63,7 +63,7 @@ def test_counts_of_several_runs_add_up_and_a_rate_is_of_now(hw: Local, monkeypat
     assert info_of(hw, "f").rate == 0
 
 
-def test_a_function_that_was_forgotten_or_never_ran_is_not_told(hw: Local) -> None:
+def test_a_function_that_was_forgotten_or_never_ran_is_not_told(hw: Store) -> None:
     assert function_infos(hw) == []
     app = App()
     app.function("in", name="f")(lambda *_: None)
@@ -74,7 +74,7 @@ def test_a_function_that_was_forgotten_or_never_ran_is_not_told(hw: Local) -> No
     assert function_infos(hw) == []
 
 
-def test_counts_that_cannot_be_written_keep_no_function_from_its_work(hw: Local) -> None:
+def test_counts_that_cannot_be_written_keep_no_function_from_its_work(hw: Store) -> None:
     app = App()
     app.function("in", name="copy")(lambda ctx, event: ctx.append("out", event.data))
     hw.append_many("in", [b"x"] * 10)
@@ -83,7 +83,7 @@ def test_counts_that_cannot_be_written_keep_no_function_from_its_work(hw: Local)
     assert len(list(hw.read("out"))) == 10
 
 
-def test_counts_that_somebody_locks_are_written_later(hw: Local) -> None:
+def test_counts_that_somebody_locks_are_written_later(hw: Store) -> None:
     app = App()
     app.function("in", name="copy")(lambda ctx, event: ctx.append("out", event.data))
     hw.append("in", b"x")
@@ -98,7 +98,7 @@ def test_counts_that_somebody_locks_are_written_later(hw: Local) -> None:
     assert info_of(hw, "copy").events == 11
 
 
-def test_what_retention_took_before_it_was_handled_is_told(hw: Local) -> None:
+def test_what_retention_took_before_it_was_handled_is_told(hw: Store) -> None:
     app = App()
     app.function("in", name="f", tries=5)(lambda *_: None)
     hw.append_many("in", [b"x"] * 3)
@@ -114,7 +114,7 @@ def test_what_retention_took_before_it_was_handled_is_told(hw: Local) -> None:
     assert (info_of(hw, "f").events, info_of(hw, "f").missed) == (5, 4)
 
 
-def test_its_place_is_that_of_a_consumer(hw: Local) -> None:
+def test_its_place_is_that_of_a_consumer(hw: Store) -> None:
     app = App()
     app.function("in", name="f")(lambda *_: None)
     hw.append_many("in", [b"x"] * 3)
@@ -123,7 +123,7 @@ def test_its_place_is_that_of_a_consumer(hw: Local) -> None:
     assert (info.cursor, info.lag, info.owner) == (3, 0, None)
 
 
-def test_a_file_of_counts_whose_maker_died_is_as_none_and_is_made_whole(hw: Local) -> None:
+def test_a_file_of_counts_whose_maker_died_is_as_none_and_is_made_whole(hw: Store) -> None:
     sqlite3.connect(hw.path / tally.FILE).execute("PRAGMA journal_mode = WAL")
     assert function_infos(hw) == []
     app = App()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from headwater import App, Closed, Conflict, Event, Invalid, Limits, Local, Unavailable
-from headwater.engine.transaction import DirectoryTransaction
+from headwater import App, Closed, Conflict, Event, Invalid, Limits, Store, Unavailable
+from headwater.directory.transaction import DirectoryTransaction
+from headwater.opening import open_directory
 from headwater.views import acting
 from headwater.views.acting import Actor
 from headwater.views.context import Context
@@ -26,7 +27,7 @@ def limits() -> Limits:
 # What a function does
 
 
-def test_what_is_appended_and_the_place_are_one_transaction(hw: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_appended_and_the_place_are_one_transaction(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     app = App()
     hw.create("in", partitions=2)
     hw.append_many("in", [{"n": n} for n in range(20)], keys=[str(n) for n in range(20)])
@@ -54,7 +55,7 @@ def test_what_is_appended_and_the_place_are_one_transaction(hw: Local, monkeypat
     assert (first.type, first.meta) == ("doubled", {"by": "double"})
 
 
-def test_a_function_that_appends_nothing_needs_no_transaction(hw: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_appends_nothing_needs_no_transaction(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     app = App()
     hw.append_many("in", [b"a", b"b", b"c"])
     called: list[bytes | None] = []
@@ -72,14 +73,14 @@ def test_a_function_that_appends_nothing_needs_no_transaction(hw: Local, monkeyp
 def test_what_is_settled_is_stored(tmp_path: Path) -> None:
     app = App()
     app.function("in", name="look")(lambda *_: None)
-    with Local(tmp_path / "data", limits=Limits(ack_ms=10**8)) as hw:
+    with open_directory(tmp_path / "data", limits=Limits(ack_ms=10**8)) as hw:
         hw.append_many("in", [b"a", b"b"])
         with app.running(hw) as runner:
             runner.settle(PATIENCE_S)
             assert place_of(hw, "look") == [2]  # though acks are stored later
 
 
-def test_a_chain_of_functions_is_settled_only_at_its_end(hw: Local) -> None:
+def test_a_chain_of_functions_is_settled_only_at_its_end(hw: Store) -> None:
     app = App()
 
     @app.function("a")
@@ -95,7 +96,7 @@ def test_a_chain_of_functions_is_settled_only_at_its_end(hw: Local) -> None:
     assert values(hw, "c") == [{"n": n} for n in range(30)]
 
 
-def test_only_events_of_the_type_and_with_the_fields_are_given(hw: Local) -> None:
+def test_only_events_of_the_type_and_with_the_fields_are_given(hw: Store) -> None:
     app = App()
     called: list[Any] = []
 
@@ -109,7 +110,7 @@ def test_only_events_of_the_type_and_with_the_fields_are_given(hw: Local) -> Non
     assert place_of(hw, "pick") == [4]
 
 
-def test_a_function_goes_on_under_its_name(hw: Local) -> None:
+def test_a_function_goes_on_under_its_name(hw: Store) -> None:
     called: list[tuple[str, Any]] = []
     hw.append("in", {"n": 1})
     for name in ("old", "new"):
@@ -121,7 +122,7 @@ def test_a_function_goes_on_under_its_name(hw: Local) -> None:
 
 
 @pytest.mark.parametrize(("start", "given"), [("earliest", [1, 2]), ("latest", [2])])
-def test_a_new_function_begins_at_its_start(hw: Local, start: Any, given: list[int]) -> None:
+def test_a_new_function_begins_at_its_start(hw: Store, start: Any, given: list[int]) -> None:
     app = App()
     called: list[int] = []
     hw.append("in", {"n": 1})
@@ -136,7 +137,7 @@ def test_a_new_function_begins_at_its_start(hw: Local, start: Any, given: list[i
 # Failures
 
 
-def test_an_event_that_fails_is_tried_again_before_anything_else_then_set_aside(hw: Local) -> None:
+def test_an_event_that_fails_is_tried_again_before_anything_else_then_set_aside(hw: Store) -> None:
     app = App()
     called: list[tuple[int, int]] = []
 
@@ -157,7 +158,7 @@ def test_an_event_that_fails_is_tried_again_before_anything_else_then_set_aside(
     assert (dead.meta["dead_offset"], dead.meta["dead_failures"]) == ("1", "3")
 
 
-def test_what_was_set_aside_can_be_replayed(hw: Local) -> None:
+def test_what_was_set_aside_can_be_replayed(hw: Store) -> None:
     app, broken = App(), [True]
 
     @app.function("in", tries=1)
@@ -175,7 +176,7 @@ def test_what_was_set_aside_can_be_replayed(hw: Local) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-def test_whatever_a_function_raises_is_a_failure_and_it_goes_on(hw: Local, error: BaseException) -> None:
+def test_whatever_a_function_raises_is_a_failure_and_it_goes_on(hw: Store, error: BaseException) -> None:
     app = App()
 
     @app.function("in", tries=2)
@@ -190,7 +191,7 @@ def test_whatever_a_function_raises_is_a_failure_and_it_goes_on(hw: Local, error
     assert next(hw.read("in.dead")).meta["dead_error"].startswith(type(error).__name__)
 
 
-def test_a_conflict_counts_as_a_failure_and_is_tried_again(hw: Local) -> None:
+def test_a_conflict_counts_as_a_failure_and_is_tried_again(hw: Store) -> None:
     app = App()
     attempts: list[int] = []
     hw.append("totals", {"sum": 1}, key="k")
@@ -211,7 +212,7 @@ def test_a_conflict_counts_as_a_failure_and_is_tried_again(hw: Local) -> None:
     assert info_of(hw, "add").errors == 1
 
 
-def test_what_cannot_be_appended_raises_where_it_is_appended(hw: Local) -> None:
+def test_what_cannot_be_appended_raises_where_it_is_appended(hw: Store) -> None:
     app = App()
     raised: list[str] = []
 
@@ -231,7 +232,7 @@ def test_what_cannot_be_appended_raises_where_it_is_appended(hw: Local) -> None:
 # The context
 
 
-def test_nothing_can_be_appended_after_the_function_has_returned(hw: Local) -> None:
+def test_nothing_can_be_appended_after_the_function_has_returned(hw: Store) -> None:
     app = App()
     kept: list[Context] = []
     app.function("in", name="keep")(lambda ctx, _: kept.append(ctx))
@@ -244,7 +245,7 @@ def test_nothing_can_be_appended_after_the_function_has_returned(hw: Local) -> N
     assert "out" not in hw.topics()
 
 
-def test_nothing_can_be_appended_from_another_thread(hw: Local) -> None:
+def test_nothing_can_be_appended_from_another_thread(hw: Store) -> None:
     app = App()
     refused: list[BaseException] = []
 
@@ -282,7 +283,7 @@ def test_code_that_would_not_run_when_it_is_called_is_refused(kind: str) -> None
 # Topics that come and go, and trouble
 
 
-def test_a_function_waits_for_its_topic_and_does_not_make_it(hw: Local) -> None:
+def test_a_function_waits_for_its_topic_and_does_not_make_it(hw: Store) -> None:
     app = App()
     called: list[bytes | None] = []
     app.function("in", name="wait")(lambda _, event: called.append(event.data))
@@ -293,7 +294,7 @@ def test_a_function_waits_for_its_topic_and_does_not_make_it(hw: Local) -> None:
         wait_for(lambda: called == [b"x"] and actor.settled())
 
 
-def test_a_topic_that_is_deleted_and_made_again_is_gone_on_with(hw: Local) -> None:
+def test_a_topic_that_is_deleted_and_made_again_is_gone_on_with(hw: Store) -> None:
     app = App()
     called: list[bytes | None] = []
     app.function("in", name="f")(lambda _, event: called.append(event.data))
@@ -305,7 +306,7 @@ def test_a_topic_that_is_deleted_and_made_again_is_gone_on_with(hw: Local) -> No
         wait_for(lambda: called == [b"a", b"b", b"c"] and actor.settled())
 
 
-def test_a_partition_that_was_taken_over_is_not_finished_here(hw: Local) -> None:
+def test_a_partition_that_was_taken_over_is_not_finished_here(hw: Store) -> None:
     app = App()
     called: list[int] = []
     hw.append_many("in", [b"%d" % n for n in range(3)])
@@ -323,7 +324,7 @@ def test_a_partition_that_was_taken_over_is_not_finished_here(hw: Local) -> None
     assert info_of(hw, "copy").errors == 0
 
 
-def test_a_function_that_was_sought_back_runs_again(hw: Local) -> None:
+def test_a_function_that_was_sought_back_runs_again(hw: Store) -> None:
     app = App()
     app.function("in", name="copy")(lambda ctx, event: ctx.append("out", event.data))
     hw.append("in", b"x")
@@ -334,7 +335,7 @@ def test_a_function_that_was_sought_back_runs_again(hw: Local) -> None:
 
 
 def test_trouble_of_the_log_is_told_tried_again_and_no_failure_of_the_event(
-    hw: Local, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hw: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App()
     monkeypatch.setattr(acting, "PAUSE_MAX_S", 0.1)
@@ -368,7 +369,7 @@ def test_trouble_of_the_log_is_told_tried_again_and_no_failure_of_the_event(
     assert len([each for each in caplog.records if "cannot go on" in each.getMessage()]) == 1
 
 
-def test_stopping_finishes_what_is_in_hand_and_hands_out_no_more(hw: Local) -> None:
+def test_stopping_finishes_what_is_in_hand_and_hands_out_no_more(hw: Store) -> None:
     app = App()
     begun, go_on = threading.Event(), threading.Event()
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from headwater import App, Event, Limits, Local
+from headwater import App, Event, Limits
+from headwater.opening import open_directory
 from headwater.views.context import Context
 from headwater.views.tally import function_infos
 from tests.log.children import Child, Said, stop_with
@@ -41,13 +42,13 @@ def chain() -> App:
 
 
 def run(path: Path, said: Said, app: App) -> None:
-    with Local(path, limits=LIMITS) as hw, app.running(hw):
+    with open_directory(path, limits=LIMITS) as hw, app.running(hw):
         said.recv()
 
 
 def test_each_input_has_one_output_however_often_processes_are_killed(tmp_path: Path) -> None:
     path, random = tmp_path / "data", Random(7)
-    with Local(path, limits=LIMITS) as hw:
+    with open_directory(path, limits=LIMITS) as hw:
         for topic, partitions in (("in", 3), ("middle", 2), ("out", 2)):
             hw.create(topic, partitions=partitions)
         keys = [f"k{n % 50}" for n in range(INPUTS)]
@@ -81,7 +82,7 @@ def test_a_function_that_ends_its_process_is_set_aside_and_the_rest_goes_on(tmp_
             os._exit(1)
         ctx.append("out", event.value)
 
-    with Local(path, limits=LIMITS) as hw:
+    with open_directory(path, limits=LIMITS) as hw:
         hw.append_many("in", [{"n": n} for n in range(60)])
         deaths = 0
         while True:
@@ -118,10 +119,10 @@ def test_another_process_takes_over_from_one_that_was_killed_with_an_event_in_ha
             said.send(event.offset)
             said.recv()
 
-        with Local(path, limits=LIMITS) as hw, app.running(hw):
+        with open_directory(path, limits=LIMITS) as hw, app.running(hw):
             said.recv()
 
-    with Local(path, limits=LIMITS) as hw:
+    with open_directory(path, limits=LIMITS) as hw:
         hw.append_many("in", [b"a", b"b"])
         child = Child(stuck)
         assert child.hear() == 0
@@ -151,14 +152,14 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease_finishes_nothing(t
             stop_with(acting[0]._consumer)
             said.send("goes on")
 
-        with Local(path, limits=LIMITS) as hw:
+        with open_directory(path, limits=LIMITS) as hw:
             runner = app.running(hw)
             acting.extend(runner._parts)
             with runner:
                 said.recv()
                 runner.settle(PATIENCE_S)
 
-    with Local(path, limits=LIMITS) as hw:
+    with open_directory(path, limits=LIMITS) as hw:
         hw.append_many("in", [b"a", b"b"])
         child = Child(stopped)
         child.wait_until_stopped()

@@ -16,15 +16,16 @@ from typing import Any
 
 import pytest
 
+from headwater.disk.disk import Disk
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.event import Event
 from headwater.limits import QUARANTINED_MAX, Limits
-from headwater.storage.disk import Disk
+from headwater.opening import open_directory
+from headwater.store import Store
 from headwater.views import database
 from headwater.views.app import App
 from headwater.views.files import Files
 from headwater.views.folding import DocumentFold
-from headwater.views.local import Local
 from headwater.views.runner import Runner
 from tests.log.children import Child
 from tests.views import seen
@@ -51,7 +52,7 @@ def refusing(*offsets: int, partition: int = 0) -> Callable[[Any, Event], Any]:
 # A fold that raises
 
 
-def test_a_fold_that_raises_stops_its_projection_at_that_event_and_no_other(hw: Local) -> None:
+def test_a_fold_that_raises_stops_its_projection_at_that_event_and_no_other(hw: Store) -> None:
     hw.append_many("t", [b""] * 5, keys=list("abcab"), types=["v", "w", "x", "y", "z"])
     app = app_of(refusing(3))
     app.projection("t", "others", name="others")(count)
@@ -70,7 +71,7 @@ def test_a_fold_that_raises_stops_its_projection_at_that_event_and_no_other(hw: 
     assert seen.row(hw, "b", "p").state == "stopped"
 
 
-def test_a_restart_tries_again_what_stopped_a_projection(hw: Local) -> None:
+def test_a_restart_tries_again_what_stopped_a_projection(hw: Store) -> None:
     hw.append_many("t", [b""] * 3, keys=["a"] * 3)
     for _ in range(2):
         with pytest.raises(Unavailable, match="offset 1"):
@@ -81,7 +82,7 @@ def test_a_restart_tries_again_what_stopped_a_projection(hw: Local) -> None:
     assert (told.state, told.error, told.folded) == ("running", None, 3)
 
 
-def test_a_projection_that_is_resumed_goes_on_with_the_event_that_stopped_it(hw: Local) -> None:
+def test_a_projection_that_is_resumed_goes_on_with_the_event_that_stopped_it(hw: Store) -> None:
     hw.append_many("t", [b""] * 3, keys=["a"] * 3)
     mended = threading.Event()
 
@@ -105,7 +106,7 @@ class Unspeakable(Exception):
 @pytest.mark.parametrize(
     "error", [Unspeakable(), ValueError("\ud800"), SystemExit(3), StopIteration(), RecursionError(), MemoryError()]
 )
-def test_whatever_a_fold_raises_is_told(hw: Local, error: BaseException) -> None:
+def test_whatever_a_fold_raises_is_told(hw: Store, error: BaseException) -> None:
     def fold(_doc: Any, _event: Event) -> Any:
         raise error
 
@@ -115,7 +116,7 @@ def test_whatever_a_fold_raises_is_told(hw: Local, error: BaseException) -> None
             app_of(fold, binder=f"b{many}", name=f"p{many}", many=many).catch_up(hw, SETTLE_S)
 
 
-def test_a_thread_that_meets_the_unexpected_goes_on(hw: Local) -> None:
+def test_a_thread_that_meets_the_unexpected_goes_on(hw: Store) -> None:
     def fold(_doc: Any, _event: Event) -> Any:
         raise asyncio.CancelledError
 
@@ -127,7 +128,7 @@ def test_a_thread_that_meets_the_unexpected_goes_on(hw: Local) -> None:
 # Quarantine
 
 
-def test_quarantined_events_are_noted_and_passed_over(hw: Local) -> None:
+def test_quarantined_events_are_noted_and_passed_over(hw: Store) -> None:
     hw.create("t", partitions=2)
     for partition in (0, 1):
         hw.append_many("t", [b""] * 4, keys=["a", "b", "a", "b"], partition=partition)
@@ -142,7 +143,7 @@ def test_quarantined_events_are_noted_and_passed_over(hw: Local) -> None:
     assert told.error.offset == 2
 
 
-def test_a_projection_that_has_too_many_quarantined_events_stops(hw: Local) -> None:
+def test_a_projection_that_has_too_many_quarantined_events_stops(hw: Store) -> None:
     hw.append_many("t", [b""] * (QUARANTINED_MAX + 5), keys=["a"] * (QUARANTINED_MAX + 5))
     fold = refusing(*range(2, QUARANTINED_MAX + 5))
     with pytest.raises(Unavailable, match=f"stopped at offset {QUARANTINED_MAX + 2}"):
@@ -158,7 +159,7 @@ def lives(path: Path, app: Callable[[], App]) -> int:
     """How often a process is ended by its application until one lives to tell that it settled, or was stopped."""
 
     def life(_said: object) -> str:
-        with Local(path, limits=LIMITS) as hw:
+        with open_directory(path, limits=LIMITS) as hw:
             with contextlib.suppress(Unavailable):
                 app().catch_up(hw, SETTLE_S)
             return "alive"
@@ -185,14 +186,14 @@ def deadly(offset: int) -> Callable[[Any, Event], Any]:
 @pytest.mark.parametrize("on_error", ["stop", "quarantine"])
 def test_an_event_that_ends_its_process_is_found_and_set_aside(tmp_path: Path, on_error: str) -> None:
     path = tmp_path / "data"
-    with Local(path, limits=LIMITS) as hw:
+    with open_directory(path, limits=LIMITS) as hw:
         hw.create("t", partitions=2)
         for partition in (0, 1):  # the other partition has events before and behind, in the same transactions
             hw.append_many("t", [b""] * 200, keys=[f"{partition}"] * 200, partition=partition)
     made: dict[str, Any] = {"unordered": True, "key": lambda event: f"{event.partition}", "on_error": on_error}
     deaths = lives(path, lambda: app_of(deadly(150), **made))
     assert 1 < deaths <= 10
-    with Local(path, limits=LIMITS) as hw:
+    with open_directory(path, limits=LIMITS) as hw:
         found = {id: doc["n"] for id, doc in seen.data(hw, "b").items()}
         told = seen.error(hw, "b", "p")
         assert (told.partition, told.offset) == (0, 150)
@@ -210,7 +211,7 @@ def test_an_event_that_ends_its_process_is_found_and_set_aside(tmp_path: Path, o
 # Topics
 
 
-def test_a_projection_waits_for_its_topic(hw: Local) -> None:
+def test_a_projection_waits_for_its_topic(hw: Store) -> None:
     with app_of(count).running(hw) as runner:
         runner.settle(SETTLE_S)
         hw.append("t", b"", key="a")
@@ -219,7 +220,7 @@ def test_a_projection_waits_for_its_topic(hw: Local) -> None:
 
 
 @pytest.mark.parametrize("on_error", ["stop", "quarantine"])
-def test_a_topic_that_was_deleted_and_made_again_has_its_binder_rebuilt(hw: Local, on_error: Any) -> None:
+def test_a_topic_that_was_deleted_and_made_again_has_its_binder_rebuilt(hw: Store, on_error: Any) -> None:
     def fold(doc: Any, event: Event) -> Any:
         if event.type == "bad":
             raise ValueError
@@ -239,7 +240,7 @@ def test_a_topic_that_was_deleted_and_made_again_has_its_binder_rebuilt(hw: Loca
         assert list(seen.cursors(hw, "b", "p")) == [0, 1]
 
 
-def test_a_topic_that_was_made_again_while_nothing_ran_is_seen_at_the_next_start(hw: Local) -> None:
+def test_a_topic_that_was_made_again_while_nothing_ran_is_seen_at_the_next_start(hw: Store) -> None:
     hw.append_many("t", [b""] * 3, keys=["a", "b", "c"])
     app_of(count).catch_up(hw, SETTLE_S)
     hw.delete("t")
@@ -250,7 +251,7 @@ def test_a_topic_that_was_made_again_while_nothing_ran_is_seen_at_the_next_start
 
 def test_what_retention_took_before_it_was_folded_is_counted_as_missed(tmp_path: Path) -> None:
     limits = Limits(segment_bytes=2000)
-    with Local(tmp_path / "data", limits=limits) as hw:
+    with open_directory(tmp_path / "data", limits=limits) as hw:
         hw.append("t", b"x" * 100, key="a")
         app_of(count).catch_up(hw, SETTLE_S)
         for _ in range(100):
@@ -263,7 +264,7 @@ def test_what_retention_took_before_it_was_folded_is_counted_as_missed(tmp_path:
         assert seen.row(hw, "b", "p").missed == start - 1
 
 
-def test_events_are_synced_before_they_are_recorded(hw: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_are_synced_before_they_are_recorded(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def durable() -> int:
         return hw.topic_for("t").logs[0].state().secured_offset
 
@@ -291,7 +292,7 @@ def test_events_are_synced_before_they_are_recorded(hw: Local, monkeypatch: pyte
     assert at[1:] == [("up to 19", 10), ("in place", 19)]
 
 
-def test_a_binder_that_is_ahead_of_its_log_is_refused(hw: Local) -> None:
+def test_a_binder_that_is_ahead_of_its_log_is_refused(hw: Store) -> None:
     hw.append_many("t", [b""] * 3, keys=["a"] * 3)
     app_of(count).catch_up(hw, SETTLE_S)
     connection = database.connect(Files.of(hw).current("b"))
@@ -308,7 +309,7 @@ def test_a_binder_that_is_ahead_of_its_log_is_refused(hw: Local) -> None:
 
 
 @pytest.mark.parametrize("what", ["all", "file", "link"])
-def test_a_binder_whose_files_were_deleted_is_made_again(hw: Local, what: str) -> None:
+def test_a_binder_whose_files_were_deleted_is_made_again(hw: Store, what: str) -> None:
     hw.append_many("t", [b""] * 3, keys=["a"] * 3)
     app_of(count).catch_up(hw, SETTLE_S)
     files = Files.of(hw)
@@ -321,7 +322,7 @@ def test_a_binder_whose_files_were_deleted_is_made_again(hw: Local, what: str) -
     assert names(hw) == sorted([files.link("b").name, files.current("b").name])
 
 
-def names(hw: Local) -> list[str]:
+def names(hw: Store) -> list[str]:
     """The files of binders, but for locks and what SQLite keeps beside them."""
     found = os.listdir(Files.of(hw).path)
     return sorted(name for name in found if not name.startswith(".") and not name.endswith(("-wal", "-shm")))
@@ -332,12 +333,12 @@ def test_a_damaged_binder_is_told_and_others_go_on(tmp_path: Path, damage: bytes
     app = app_of(count)
     app.projection("t", "others", name="others")(count)
     app.binder("b").index("n")
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         hw.append_many("t", [b""] * 3, keys=["a"] * 3)
         app.catch_up(hw, SETTLE_S)
         file = Files.of(hw).current("b")
     file.write_bytes(damage)
-    with Local(tmp_path / "data") as hw, app.running(hw) as runner:
+    with open_directory(tmp_path / "data") as hw, app.running(hw) as runner:
         hw.append("t", b"", key="a")
         with pytest.raises(HeadwaterError, match=r"is damaged|is not a binder") as told:
             runner.settle(SETTLE_S)
@@ -353,14 +354,14 @@ class FullDisk(Disk):
 
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    with Local(tmp_path / "data", disk=FullDisk()) as hw:
+    with open_directory(tmp_path / "data", disk=FullDisk()) as hw:
         hw.append("t", b"", key="a")
         with pytest.raises(Unavailable, match="Read-only") as told:
             app_of(count).catch_up(hw, SETTLE_S)
         assert told.value.code == "read_only"
 
 
-def test_what_a_killed_rebuild_left_is_removed_at_the_next_start(hw: Local) -> None:
+def test_what_a_killed_rebuild_left_is_removed_at_the_next_start(hw: Store) -> None:
     hw.append("t", b"", key="a")
     app_of(count).catch_up(hw, SETTLE_S)
     expected = names(hw)
@@ -374,7 +375,7 @@ def test_what_a_killed_rebuild_left_is_removed_at_the_next_start(hw: Local) -> N
 
 
 @contextlib.contextmanager
-def locked(hw: Local) -> Iterator[None]:
+def locked(hw: Store) -> Iterator[None]:
     """Somebody else writes to the binder."""
     connection = database.connect(Files.of(hw).current("b"))
     with contextlib.closing(connection), database.writing(connection):
@@ -387,7 +388,7 @@ def closed_within(runner: Runner, seconds: float) -> bool:
     return time.monotonic() - began_s < seconds
 
 
-def test_a_projection_waits_while_another_program_writes(hw: Local) -> None:
+def test_a_projection_waits_while_another_program_writes(hw: Store) -> None:
     hw.append("t", b"", key="a")
     with app_of(count).running(hw) as runner:
         runner.settle(SETTLE_S)
@@ -399,7 +400,7 @@ def test_a_projection_waits_while_another_program_writes(hw: Local) -> None:
     assert seen.data(hw, "b")["a"]["n"] == 2
 
 
-def test_a_projection_that_waits_to_write_can_be_stopped(hw: Local) -> None:
+def test_a_projection_that_waits_to_write_can_be_stopped(hw: Store) -> None:
     hw.append("t", b"", key="a")
     with app_of(count).running(hw) as runner:
         runner.settle(SETTLE_S)
@@ -412,7 +413,7 @@ def test_a_projection_that_waits_to_write_can_be_stopped(hw: Local) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_slow_folds_can_be_stopped_in_the_midst(hw: Local, version: int) -> None:
+def test_slow_folds_can_be_stopped_in_the_midst(hw: Store, version: int) -> None:
     hw.append_many("t", [b""] * 400, keys=["a"] * 400)
     if version == 2:
         app_of(count).catch_up(hw, SETTLE_S)
@@ -433,7 +434,7 @@ def test_slow_folds_can_be_stopped_in_the_midst(hw: Local, version: int) -> None
     assert seen.documents(hw, "b")["a"] == (399, {"n": 400, "last": ""})
 
 
-def test_two_runners_of_one_process_fold_each_event_once(hw: Local) -> None:
+def test_two_runners_of_one_process_fold_each_event_once(hw: Store) -> None:
     hw.create("t", partitions=3)
     app = App()
     app.projection("t", "b", name="p", unordered=True)(count)
@@ -446,7 +447,7 @@ def test_two_runners_of_one_process_fold_each_event_once(hw: Local) -> None:
     assert sum(doc["n"] for doc in seen.data(hw, "b").values()) == 2 * 20 * 30
 
 
-def test_one_session_serves_all_partitions_as_long_as_nothing_changes(hw: Local) -> None:
+def test_one_session_serves_all_partitions_as_long_as_nothing_changes(hw: Store) -> None:
     hw.create("t", partitions=2)
     for partition in (0, 1):
         hw.append_many("t", [b""] * 5, keys=["a"] * 5, partition=partition)
@@ -465,14 +466,14 @@ def test_one_session_serves_all_partitions_as_long_as_nothing_changes(hw: Local)
 
 
 def test_few_events_may_be_in_hand_at_a_time(tmp_path: Path) -> None:
-    with Local(tmp_path / "data", limits=Limits(unacked_max=10)) as hw:
+    with open_directory(tmp_path / "data", limits=Limits(unacked_max=10)) as hw:
         for _ in range(3):
             hw.append_many("t", [b"x" * 100] * 5000, keys=["a"] * 5000, durability="os")
         app_of(count).catch_up(hw, SETTLE_S)
         assert seen.documents(hw, "b")["a"] == (14_999, {"n": 15_000, "last": ""})
 
 
-def test_a_forked_child_leaves_the_projections_of_its_parent_alone(hw: Local) -> None:
+def test_a_forked_child_leaves_the_projections_of_its_parent_alone(hw: Store) -> None:
     hw.append_many("t", [b""] * 50, keys=["a"] * 50)
     with app_of(count).running(hw) as runner:
         runner.settle(SETTLE_S)
@@ -490,7 +491,7 @@ def test_a_forked_child_leaves_the_projections_of_its_parent_alone(hw: Local) ->
 
 
 def test_a_runner_may_be_closed_twice_and_outlive_its_log(tmp_path: Path) -> None:
-    hw = Local(tmp_path / "data")
+    hw = open_directory(tmp_path / "data")
     hw.append("t", b"", key="a")
     runner = app_of(count).running(hw)
     runner.start()

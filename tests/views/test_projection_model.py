@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from headwater.disk.disk import Clock
 from headwater.errors import Unavailable
 from headwater.event import Event
 from headwater.limits import Limits
-from headwater.storage.disk import Clock
+from headwater.opening import open_directory
+from headwater.store import Store
 from headwater.views.app import App
-from headwater.views.local import Local
 from headwater.views.runner import Runner
 from tests.views import seen
 
@@ -88,8 +89,8 @@ class World:
         self.runner: Runner | None = None
         self.broken = False
 
-    def _open(self) -> Local:
-        return Local(self.path, limits=LIMITS, clock=self.clock)
+    def _open(self) -> Store:
+        return open_directory(self.path, limits=LIMITS, clock=self.clock)
 
     def app(self) -> App:
         app = App()
@@ -177,7 +178,7 @@ class World:
             pid = os.fork()
         if pid == 0:
             try:
-                with Local(self.path, limits=LIMITS, clock=self.clock) as hw, self.app().running(hw):
+                with open_directory(self.path, limits=LIMITS, clock=self.clock) as hw, self.app().running(hw):
                     while time.monotonic() < until_s:
                         hw.append("t", {"number": 1, "by": 1}, key="a", type="put")
                     os._exit(9)

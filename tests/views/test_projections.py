@@ -12,8 +12,8 @@ import pytest
 from headwater.errors import Invalid, Unavailable
 from headwater.event import Event
 from headwater.limits import DOCUMENT_BYTES_MAX, DOCUMENT_ID_BYTES_MAX, Limits
+from headwater.store import Store
 from headwater.views.app import App
-from headwater.views.local import Local
 from tests.views import seen
 
 SETTLE_S = 20.0
@@ -37,7 +37,7 @@ def app_of(fold: Any, topic: str = "t", binder: str = "b", **arguments: Any) -> 
     return app
 
 
-def folded(hw: Local, fold: Any, **arguments: Any) -> dict[str, dict[str, Any]]:
+def folded(hw: Store, fold: Any, **arguments: Any) -> dict[str, dict[str, Any]]:
     """The documents that a projection of the topic `t` makes."""
     app_of(fold, **arguments).catch_up(hw, SETTLE_S)
     return seen.data(hw, "b")
@@ -46,25 +46,25 @@ def folded(hw: Local, fold: Any, **arguments: Any) -> dict[str, dict[str, Any]]:
 # Which document
 
 
-def test_a_document_is_that_of_the_events_key(hw: Local) -> None:
+def test_a_document_is_that_of_the_events_key(hw: Store) -> None:
     hw.append_many("t", [b"", b"", b""], keys=["a", "b", "a"], types=["x", "y", "z"])
     assert folded(hw, count) == {"a": {"n": 2, "last": "z"}, "b": {"n": 1, "last": "y"}}
 
 
-def test_a_key_may_be_a_path_of_fields(hw: Local) -> None:
+def test_a_key_may_be_a_path_of_fields(hw: Store) -> None:
     for by in ({"name": "ann"}, {"name": "bob"}, {"name": "ann"}):
         hw.append("t", {"by": by})
     assert {id: doc["n"] for id, doc in folded(hw, count, key="by.name").items()} == {"ann": 2, "bob": 1}
 
 
-def test_a_key_may_be_a_function_of_the_event(hw: Local) -> None:
+def test_a_key_may_be_a_function_of_the_event(hw: Store) -> None:
     for number in range(5):
         hw.append("t", {"number": number})
     found = folded(hw, count, key=lambda event: "even" if event.value["number"] % 2 == 0 else "odd")
     assert {id: doc["n"] for id, doc in found.items()} == {"even": 3, "odd": 2}
 
 
-def test_events_without_a_document_are_skipped_and_counted(hw: Local) -> None:
+def test_events_without_a_document_are_skipped_and_counted(hw: Store) -> None:
     for data in ({"by": "ann"}, {"by": None}, {}, {"by": {"name": "x"}}, [1], "text", b"bytes"):
         hw.append("t", data)
     found = folded(hw, count, key=lambda event: event.value.get("by") if event.offset == 0 else None)
@@ -73,14 +73,14 @@ def test_events_without_a_document_are_skipped_and_counted(hw: Local) -> None:
     assert (told.folded, told.skipped, told.errors, told.state) == (1, 6, 0, "running")
 
 
-def test_a_path_into_what_has_no_fields_leads_nowhere(hw: Local) -> None:
+def test_a_path_into_what_has_no_fields_leads_nowhere(hw: Store) -> None:
     for data in ({"by": {"name": "ann"}}, {"by": "text"}, {"by": None}, {}, [1], "text", b"\xff"):
         hw.append("t", data)
     assert list(folded(hw, count, key="by.name")) == ["ann"]
     assert seen.row(hw, "b", "p").skipped == 6
 
 
-def test_numbers_and_bytes_become_text(hw: Local) -> None:
+def test_numbers_and_bytes_become_text(hw: Store) -> None:
     keys: list[Any] = [17, -3, b"ann", "ann", "\u00e9", "a\0b", "a", ""]
     for number in range(len(keys)):
         hw.append("t", {"number": number})
@@ -95,7 +95,7 @@ def test_numbers_and_bytes_become_text(hw: Local) -> None:
 @pytest.mark.parametrize(
     "key", [b"\xff", 1.5, True, ["a"], {"a": 1}, "\ud800", "x" * (DOCUMENT_ID_BYTES_MAX + 1), StopIteration]
 )
-def test_what_cannot_be_an_id_stops_the_projection_at_that_event(hw: Local, key: Any) -> None:
+def test_what_cannot_be_an_id_stops_the_projection_at_that_event(hw: Store, key: Any) -> None:
     def key_of(event: Event) -> Any:
         if event.offset == 2:
             if key is StopIteration:
@@ -110,7 +110,7 @@ def test_what_cannot_be_an_id_stops_the_projection_at_that_event(hw: Local, key:
     assert seen.error(hw, "b", "p").offset == 2
 
 
-def test_keys_of_events_that_are_no_text_stop_the_projection(hw: Local) -> None:
+def test_keys_of_events_that_are_no_text_stop_the_projection(hw: Store) -> None:
     hw.append_many("t", [b""] * 3, keys=[b"a", b"\xff", b"a"])
     with pytest.raises(Unavailable, match=r"offset 1 .* UTF-8"):
         folded(hw, count)
@@ -120,13 +120,13 @@ def test_keys_of_events_that_are_no_text_stop_the_projection(hw: Local) -> None:
 # Which events
 
 
-def test_only_events_of_the_type_are_folded(hw: Local) -> None:
+def test_only_events_of_the_type_are_folded(hw: Store) -> None:
     hw.append_many("t", [b""] * 4, keys=["a"] * 4, types=["paid", "placed", "unpaid", "paid"])
     assert folded(hw, count, type="paid|placed") == {"a": {"n": 3, "last": "paid"}}
     assert seen.cursors(hw, "b", "p") == {0: 4}
 
 
-def test_only_events_that_match_are_folded(hw: Local) -> None:
+def test_only_events_that_match_are_folded(hw: Store) -> None:
     for total in (5, 15, 25, 7):
         hw.append("t", {"total": total}, key="a")
     assert folded(hw, count, match={"total": {"$gt": 10}})["a"]["n"] == 2
@@ -134,14 +134,14 @@ def test_only_events_that_match_are_folded(hw: Local) -> None:
     assert seen.cursors(hw, "b", "p") == {0: 4}
 
 
-def test_huge_events_are_folded_too(hw: Local) -> None:
+def test_huge_events_are_folded_too(hw: Store) -> None:
     hw.append("t", {"text": "x" * 5000}, key="a")
     hw.append("t", b"y" * 3_000_000, key="b")
     found = folded(hw, lambda _doc, event: {"size": event.size, "length": len(event.value)})
     assert found == {"a": {"size": 5011, "length": 1}, "b": {"size": 3_000_000, "length": 3_000_000}}
 
 
-def test_an_empty_topic_gives_an_empty_binder(hw: Local) -> None:
+def test_an_empty_topic_gives_an_empty_binder(hw: Store) -> None:
     hw.create("t", partitions=3)
     assert folded(hw, count) == {}
     assert seen.cursors(hw, "b", "p") == {0: 0, 1: 0, 2: 0}
@@ -150,7 +150,7 @@ def test_an_empty_topic_gives_an_empty_binder(hw: Local) -> None:
 # What becomes of it
 
 
-def test_none_deletes_a_document(hw: Local) -> None:
+def test_none_deletes_a_document(hw: Store) -> None:
     hw.append_many("t", [b""] * 5, keys=["a", "b", "a", "c", "c"], types=["put", "put", "end", "end", "put"])
     found = folded(hw, lambda doc, event: None if event.type == "end" else {"n": (doc or {"n": 0})["n"] + 1})
     assert found == {"b": {"n": 1}, "c": {"n": 1}}
@@ -159,7 +159,7 @@ def test_none_deletes_a_document(hw: Local) -> None:
     assert found == {"a": {"n": 1}, "c": {"n": 1}}
 
 
-def test_a_version_is_the_offset_of_the_last_event(hw: Local) -> None:
+def test_a_version_is_the_offset_of_the_last_event(hw: Store) -> None:
     hw.append_many("t", [b""] * 4, keys=["a", "b", "a", "c"])
     folded(hw, count)
     assert {id: version for id, (version, _) in seen.documents(hw, "b").items()} == {"a": 2, "b": 1, "c": 3}
@@ -169,7 +169,7 @@ def test_a_version_is_the_offset_of_the_last_event(hw: Local) -> None:
     assert seen.documents(hw, "b")["b"] == (4, {"n": 2, "last": ""})
 
 
-def test_what_a_fold_does_to_objects_of_other_calls_changes_nothing(hw: Local) -> None:
+def test_what_a_fold_does_to_objects_of_other_calls_changes_nothing(hw: Store) -> None:
     kept: list[Any] = []
     shared: dict[str, Any] = {"n": 0}
 
@@ -189,7 +189,7 @@ def test_what_a_fold_does_to_objects_of_other_calls_changes_nothing(hw: Local) -
     assert folded(hw, fold) == {"a": {"n": 2}, "b": {"n": 1}, "c": {"n": 0}}
 
 
-def test_a_document_that_was_given_may_be_changed_in_place(hw: Local) -> None:
+def test_a_document_that_was_given_may_be_changed_in_place(hw: Store) -> None:
     def fold(doc: Any, event: Event) -> Any:
         doc = doc or {"seen": []}
         doc["seen"].append(event.offset)
@@ -199,12 +199,12 @@ def test_a_document_that_was_given_may_be_changed_in_place(hw: Local) -> None:
     assert folded(hw, fold) == {"a": {"seen": [0, 1, 2]}}
 
 
-def test_a_document_changed_in_place_and_not_returned_is_deleted(hw: Local) -> None:
+def test_a_document_changed_in_place_and_not_returned_is_deleted(hw: Store) -> None:
     hw.append_many("t", [b""] * 2, keys=["a"] * 2)
     assert folded(hw, lambda doc, _event: doc.update(n=1) if doc else {"n": 0}) == {}
 
 
-def test_documents_hold_what_bson_can(hw: Local) -> None:
+def test_documents_hold_what_bson_can(hw: Store) -> None:
     everything = {
         "text": "é\0 \U0001f600",
         "int": 2**63 - 1,
@@ -255,14 +255,14 @@ def test_documents_hold_what_bson_can(hw: Local) -> None:
         ({"a": b"x" * DOCUMENT_BYTES_MAX}, "TooLarge"),
     ],
 )
-def test_what_is_no_document_stops_the_projection(hw: Local, returned: Any, told: str) -> None:
+def test_what_is_no_document_stops_the_projection(hw: Store, returned: Any, told: str) -> None:
     hw.append_many("t", [b""] * 3, keys=["a", "a", "b"])
     with pytest.raises(Unavailable, match=rf"stopped at offset 1 .*{told}"):
         folded(hw, lambda _doc, event: returned if event.offset == 1 else {"n": 1})
     assert seen.documents(hw, "b") == {"a": (0, {"n": 1})}
 
 
-def test_the_largest_document_is_kept(hw: Local) -> None:
+def test_the_largest_document_is_kept(hw: Store) -> None:
     hw.append_many("t", [b""] * 2, keys=["a", "a"])
     largest = b"x" * (DOCUMENT_BYTES_MAX - 13)  # what BSON adds to one field
     assert folded(hw, lambda _doc, _event: {"a": largest}) == {"a": {"a": largest}}
@@ -282,7 +282,7 @@ def transfer(docs: Any, event: Event) -> None:
         raise ValueError("no")
 
 
-def test_a_fold_of_many_changes_several_documents(hw: Local) -> None:
+def test_a_fold_of_many_changes_several_documents(hw: Store) -> None:
     hw.append("t", {"from": "a", "to": "b", "amount": 5})
     hw.append("t", {"from": "b", "to": "c", "amount": 2})
     hw.append("t", {"from": "a", "to": "a", "amount": 2})
@@ -291,7 +291,7 @@ def test_a_fold_of_many_changes_several_documents(hw: Local) -> None:
     assert {id: version for id, (version, _) in seen.documents(hw, "b").items()} == {"a": 2, "b": 1, "d": 3}
 
 
-def test_what_a_fold_of_many_does_for_one_event_is_done_together_or_not_at_all(hw: Local) -> None:
+def test_what_a_fold_of_many_does_for_one_event_is_done_together_or_not_at_all(hw: Store) -> None:
     hw.append("t", {"from": "a", "to": "b", "amount": 5})
     hw.append("t", {"from": "a", "to": "c", "amount": 5, "close": True, "fail": True})
     hw.append("t", {"from": "b", "to": "c", "amount": 1})
@@ -300,7 +300,7 @@ def test_what_a_fold_of_many_does_for_one_event_is_done_together_or_not_at_all(h
     assert seen.quarantined(hw, "b") == [(0, 1)]
 
 
-def test_a_document_of_many_that_was_got_is_a_copy_until_it_is_put_back(hw: Local) -> None:
+def test_a_document_of_many_that_was_got_is_a_copy_until_it_is_put_back(hw: Store) -> None:
     def fold(docs: Any, event: Event) -> None:
         if event.offset == 0:
             made = {"n": 1}
@@ -321,7 +321,7 @@ def test_a_document_of_many_that_was_got_is_a_copy_until_it_is_put_back(hw: Loca
 
 
 @pytest.mark.parametrize("put", [None, 5, {"a": object()}])
-def test_putting_what_is_no_document_keeps_nothing_of_the_event(hw: Local, put: Any) -> None:
+def test_putting_what_is_no_document_keeps_nothing_of_the_event(hw: Store, put: Any) -> None:
     def fold(docs: Any, event: Event) -> None:
         docs["a"] = {"n": event.offset}
         if event.offset == 1:
@@ -334,7 +334,7 @@ def test_putting_what_is_no_document_keeps_nothing_of_the_event(hw: Local, put: 
 
 
 @pytest.mark.parametrize("what", [list, len, lambda docs: docs[5]])
-def test_a_fold_of_many_asks_for_documents_by_id(hw: Local, what: Any) -> None:
+def test_a_fold_of_many_asks_for_documents_by_id(hw: Store, what: Any) -> None:
     hw.append("t", b"")
     with pytest.raises(Unavailable, match="TypeError"):
         folded(hw, lambda docs, _event: what(docs), many=True)
@@ -344,7 +344,7 @@ def test_a_fold_of_many_asks_for_documents_by_id(hw: Local, what: Any) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"key": "by"}, {"key": lambda _event: "a"}, {"many": True}])
-def test_a_key_of_its_own_over_several_partitions_is_refused(hw: Local, arguments: dict[str, Any]) -> None:
+def test_a_key_of_its_own_over_several_partitions_is_refused(hw: Store, arguments: dict[str, Any]) -> None:
     hw.create("t", partitions=2)
     with pytest.raises(Invalid) as refused:
         folded(hw, count, **arguments)
@@ -352,12 +352,12 @@ def test_a_key_of_its_own_over_several_partitions_is_refused(hw: Local, argument
     app_of(lambda doc, _event: doc, unordered=True, **arguments).catch_up(hw, SETTLE_S)
 
 
-def test_a_key_of_its_own_needs_no_order_in_one_partition(hw: Local) -> None:
+def test_a_key_of_its_own_needs_no_order_in_one_partition(hw: Store) -> None:
     hw.append("t", {"by": "ann"})
     assert list(folded(hw, count, key="by")) == ["ann"]
 
 
-def test_several_projections_of_one_binder_must_all_be_unordered(hw: Local) -> None:
+def test_several_projections_of_one_binder_must_all_be_unordered(hw: Store) -> None:
     hw.append("t", b"", key="a")
     hw.append("u", b"", key="a")
     for flags in ((True, False), (False, True), (False, False)):
@@ -374,7 +374,7 @@ def test_several_projections_of_one_binder_must_all_be_unordered(hw: Local) -> N
     assert seen.data(hw, "b")["a"]["n"] == 2
 
 
-def test_a_topic_that_is_made_later_with_several_partitions_is_refused(hw: Local) -> None:
+def test_a_topic_that_is_made_later_with_several_partitions_is_refused(hw: Store) -> None:
     with app_of(count, key="by").running(hw) as runner:
         runner.settle(SETTLE_S)
         hw.create("t", partitions=2)
@@ -384,7 +384,7 @@ def test_a_topic_that_is_made_later_with_several_partitions_is_refused(hw: Local
     assert seen.data(hw, "b") == {}
 
 
-def test_a_projection_that_was_renamed_does_not_fold_everything_a_second_time(hw: Local) -> None:
+def test_a_projection_that_was_renamed_does_not_fold_everything_a_second_time(hw: Store) -> None:
     hw.append("t", b"", key="a")
     folded(hw, count)
     with pytest.raises(Unavailable, match="is filled by p"):
@@ -392,7 +392,7 @@ def test_a_projection_that_was_renamed_does_not_fold_everything_a_second_time(hw
     assert seen.data(hw, "b")["a"]["n"] == 1
 
 
-def test_each_partition_is_folded_in_its_order(hw: Local) -> None:
+def test_each_partition_is_folded_in_its_order(hw: Store) -> None:
     hw.create("t", partitions=3)
     for number in range(300):
         hw.append("t", {"number": number}, key=f"k{number % 17}", durability="os")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headwater import App, Event, Invalid, Local, NotFound
+from headwater import App, Event, Invalid, NotFound, Store
 from headwater.views.context import Views
 
 
@@ -37,7 +37,7 @@ def shop() -> App:
     return app
 
 
-def test_a_query_reads_binders_events_and_versions(hw: Local) -> None:
+def test_a_query_reads_binders_events_and_versions(hw: Store) -> None:
     app = shop()
     for key, total in (("ann", 5), ("bob", 9), ("ann", 7)):
         hw.append("orders", {"total": total}, key=key)
@@ -48,7 +48,7 @@ def test_a_query_reads_binders_events_and_versions(hw: Local) -> None:
     assert app.ask(hw, "last", hw="ann") == 2
 
 
-def test_a_query_that_is_not_there_is_told_with_those_that_are(hw: Local) -> None:
+def test_a_query_that_is_not_there_is_told_with_those_that_are(hw: Store) -> None:
     with pytest.raises(NotFound) as caught:
         shop().ask(hw, "tops")
     assert caught.value.code == "no_such_query"
@@ -56,19 +56,19 @@ def test_a_query_that_is_not_there_is_told_with_those_that_are(hw: Local) -> Non
 
 
 @pytest.mark.parametrize("arguments", [{}, {"name": "ann", "most": 5}, {"nam": "ann"}])
-def test_wrong_arguments_are_invalid_and_the_right_ones_are_told(hw: Local, arguments: dict[str, Any]) -> None:
+def test_wrong_arguments_are_invalid_and_the_right_ones_are_told(hw: Store, arguments: dict[str, Any]) -> None:
     with pytest.raises(Invalid) as caught:
         shop().ask(hw, "orders_of", **arguments)
     assert caught.value.code == "wrong_arguments"
     assert "name: 'str'" in caught.value.hint or "name: str" in caught.value.hint
 
 
-def test_an_error_within_a_query_is_its_own(hw: Local) -> None:
+def test_an_error_within_a_query_is_its_own(hw: Store) -> None:
     with pytest.raises(TypeError, match="a mistake in it"):
         shop().ask(hw, "broken")
 
 
-def test_a_query_can_only_read(hw: Local) -> None:
+def test_a_query_can_only_read(hw: Store) -> None:
     app = App()
     given: list[Views] = []
     app.query("keep")(given.append)

@@ -17,11 +17,12 @@ import pytest
 from headwater.errors import Conflict, NotFound, Unavailable
 from headwater.event import Event
 from headwater.limits import Limits
+from headwater.opening import open_directory
+from headwater.store import Store
 from headwater.views import database, rebuild
 from headwater.views.app import App
 from headwater.views.files import Files
 from headwater.views.folding import Halt
-from headwater.views.local import Local
 from tests.log.children import Child, Said
 from tests.views import seen
 from tests.waiting import wait_for
@@ -47,16 +48,16 @@ def app_of(version: int, fold: Callable[[Any, Event], Any] | None = None, **name
     return app
 
 
-def append(hw: Local, times: int = 1) -> None:
+def append(hw: Store, times: int = 1) -> None:
     hw.append_many("t", [b""] * len(KEYS) * times, keys=KEYS * times, durability="os")
 
 
-def expected(hw: Local, version: int) -> dict[str, dict[str, int]]:
+def expected(hw: Store, version: int) -> dict[str, dict[str, int]]:
     ends = sum(each.end for each in hw.describe("t").partitions)
     return {key: {"n": ends // len(KEYS), "by": version} for key in KEYS}
 
 
-def files_of(hw: Local) -> list[str]:
+def files_of(hw: Store) -> list[str]:
     found = os.listdir(Files.of(hw).path)
     return sorted(name for name in found if not name.startswith(".") and not name.endswith(("-wal", "-shm")))
 
@@ -64,7 +65,7 @@ def files_of(hw: Local) -> list[str]:
 class Watch:
     """Reads all documents again and again, in a thread, as long as it is entered, and keeps what is wrong."""
 
-    def __init__(self, hw: Local) -> None:
+    def __init__(self, hw: Store) -> None:
         self.wrong: list[str] = []
         self.seen_versions: set[int] = set()
         self.reads = 0
@@ -106,7 +107,7 @@ class Watch:
             before = now
 
 
-def test_readers_never_see_a_gap_or_documents_go_back(hw: Local) -> None:
+def test_readers_never_see_a_gap_or_documents_go_back(hw: Store) -> None:
     hw.create("t", partitions=2)
     append(hw, 200)
     app_of(1).catch_up(hw, SETTLE_S)
@@ -135,7 +136,7 @@ def test_readers_never_see_a_gap_or_documents_go_back(hw: Local) -> None:
     assert len(files_of(hw)) == 2
 
 
-def test_what_was_appended_is_read_at_once_whenever_the_binder_is_replaced(hw: Local) -> None:
+def test_what_was_appended_is_read_at_once_whenever_the_binder_is_replaced(hw: Store) -> None:
     append(hw)
     app_of(1).catch_up(hw, SETTLE_S)
     wrong: list[str] = []
@@ -174,14 +175,14 @@ def test_what_was_appended_is_read_at_once_whenever_the_binder_is_replaced(hw: L
     assert wrong == []
 
 
-def is_built(hw: Local, version: int) -> bool:
+def is_built(hw: Store, version: int) -> bool:
     with contextlib.suppress(NotFound):  # it is replaced just now
         return seen.row(hw, "b", "p").version == version
     return False
 
 
 def test_what_the_old_file_has_folded_before_the_swap_is_in_the_new_one(
-    hw: Local, monkeypatch: pytest.MonkeyPatch
+    hw: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(hw)
     app_of(1).catch_up(hw, SETTLE_S)
@@ -208,7 +209,7 @@ def test_what_the_old_file_has_folded_before_the_swap_is_in_the_new_one(
 
 
 def test_an_application_with_the_older_version_does_not_fold_any_more_and_says_so(
-    hw: Local, caplog: pytest.LogCaptureFixture
+    hw: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     append(hw)
     with app_of(1).running(hw) as old:
@@ -225,7 +226,7 @@ def test_an_application_with_the_older_version_does_not_fold_any_more_and_says_s
 
 
 def test_who_has_taken_events_for_a_file_that_was_replaced_meanwhile_folds_them_not(
-    hw: Local, monkeypatch: pytest.MonkeyPatch
+    hw: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(hw)
     app_of(1).catch_up(hw, SETTLE_S)
@@ -250,7 +251,7 @@ def test_who_has_taken_events_for_a_file_that_was_replaced_meanwhile_folds_them_
     assert seen.data(hw, "b") == expected(hw, 2)
 
 
-def test_an_older_version_does_not_replace_a_newer_one(hw: Local) -> None:
+def test_an_older_version_does_not_replace_a_newer_one(hw: Store) -> None:
     append(hw)
     app_of(2).catch_up(hw, SETTLE_S)
     with pytest.raises(Conflict) as refused:
@@ -259,7 +260,7 @@ def test_an_older_version_does_not_replace_a_newer_one(hw: Local) -> None:
     assert seen.row(hw, "b", "p").version == 2
 
 
-def test_a_fold_that_fails_leaves_the_old_binder_in_service_and_tells_why(hw: Local) -> None:
+def test_a_fold_that_fails_leaves_the_old_binder_in_service_and_tells_why(hw: Store) -> None:
     def failing(_doc: Any, event: Event) -> Any:
         if event.offset == 3:
             raise ValueError("not this one")
@@ -285,7 +286,7 @@ def test_a_fold_that_fails_leaves_the_old_binder_in_service_and_tells_why(hw: Lo
     assert seen.row(hw, "b", "p").error is None
 
 
-def test_a_rebuild_that_failed_is_tried_again_when_it_is_resumed(hw: Local) -> None:
+def test_a_rebuild_that_failed_is_tried_again_when_it_is_resumed(hw: Store) -> None:
     mended = threading.Event()
 
     def fold(_doc: Any, event: Event) -> Any:
@@ -304,7 +305,7 @@ def test_a_rebuild_that_failed_is_tried_again_when_it_is_resumed(hw: Local) -> N
     assert {doc["by"] for doc in seen.data(hw, "b").values()} == {2}
 
 
-def test_quarantined_events_are_folded_by_a_rebuild_that_can(hw: Local) -> None:
+def test_quarantined_events_are_folded_by_a_rebuild_that_can(hw: Store) -> None:
     def fold(doc: Any, event: Event) -> Any:
         if event.offset == 3:
             raise ValueError
@@ -318,7 +319,7 @@ def test_quarantined_events_are_folded_by_a_rebuild_that_can(hw: Local) -> None:
     assert seen.data(hw, "b") == expected(hw, 2)
 
 
-def test_several_processes_that_start_with_the_new_version_build_it_once(hw: Local) -> None:
+def test_several_processes_that_start_with_the_new_version_build_it_once(hw: Store) -> None:
     append(hw, 50)
     app_of(1).catch_up(hw, SETTLE_S)
     path = hw.path
@@ -326,7 +327,7 @@ def test_several_processes_that_start_with_the_new_version_build_it_once(hw: Loc
     def work(said: Said) -> str:
         said.send("ready")
         said.recv()
-        with Local(path, limits=LIMITS) as mine, app_of(2).running(mine) as runner:
+        with open_directory(path, limits=LIMITS) as mine, app_of(2).running(mine) as runner:
             runner.settle(SETTLE_S)
             return Files.of(mine).current("b").name
 
@@ -340,7 +341,7 @@ def test_several_processes_that_start_with_the_new_version_build_it_once(hw: Loc
     assert seen.data(hw, "b") == expected(hw, 2)
 
 
-def test_who_finds_the_binder_rebuilt_by_another_builds_nothing(hw: Local) -> None:
+def test_who_finds_the_binder_rebuilt_by_another_builds_nothing(hw: Store) -> None:
     append(hw)
     app_of(1).catch_up(hw, SETTLE_S)
     outdated = Files.of(hw).current("b")
@@ -352,7 +353,7 @@ def test_who_finds_the_binder_rebuilt_by_another_builds_nothing(hw: Local) -> No
     assert Files.of(hw).current("b") != current
 
 
-def test_a_process_killed_while_it_builds_changes_nothing(hw: Local) -> None:
+def test_a_process_killed_while_it_builds_changes_nothing(hw: Store) -> None:
     append(hw)
     app_of(1).catch_up(hw, SETTLE_S)
     path = hw.path
@@ -364,7 +365,7 @@ def test_a_process_killed_while_it_builds_changes_nothing(hw: Local) -> None:
                 said.recv()
             return doc or {"n": 0, "by": 2}
 
-        with Local(path, limits=LIMITS) as mine:
+        with open_directory(path, limits=LIMITS) as mine:
             app_of(2, fold).catch_up(mine, SETTLE_S)
 
     child = Child(work)
@@ -381,7 +382,7 @@ def test_a_process_killed_while_it_builds_changes_nothing(hw: Local) -> None:
     assert seen.data(hw, "b") == expected(hw, 2)
 
 
-def test_indexes_are_kept(hw: Local) -> None:
+def test_indexes_are_kept(hw: Store) -> None:
     hw.create("t")
     app_of(1).catch_up(hw, SETTLE_S)
     connection = database.connect(Files.of(hw).current("b"))
@@ -398,7 +399,7 @@ def test_indexes_are_kept(hw: Local) -> None:
         assert connection.execute(keys).fetchall() == [(2, 3)] * len(KEYS)
 
 
-def test_a_projection_of_the_binder_whose_topic_is_missing_does_not_hinder_the_others(hw: Local) -> None:
+def test_a_projection_of_the_binder_whose_topic_is_missing_does_not_hinder_the_others(hw: Store) -> None:
     def count(doc: Any, _event: Event) -> Any:
         return {"n": (doc or {"n": 0})["n"] + 1}
 
@@ -418,7 +419,7 @@ def test_a_projection_of_the_binder_whose_topic_is_missing_does_not_hinder_the_o
     assert {doc["n"] for doc in seen.data(hw, "b").values()} == {2}
 
 
-def test_a_rebuild_tells_how_far_it_is(hw: Local) -> None:
+def test_a_rebuild_tells_how_far_it_is(hw: Store) -> None:
     append(hw, 3)
     app_of(1).catch_up(hw, SETTLE_S)
     told: list[tuple[int, int]] = []
@@ -426,7 +427,7 @@ def test_a_rebuild_tells_how_far_it_is(hw: Local) -> None:
     assert told[-1] == (15, 15)
 
 
-def test_a_rebuild_can_be_stopped(hw: Local) -> None:
+def test_a_rebuild_can_be_stopped(hw: Store) -> None:
     append(hw)
     app_of(1).catch_up(hw, SETTLE_S)
     with pytest.raises(Unavailable) as stopped:
@@ -435,7 +436,7 @@ def test_a_rebuild_can_be_stopped(hw: Local) -> None:
     assert (seen.data(hw, "b"), len(files_of(hw))) == (expected(hw, 1), 2)
 
 
-def test_a_rebuild_by_hand_raises_what_the_fold_did(hw: Local) -> None:
+def test_a_rebuild_by_hand_raises_what_the_fold_did(hw: Store) -> None:
     def failing(_doc: Any, _event: Event) -> Any:
         raise ValueError
 
@@ -455,7 +456,7 @@ def test_a_file_that_is_removed_while_it_is_opened_is_not_there(tmp_path: Path, 
     assert isinstance(database.translation(tmp_path, error), Unavailable)
 
 
-def test_a_file_is_durable_before_it_takes_its_place(hw: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_durable_before_it_takes_its_place(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite does not sync what it wrote back while syncs were off, if nothing is left to write back at the end."""
     append(hw)
     app_of(1).catch_up(hw, SETTLE_S)

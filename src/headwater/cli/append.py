@@ -22,9 +22,9 @@ from headwater.cli.progress import ProgressLine
 from headwater.errors import HeadwaterError, Invalid
 
 if TYPE_CHECKING:
-    from headwater.api import Log
     from headwater.event import Content, Durability, Ref, Refs
     from headwater.format.given import Version as Version_
+    from headwater.store import Store
 
 
 @command(
@@ -139,7 +139,7 @@ class AppendTarget:
 
     def __init__(
         self,
-        hw: Log,
+        hw: Store,
         topic: str,
         type: str,
         key: str | None,

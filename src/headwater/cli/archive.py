@@ -1,27 +1,24 @@
-"""`headwater archive`: copy finished segments to an object store, once or for as long as it runs."""
+"""`headwater archive`: write finished segments to an archive as Parquet files, once or for as long as it runs."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.archive_parquet import archive_parquet, is_parquet
 from headwater.cli.arguments import complete_topic, data_argument, json_option
-from headwater.cli.opening import open_log
+from headwater.cli.opening import open_log, tell_workers
 from headwater.cli.progress import ProgressLine
 from headwater.cli.spark_options import Cluster, spark_options
-from headwater.errors import Unsupported
 
 if TYPE_CHECKING:
-    from headwater.engine.archiving import Archiver
-    from headwater.engine.engine import Engine
     from headwater.errors import HeadwaterError
+    from headwater.history.archiver import Archiver
     from headwater.info import ArchivedRange
 
 
@@ -29,9 +26,9 @@ if TYPE_CHECKING:
     examples=[
         "headwater archive data s3://bucket/archive",
         "headwater archive data --once --seal",
-        "headwater archive data objects:///mnt/backup/archive --topic orders --once",
-        "headwater archive --on spark data parquet:out/ --seal",
-        "headwater archive --on spark s3://bucket/log parquet:s3://bucket/tables --master spark://host:7077",
+        "headwater archive data /mnt/backup/archive --topic orders --once",
+        "headwater archive --on spark data out/ --seal",
+        "headwater archive --on spark s3://bucket/log s3://bucket/archive --master spark://host:7077",
     ]
 )
 @data_argument
@@ -39,9 +36,9 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="Archive what is finished now, and end.")
 @click.option("--seal", is_flag=True, help="Finish the active segments first: the archive is then complete up to now.")
 @click.option("--topic", metavar="TOPIC", shell_complete=complete_topic, help="Only this topic.")
-@click.option("--on", type=click.Choice(["spark"]), help="As Parquet files, for tables: URL is parquet:PLACE.")
+@click.option("--on", type=click.Choice(["spark"]), help="Write the files on Spark, in bulk, and end.")
 @spark_options
-@json_option("One JSON object a line: each archived segment; with --once, and on Spark, what was done.")
+@json_option("One JSON object a line: each file that was written; with --once, and on Spark, what was done.")
 def archive(
     data: str,
     url: str | None,
@@ -52,23 +49,24 @@ def archive(
     cluster: Cluster,
     as_json: bool,
 ) -> None:
-    """Keep the finished segments of a log in an object store; or, on Spark, as Parquet files.
+    """Keep the finished segments of a log as Parquet files, in a directory or a bucket.
 
-    URL is s3://bucket/prefix or objects:///a/directory; credentials come from the environment. The log remembers it, so
-    it may be left out later. From then on 'headwater retain' deletes only what is archived, and reads go on in the
-    archive where the local disk has dropped the beginning. Without --once it archives segments as they are finished, by
-    any process, until Ctrl-C or SIGTERM. 'headwater restore' brings a log back, 'headwater check URL' verifies it.
+    URL is a directory or s3://bucket/prefix; credentials come from the environment. The log remembers it, so it may be
+    left out later. From then on 'headwater retain' deletes only what is archived, and reads go on in the archive where
+    the local disk has dropped the beginning. Without --once it archives segments as they are finished, by any process,
+    until Ctrl-C or SIGTERM. Spark, DuckDB and Polars read the files as tables. 'headwater restore' brings a log back,
+    'headwater check URL' verifies it.
 
-    With --on spark, URL is parquet:out/ or parquet:s3://bucket/prefix, and DATA a directory, a bucket or a server. What
-    is finished and not there yet becomes Parquet files, which Spark, DuckDB and Polars read as tables; it then ends.
-    'restore' and 'check' take parquet:out/ as well, and need no Spark. Retention does not know of them.
+    With --on spark, the same files are written in parallel, and DATA may also be a bucket or a server.
     """
-    if on is not None or is_parquet(url or ""):
-        archive_parquet(data, url, on, topic, cluster, seal=seal, as_json=as_json)
+    if on is not None:
+        _archive_on_spark(data, url, topic, cluster, seal=seal, as_json=as_json)
         return
+    from headwater.history.archiver import archiver_of
+
     stopping = threading.Event()
     with open_log(data, mode="existing") as hw:
-        archiver = _local(hw).archiver(url, topic=topic, stopping=stopping)
+        archiver = archiver_of(hw.directory, url, topic=topic, stopping=stopping)
         if once:
             with ProgressLine("archived", as_bytes=True) as waiting:
                 done = archiver.once(seal=seal, progress=waiting.update)
@@ -77,12 +75,29 @@ def archive(
             _run(archiver, stopping, seal, as_json)
 
 
-def _local(hw: Any) -> Engine:
-    from headwater.engine.engine import Engine
+def _archive_on_spark(
+    data: str, url: str | None, topic: str | None, cluster: Cluster, *, seal: bool, as_json: bool
+) -> None:
+    with open_log(data, mode="existing") as hw:  # so that errors come before Spark starts
+        hw.topics() if topic is None else hw.describe(topic)
+        target = url or hw.archive_url
+    if target is None:
+        raise click.UsageError(f"{data} was never archived: name a place, as in out/ or s3://bucket/archive")
+    from headwater.spark.parquet.archiving import archive
 
-    if not isinstance(hw, Engine):
-        raise Unsupported("only a log directory is archived", hint="run it where the directory is")
-    return hw
+    tell_workers(data)
+    spark = cluster.started()
+    with ProgressLine("archived", as_bytes=True) as waiting:
+        topics = None if topic is None else [topic]
+        done = archive(spark, data, target, topics=topics, seal=seal, progress=waiting.update)
+    size, events = sum(each.bytes for each in done), sum(each.end - each.first for each in done)
+    if as_json:
+        click.echo(show.json_line({"url": target, "archived": done, "bytes": size, "events": events}))
+    elif done:
+        files = show.count(len(done), "file")
+        show.done(f"archived {show.count(events, 'event')} in {files} ({show.size(size)}) to {show.printable(target)}")
+    else:
+        show.done(f"all that is finished is in {show.printable(target)} already")
 
 
 def _show_once(archiver: Archiver, done: list[ArchivedRange], as_json: bool) -> None:
@@ -92,7 +107,7 @@ def _show_once(archiver: Archiver, done: list[ArchivedRange], as_json: bool) -> 
         told = {"url": archiver.url, "archived": done, "bytes": size, "lag": lag._asdict()}
         click.echo(show.json_line(told))
         return
-    what = f"archived {show.count(len(done), 'segment')} ({show.size(size)})" if done else "all is archived already"
+    what = f"archived {show.count(len(done), 'file')} ({show.size(size)})" if done else "all is archived already"
     show.done(f"{what} in {show.printable(archiver.url)}{_behind(lag.events)}")
 
 

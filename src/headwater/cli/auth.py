@@ -175,8 +175,8 @@ def remove(ctx: click.Context, file: Path, name: str, yes: bool) -> None:
 @json_option("One JSON object a line.")
 def list_(file: Path, as_json: bool) -> None:
     """List the users with their scopes and how they authenticate."""
+    from headwater.disk.disk import Disk
     from headwater.server.users import read
-    from headwater.storage.disk import Disk
 
     accounts = read(file, Disk()).accounts
     if as_json:
@@ -203,8 +203,8 @@ def _given(ctx: click.Context, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked_password(ctx: click.Context, ask: bool, from_stdin: bool) -> Password | None:
+    from headwater.disk.disk import Clock
     from headwater.server.users import Password
-    from headwater.storage.disk import Clock
 
     if ask and from_stdin:
         raise click.UsageError("--password and --password-stdin exclude each other", ctx)
@@ -220,8 +220,8 @@ def _asked_password(ctx: click.Context, ask: bool, from_stdin: bool) -> Password
 
 
 def _changing(file: Path, *, must_exist: bool = False) -> Any:
+    from headwater.disk.disk import Clock, Disk
     from headwater.server.users import changing, read
-    from headwater.storage.disk import Clock, Disk
 
     disk = Disk()
     if must_exist:
@@ -239,8 +239,8 @@ def _account(accounts: dict[str, Account], name: str, file: Path) -> Account:
 def _with_token(account: Account) -> tuple[Account, str, str]:
     import msgspec
 
+    from headwater.disk.disk import Clock
     from headwater.server.users import Token
-    from headwater.storage.disk import Clock
 
     id, secret, kept = Token.new(Clock())
     return msgspec.structs.replace(account, tokens=account.tokens | {id: kept}), id, secret

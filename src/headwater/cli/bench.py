@@ -20,7 +20,7 @@ from headwater.cli.arguments import complete_directory, json_option
 from headwater.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from headwater.engine.engine import Engine
+    from headwater.store import Store
 
 DATA_BYTES = 100
 BATCH_EVENTS = 1000
@@ -125,7 +125,7 @@ def _threads(name: str, seconds: float, append: Callable[[], object]) -> BenchRe
     return BenchResult(name, len(latencies), elapsed, latencies)
 
 
-def _batches(hw: Engine, seconds: float, batch: list[bytes]) -> BenchResult:
+def _batches(hw: Store, seconds: float, batch: list[bytes]) -> BenchResult:
     measure = _singles("durable, batches of 1,000", seconds, lambda: hw.append_many("batches", batch))
     measure.events *= len(batch)
     return measure

@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headwater.address import is_bucket, is_directory
+from headwater.address import is_directory, is_server
 from headwater.cli import show
 from headwater.cli.app import FAILED, command
-from headwater.cli.archive_parquet import is_parquet
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.opening import open_log
 from headwater.cli.progress import ProgressLine
-from headwater.errors import Unsupported
 
 if TYPE_CHECKING:
-    from headwater.engine.checking import CheckReport
-    from headwater.storage.check import Finding
+    from headwater.log.check_report import CheckReport, Finding
+    from headwater.store import Store
 
 
 @command(
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
         "headwater check data orders --json",
         "headwater check data --archive",
         "headwater check s3://bucket/archive",
-        "headwater check parquet:out/",
     ]
 )
 @data_argument
@@ -39,17 +36,13 @@ def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_js
 
     Changes nothing. The exit code is 1 when something is damaged, with the exact range of bytes of each piece. Events
     that a repair has cut out are noted with their offsets, and not counted; they are no damage any more. What is
-    in an archive is fetched to be verified, so only --archive does that; or give the address of the archive itself,
-    which may be one of Parquet files.
+    in an archive is fetched to be verified, so only --archive does that; or give the address of the archive itself.
     """
     reports: dict[str, CheckReport] = {}
     with ProgressLine("checking", as_bytes=True, patience_s=0.3) as waiting:
-        if is_parquet(data):
-            from headwater.engine.parquet_checking import check_parquet
-
-            reports[data] = check_parquet(data, topic, progress=waiting.update)
-        elif _is_archive(data):
-            from headwater.engine.archive_checking import check_archive_at
+        at_archive = _is_archive(data)
+        if at_archive:
+            from headwater.history.archive_check import check_archive_at
 
             reports[data] = check_archive_at(data, topic, progress=waiting.update)
         else:
@@ -65,25 +58,24 @@ def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_js
         for where, report in reports.items():
             for finding in report.findings:
                 _show(finding)
-            _show_sum(report, where, topic)
+            _show_sum(report, where, topic, is_archive=at_archive or where == "archive")
     if damaged:
         ctx.exit(FAILED)
 
 
 def _is_archive(data: str) -> bool:
-    if not is_bucket(data):
+    if is_server(data):
         return False
-    from headwater.engine.archive_checking import is_archive
+    from headwater.history.records import is_archive
 
     return is_archive(data)
 
 
-def _checked_archive(hw: Any, topic: str | None, waiting: ProgressLine) -> CheckReport:
-    from headwater.engine.engine import Engine
+def _checked_archive(hw: Store, topic: str | None, waiting: ProgressLine) -> CheckReport:
 
-    if not isinstance(hw, Engine):
-        raise Unsupported("only a log directory has an archive", hint="give the address of the archive itself")
-    return hw.check_archive(topic, progress=waiting.update)
+    from headwater.history.archive_check import check_archive_of
+
+    return check_archive_of(hw.directory, topic, waiting.update)
 
 
 def _show(finding: Finding) -> None:
@@ -96,19 +88,19 @@ def _show(finding: Finding) -> None:
     click.echo(f"          {click.style(where, dim=True)}")
 
 
-def _show_sum(report: CheckReport, data: str, topic: str | None) -> None:
+def _show_sum(report: CheckReport, data: str, topic: str | None, *, is_archive: bool) -> None:
     damaged = sum(finding.damage for finding in report.findings)
-    nouns = ("topic", "partition", "event") if is_parquet(data) else ("topic", "partition", "segment", "batch", "event")
+    nouns = ("topic", "partition", "event") if is_archive else ("topic", "partition", "segment", "batch", "event")
     parts = [show.count(getattr(report, f"{noun}s" if noun != "batch" else "batches"), noun) for noun in nouns]
     if report.lost:
         parts[-1] += f" ({show.number(report.lost)} more are lost)"
-    if is_parquet(data):
+    if is_archive:
         parts.append(show.count(report.segments, "file"))
     read = f"{', '.join(parts)}, {show.size(report.bytes)}"
     if damaged:
         click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(damaged, 'damaged range')} in {read}")
-        if not is_directory(data) or data == "archive" or is_parquet(data):
-            click.echo("  objects are not mended: bring back a copy of them, or archive the log anew, to another place")
+        if is_archive or not is_directory(data):
+            click.echo("  objects are not repaired: bring back a copy, or archive the log again, to another place")
         else:
             click.echo(f"  'headwater repair {' '.join(filter(None, (data, topic)))}' shows what can be done")
     else:

@@ -29,9 +29,8 @@ from headwater.cli.opening import open_log
 from headwater.errors import Invalid
 
 if TYPE_CHECKING:
-    from headwater.client.consumer import RemoteConsumer
-    from headwater.engine.consumer import Consumer
     from headwater.event import At, Event
+    from headwater.protocols import Consumer
 
 
 @command(
@@ -127,7 +126,7 @@ def consume(
                 return  # this is how it ends
 
 
-def _events(consumer: Consumer | RemoteConsumer, *, drain: bool, limit: int | None) -> Iterator[Event]:
+def _events(consumer: Consumer, *, drain: bool, limit: int | None) -> Iterator[Event]:
     return islice(consumer.drain() if drain else consumer, limit)
 
 
@@ -141,7 +140,7 @@ def _words(program: str | None) -> list[str]:
     return words
 
 
-def _run(words: list[str], event: Event, consumer: Consumer | RemoteConsumer) -> None:
+def _run(words: list[str], event: Event, consumer: Consumer) -> None:
     """Run the command for one event; 0 is an ack, anything else a failure."""
     environment = {
         "TOPIC": event.topic,

@@ -13,7 +13,7 @@ from headwater.cli.opening import open_log
 from headwater.errors import NotFound
 
 if TYPE_CHECKING:
-    from headwater.views.passing import AtLeast
+    from headwater.protocols import AtLeast
 
 
 @command(

@@ -73,7 +73,7 @@ def import_(
     """
     if len(topics) > 1:
         raise click.UsageError("there is one TOPIC, and one FILE")
-    from headwater.engine.transfer.files import format_of
+    from headwater.transfer.files import format_of
 
     topic = topics[0] if topics else None
     source: Any = sys.stdin.buffer if file == "-" else Path(file)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headwater.address import absolute
 from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
@@ -14,8 +15,8 @@ from headwater.cli.opening import open_log
 from headwater.cli.topics import describe_all, last_time, reasons
 
 if TYPE_CHECKING:
-    from headwater.api import Log
     from headwater.info import PartitionInfo, TopicInfo
+    from headwater.store import Store
 
 COLUMNS = ("topic", "partition", "start", "end", "durable", "segments", "sealed", "bytes", "state")
 RANGES_MAX = 10  # of lost offsets that are listed for one partition
@@ -55,7 +56,7 @@ def info(ctx: click.Context, data: str, topic: str | None, as_json: bool) -> Non
         ctx.exit(FAILED)
 
 
-def _about_log(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:
+def _about_log(hw: Store, described: list[TopicInfo]) -> list[tuple[str, str]]:
     return [
         where(hw),
         *_archive(hw),
@@ -68,29 +69,22 @@ def _about_log(hw: Log, described: list[TopicInfo]) -> list[tuple[str, str]]:
     ]
 
 
-def _about_replica(hw: Log) -> list[tuple[str, str]]:
-    from headwater.engine.engine import Engine
+def _about_replica(hw: Store) -> list[tuple[str, str]]:
 
-    found = hw.replica if isinstance(hw, Engine) else None
+    found = hw.replica
     if found is None:
         return []
     return [("replica of" if found.promoted is None else "promoted, once a replica of", found.source)]
 
 
-def where(hw: Log) -> tuple[str, str]:
+def where(hw: Store) -> tuple[str, str]:
     """Where a log is, and what that is."""
-    from headwater.engine.bucket import Bucket
-    from headwater.engine.engine import Engine
-
-    if isinstance(hw, Engine):
-        return "directory", str(hw.path.resolve())
-    return ("bucket", hw.url) if isinstance(hw, Bucket) else ("server", str(hw.address))
+    return hw.backend.kind, absolute(hw.address)
 
 
-def _archive(hw: Log) -> list[tuple[str, str]]:
-    from headwater.engine.engine import Engine
+def _archive(hw: Store) -> list[tuple[str, str]]:
 
-    url = hw.archive_url if isinstance(hw, Engine) else None
+    url = hw.archive_url
     return [("archive", show.printable(url))] if url is not None else []
 
 
@@ -177,7 +171,7 @@ def _show_lost(described: list[TopicInfo]) -> None:
                 click.echo(f"{mark} {topic.name}/{partition.partition}: {which} were damaged, and repair cut them")
 
 
-def _told(hw: Log, described: list[TopicInfo]) -> dict[str, Any]:
+def _told(hw: Store, described: list[TopicInfo]) -> dict[str, Any]:
     import msgspec
 
     return {

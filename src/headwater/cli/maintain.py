@@ -8,7 +8,6 @@ from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.opening import open_log
-from headwater.errors import Unsupported
 
 
 @command(examples=["headwater maintain s3://bucket/prefix", "headwater maintain s3://bucket/prefix orders --json"])
@@ -22,13 +21,7 @@ def maintain(data: str, topic: str | None, as_json: bool) -> None:
     garbage for ten minutes or more. Programs that append to a bucket do this automatically; run this for a bucket that
     receives no more appends. It is safe at any time, also several at once.
     """
-    from headwater.engine.bucket import Bucket
-
     with open_log(data, mode="existing") as hw:
-        if not isinstance(hw, Bucket):
-            raise Unsupported(
-                f"{data} is not a bucket", hint="a directory and a server keep themselves; see 'headwater retain'"
-            )
         done = hw.maintain(topic)
     if as_json:
         click.echo(show.json_line(done))

@@ -15,7 +15,7 @@ from headwater.environment import export_options, open_options
 from headwater.errors import HeadwaterError, Unsupported
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,7 +45,7 @@ def directory_of(data: str) -> Path:
     return Path(data)
 
 
-def open_log(data: str, **options: Any) -> Log:
+def open_log(data: str, **options: Any) -> Store:
     """As `headwater.open`; for a server or a bucket, with what the options and the environment say of it."""
     import headwater
 
@@ -63,7 +63,7 @@ def tell_workers(data: str) -> None:
     export_options(credentials(data))
 
 
-def complete(data: str, ask: Callable[[Log], list[str]]) -> list[str]:
+def complete(data: str, ask: Callable[[Store], list[str]]) -> list[str]:
     """What a log has for a shell to complete; nothing if it cannot be had, or not soon."""
     from headwater import open  # whatever has to be imported is not what a server is waited for
 

@@ -19,8 +19,8 @@ from headwater.cli.pipeline import checkpoints_option, data_argument, pipeline
 from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
-    from headwater.api import Log
     from headwater.spark.pipelines.runs import Status
+    from headwater.store import Store
 
 EVERY_S = 1.0  # between two looks
 COLUMNS = ("pipeline", "topics → to", "mode", "state", "lag", "events", "rows", "rate", "last run")
@@ -60,7 +60,7 @@ def status(ctx: click.Context, data: str, watch: bool, checkpoints: str | None, 
         ctx.exit(FAILED)
 
 
-def _look(hw: Log, data: str, checkpoints: str | None) -> list[Status]:
+def _look(hw: Store, data: str, checkpoints: str | None) -> list[Status]:
     from headwater.spark.pipelines import runs
     from headwater.spark.pipelines.frames import lag
 
@@ -71,7 +71,7 @@ def _look(hw: Log, data: str, checkpoints: str | None) -> list[Status]:
     return found
 
 
-def _watch(hw: Log, data: str, checkpoints: str | None, as_json: bool) -> None:
+def _watch(hw: Store, data: str, checkpoints: str | None, as_json: bool) -> None:
     from rich.live import Live
 
     console = show.console()

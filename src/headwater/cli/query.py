@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,9 +24,8 @@ from headwater.cli.opening import open_log
 from headwater.errors import NotFound
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
     from headwater.views.app import App
-    from headwater.views.local import Local
 
 
 @command(
@@ -80,7 +79,7 @@ def query(
             _refuse(asked, name)
             from headwater.views.answering import ask
 
-            found = ask(loaded, cast("Local", hw), name, _arguments(given))  # a server has what queries use
+            found = ask(loaded, hw, name, _arguments(given))  # a server has what queries use
         elif is_server(data) and (given or name not in hw.binders()):
             _refuse(asked, name)
             found = _asked(hw, name, given)
@@ -94,7 +93,7 @@ def query(
                 show.note("nothing found")
 
 
-def _found(hw: Log, name: str, asked: dict[str, Any], as_json: bool) -> Iterator[Any] | None:
+def _found(hw: Store, name: str, asked: dict[str, Any], as_json: bool) -> Iterator[Any] | None:
     """The documents of a binder; None if only their number or their plan is wanted, which is printed."""
     binder, match, sort = hw.binder(name), asked["match"], _fields(asked["sort"])
     passed = passed_options(asked["at_least"], asked["timeout"])
@@ -112,10 +111,10 @@ def _found(hw: Log, name: str, asked: dict[str, Any], as_json: bool) -> Iterator
     return binder.find(match, sort=sort, skip=asked["skip"] or 0, limit=asked["limit"], fields=fields, **passed)
 
 
-def _asked(hw: Log, name: str, given: Sequence[tuple[str, str]]) -> Any:
+def _asked(hw: Store, name: str, given: Sequence[tuple[str, str]]) -> Any:
     """What a server's application answers."""
     try:
-        return hw.query(name, **_arguments(given))  # type: ignore[union-attr]
+        return hw.query(name, **_arguments(given))
     except NotFound as error:
         if error.code == "no_such_query":
             error.message = f"there is no binder {name!r}, and {error.message}"

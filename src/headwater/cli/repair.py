@@ -12,7 +12,7 @@ from headwater.cli.arguments import data_argument, json_option, optional_topic_a
 from headwater.cli.opening import open_log
 
 if TYPE_CHECKING:
-    from headwater.storage.repair import Action
+    from headwater.directory.repair import Action
 
 
 @command(examples=["headwater repair data", "headwater repair data orders --apply"])

@@ -50,8 +50,8 @@ def replicate(
     served, but not appended to until it is promoted. After an interruption, run the command again: it continues where
     it stopped. Ends with Ctrl-C or SIGTERM; see replica and docs/REPLICATION.md.
     """
-    from headwater.api import replicator
     from headwater.limits import DEFAULTS
+    from headwater.opening import replicator
 
     path = directory_of(data)
     with (

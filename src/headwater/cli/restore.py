@@ -9,7 +9,6 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.archive_parquet import is_parquet
 from headwater.cli.arguments import NaturalType, PositionType, complete_directory, json_option
 from headwater.cli.opening import directory_of
 from headwater.cli.progress import ProgressLine
@@ -21,8 +20,7 @@ COLUMNS = ("topic", "partition", "offsets", "events", "fetched")
     examples=[
         "headwater restore s3://bucket/archive data",
         "headwater restore s3://bucket/archive data --to-time 2025-03-01T12:00",
-        "headwater restore objects:///mnt/backup/archive data --topic orders --to 5000",
-        "headwater restore parquet:out/ data",
+        "headwater restore /mnt/backup/archive data --topic orders --to 5000",
     ]
 )
 @click.argument("url", metavar="URL")
@@ -49,8 +47,7 @@ def restore(
 
     The same topics, offsets, times and ids, whole or up to an offset or a time, which are not included. Everything that
     is fetched is verified. DATA appears when all of it is there; if it is interrupted, the same command goes on.
-    Consumers and documents are not archived: consumers begin anew, projections fold again. URL may be parquet:out/, an
-    archive of Parquet files: that needs no Spark.
+    Consumers and documents are not archived: consumers begin anew, projections fold again.
     """
     if to is not None and to_time is not None:
         raise click.UsageError("--to and --to-time exclude each other")
@@ -81,5 +78,5 @@ def restore(
         show.table(COLUMNS, rows, right=COLUMNS[1:])
     events, lost = sum(each.events for each in done), sum(each.lost for each in done)
     missing = f"; {show.count(lost, 'event')} more were lost before they were archived" if lost else ""
-    again = f"headwater archive {'--on spark ' if is_parquet(url) else ''}{data} {url}"
+    again = f"headwater archive {data} {url}"
     show.done(f"restored {show.count(events, 'event')} to {data}{missing}; archive it again: {again}")

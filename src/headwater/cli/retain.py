@@ -22,8 +22,8 @@ from headwater.cli.info import setting
 from headwater.cli.opening import open_log
 
 if TYPE_CHECKING:
-    from headwater.api import Log
     from headwater.info import DeletedSegment
+    from headwater.store import Store
 
 COLUMNS = ("partition", "offsets", "events", "bytes")
 
@@ -86,7 +86,7 @@ def retain(
     _show(topic, deleted, dry_run)
 
 
-def _kept(hw: Log, topic: str) -> dict[str, Any]:
+def _kept(hw: Store, topic: str) -> dict[str, Any]:
     from headwater.format.settings import Retention
 
     settings = hw.describe(topic).settings

@@ -133,8 +133,8 @@ def _collected(found: DataFrame, limit: int | None) -> pa.Table:
 
 def _write(result: pa.Table, format: Format, output: str | None) -> None:
     from headwater.cli import rows
-    from headwater.engine.transfer.files import written
-    from headwater.storage.disk import Disk
+    from headwater.disk.disk import Disk
+    from headwater.transfer.files import written
 
     if format == "table" and output is None:
         rows.print_table(result)

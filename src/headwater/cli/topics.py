@@ -14,8 +14,8 @@ from headwater.cli.opening import open_log
 from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
-    from headwater.api import Log
     from headwater.info import TopicInfo
+    from headwater.store import Store
 
     Failed = list[tuple[str, HeadwaterError]]
 
@@ -49,7 +49,7 @@ def topics(ctx: click.Context, data: str, as_json: bool) -> None:
         ctx.exit(FAILED)
 
 
-def describe_all(hw: Log) -> tuple[list[TopicInfo], Failed]:
+def describe_all(hw: Store) -> tuple[list[TopicInfo], Failed]:
     """Describe all topics of a log; and why some cannot be described."""
     described: list[TopicInfo] = []
     failed: Failed = []

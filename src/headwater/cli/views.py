@@ -17,10 +17,9 @@ from headwater.cli.app import FAILED, group
 from headwater.errors import HeadwaterError, Invalid, Unsupported
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
     from headwater.views.answering import QueryServer
     from headwater.views.app import App
-    from headwater.views.local import Local
 
 
 @group
@@ -67,13 +66,14 @@ def run(data: str, address: str, server_fd: int | None) -> None:
         raise Exit(FAILED) from error
 
 
-def in_directory(hw: Log, verb: str, rest: str) -> Local:
+def in_directory(hw: Store, verb: str, rest: str) -> Store:
     """An open log that is a directory; raises Unsupported for a server, with what to run where the directory is."""
-    from headwater.views.local import Local
 
-    if not isinstance(hw, Local):
+    try:
+        hw.directory  # noqa: B018  # raises for any other store
+    except Unsupported as error:
         hint = f"run 'headwater views {verb} DIRECTORY {rest}' where the directory is"
-        raise Unsupported(f"a server does not {verb} views", hint=hint, code="needs_directory")
+        raise Unsupported(error.message, hint=hint, code=error.code) from None
     return hw
 
 
@@ -92,13 +92,12 @@ def load_app(address: str) -> App:
 
 
 def _run(data: str, address: str, answering: QueryServer | None, awake: int, ring: int) -> None:
-    from headwater.cli.opening import directory_of
-    from headwater.views.local import Local
+    from headwater.cli.opening import directory_of, open_log
 
     app = load_app(address)
     for number in (signal.SIGTERM, signal.SIGINT) if answering is None else (signal.SIGTERM,):
         signal.signal(number, lambda *_: os.write(ring, b"."))  # until now, it would have ended nothing that matters
-    with Local(directory_of(data)) as hw, app.running(hw):
+    with open_log(str(directory_of(data))) as hw, app.running(hw):
         if answering is None:
             show.done(f"running {address} on {data}")
         else:

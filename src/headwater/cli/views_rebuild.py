@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headwater.info import ViewError
+    from headwater.store import Store
     from headwater.views.app import App
-    from headwater.views.local import Local
 
 
 @views.command(
@@ -66,7 +66,7 @@ def rebuild(data: str, binder: str, address: str, on: str | None, as_json: bool,
         show.done(f"rebuilt {name} from {show.count(folded, 'event')}, {folded / max(seconds, 1e-9):,.0f} events/s")
 
 
-def _build(hw: Local, app: App, binder: str, spark: SparkSession | None) -> int:
+def _build(hw: Store, app: App, binder: str, spark: SparkSession | None) -> int:
     """Build it, here or on Spark, with a bar for a person who waits; the events that were folded."""
     from headwater.views.rebuild import rebuild as build
 

@@ -16,8 +16,8 @@ from headwater.cli.opening import open_log
 from headwater.cli.views import views
 
 if TYPE_CHECKING:
-    from headwater.api import Log
     from headwater.info import ViewError, ViewInfo
+    from headwater.store import Store
 
 EVERY_S = 1.0  # between two looks
 COLUMNS = ("view", "kind", "topic → binder", "state", "lag", "rate", "events", "errors", "aside")
@@ -66,7 +66,7 @@ def status(ctx: click.Context, data: str, watch: bool, events: bool, as_json: bo
 Seen = list[tuple["ViewInfo", "list[ViewError] | None"]]
 
 
-def _look(hw: Log, events: bool) -> Seen:
+def _look(hw: Store, events: bool) -> Seen:
     """All views, and of each what it has quarantined, if that is wanted."""
     found = hw.views()
     if not events:

@@ -8,7 +8,7 @@ import msgspec
 from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
-from headwater.format.archive import ArchiveAddress, ArchiveNote
+from headwater.format.history import ArchiveAddress, LocalManifest
 
 FORMAT = 1
 
@@ -69,19 +69,19 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     promoted: str | None = None  # when
 
 
-T = TypeVar("T", LogSettings, TopicRecord, ArchiveAddress, ArchiveNote, Replica)
+T = TypeVar("T", LogSettings, TopicRecord, ArchiveAddress, LocalManifest, Replica)
 
 # Made while the module is imported, which one thread does: msgspec learns a type at its first use, and two threads that
 # come first at the same time crash the interpreter.
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (LogSettings, TopicRecord, ArchiveAddress, ArchiveNote, Replica)
+    kind: msgspec.json.Decoder(kind) for kind in (LogSettings, TopicRecord, ArchiveAddress, LocalManifest, Replica)
 }
 
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(TopicSettings)}
 
 
-def encode(settings: LogSettings | TopicRecord | ArchiveAddress | ArchiveNote | Replica) -> bytes:
+def encode(settings: LogSettings | TopicRecord | ArchiveAddress | LocalManifest | Replica) -> bytes:
     plain = msgspec.to_builtins(settings)
     if isinstance(
         settings, TopicRecord

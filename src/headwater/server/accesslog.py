@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.disk.disk import Clock, Disk
 from headwater.event import time_of
 from headwater.server.http.parameters import QUERY_NAMES
-from headwater.storage.disk import Clock, Disk
 
 QUEUE_MAX = 10_000  # lines that wait: at most some 20 MB, and what a second of a busy server brings
 LINES_PER_WRITE = 1000

@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterator
 from threading import BoundedSemaphore, Lock
 
+from headwater.disk.disk import Clock
 from headwater.errors import Unavailable
 from headwater.limits import ServerLimits
-from headwater.storage.disk import Clock
 
 
 class Attempts:

@@ -15,9 +15,9 @@ from headwater.document import Change
 from headwater.errors import Closed, HeadwaterError
 from headwater.server.channels import Blocking
 from headwater.server.settings import ServerSettings
-from headwater.views.binder import Binder
+from headwater.views.binder import LocalBinder
 from headwater.views.following import DocumentChanges
-from headwater.views.local import Local
+from headwater.views.local_views import LocalViews
 
 LOOK_S = 0.02  # between two looks at a binder that is followed
 PIECE_BYTES = 64 * 1024  # of changes that a stream writes at once
@@ -31,13 +31,13 @@ class ChangeFeeds:
 
     def __init__(
         self,
-        engine: Local,
+        views: LocalViews,
         blocking: Blocking,
         loop: asyncio.AbstractEventLoop,
         settings: ServerSettings,
     ) -> None:
         self.closed = False
-        self._engine = engine
+        self._views = views
         self._blocking = blocking
         self._loop = loop
         self._heartbeat_s = settings.heartbeat_s
@@ -51,7 +51,7 @@ class ChangeFeeds:
         """
         if self.closed:
             raise Closed("the server is stopping", code="stopping")
-        binder = self._engine.binder(name)
+        binder = self._views.binder(name)
         reading = _ChangeCursor(binder, after, encode)
         first = await self._blocking(reading.more)  # raises what is to be told before the answer begins
         return reading.begins, self._follow(reading, first)
@@ -78,7 +78,7 @@ class ChangeFeeds:
             reading.stop()
             self._leave(watch)
 
-    def _join(self, binder: Binder) -> _Watch:
+    def _join(self, binder: LocalBinder) -> _Watch:
         watch = self._watches.get(binder.name)
         if watch is None:
             watch = self._watches[binder.name] = _Watch(binder, self._blocking, self._loop)
@@ -95,7 +95,7 @@ class ChangeFeeds:
 class _Watch:
     """Looks at one binder for all who follow it. `news` grows with each commit that is seen."""
 
-    def __init__(self, binder: Binder, blocking: Blocking, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, binder: LocalBinder, blocking: Blocking, loop: asyncio.AbstractEventLoop) -> None:
         self.name = binder.name
         self.followers = 0
         self.news = 0
@@ -148,7 +148,7 @@ def _settle(waiter: asyncio.Future[bool], value: bool) -> None:
         waiter.set_result(value)
 
 
-def _latest(binder: Binder) -> str:
+def _latest(binder: LocalBinder) -> str:
     """The place of the last commit."""
     with binder.follow(after="latest", timeout=0) as following:
         return following.place
@@ -157,7 +157,7 @@ def _latest(binder: Binder) -> str:
 class _ChangeCursor:
     """How far one stream is. Its reads are made one after the other, in worker threads."""
 
-    def __init__(self, binder: Binder, after: str | None, encode: Encode) -> None:
+    def __init__(self, binder: LocalBinder, after: str | None, encode: Encode) -> None:
         self.binder = binder
         self.begins = ""  # the place behind which the first read was
         self._after = after

@@ -21,10 +21,10 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from headwater.engine.cursor import Gap, Offsets, TopicCursor
 from headwater.errors import HeadwaterError, NotFound
 from headwater.format.events import EventBatch
 from headwater.limits import ServerLimits
+from headwater.log.topic_cursor import Gap, Offsets, TopicCursor
 from headwater.server.http.message import StreamSink
 from headwater.server.metrics import LiveMeter
 from headwater.server.watches import Follower

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 
-from headwater.engine.engine import Engine
-from headwater.engine.log import Log
-from headwater.engine.waiting import PendingAppend
+from headwater.directory.directory import Directory
 from headwater.errors import Closed
 from headwater.event import Ref
 from headwater.limits import MIB
+from headwater.log.log import Log
+from headwater.log.pending import PendingAppend
 from headwater.requests import Append
 from headwater.server.metrics import Metrics
 
@@ -37,8 +37,8 @@ TURNS_MAX = 8  # of the loop, that a group gathers for: a turn that is busy othe
 class Commits:
     """The appends of one server."""
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
-        self._engine = engine
+    def __init__(self, backend: Directory, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
+        self._backend = backend
         self._loop = loop
         self._metrics = metrics
         self._queues: dict[int, _CommitQueue] = {}  # by the identity of their log, which they hold
@@ -68,7 +68,7 @@ class Commits:
 
     async def append(self, request: Append) -> Ref:
         """Append one event; returns where it is."""
-        waiting = self._engine.prepare(request)
+        waiting = self._backend.prepare(request)
         await self.commit([waiting])
         return waiting.ref()
 
@@ -120,12 +120,12 @@ class Commits:
         self._work.put(queue)
 
     def _run(self) -> None:
-        engine, work, loop = self._engine, self._work, self._loop
+        backend, work, loop = self._backend, self._work, self._loop
         while (queue := work.get()) is not None:
             group = [waiting for waiting, _ in queue.group]
             begun = perf_counter()
             try:
-                engine.commit(group)
+                backend.commit(group)
             except Exception as error:  # noqa: BLE001  # each of them must be answered
                 for waiting in group:
                     if waiting.rows.error is None and waiting.rows.offset < 0:

@@ -38,8 +38,8 @@ class Connections:
 
     def __init__(self, app: HttpApplication, loop: asyncio.AbstractEventLoop) -> None:
         self.app = app
-        self.store = app.store
-        self.limits = app.store.limits
+        self.service = app.service
+        self.limits = app.service.limits
         self.loop = loop
         self.open: set[AnyConnection] = set()
         self.stopping = False
@@ -53,7 +53,7 @@ class Connections:
 
     def accept(self, connection: AnyConnection, transport: asyncio.BaseTransport) -> Client | None:
         """Count a new connection, and tell who is at its other end; None if there can be no more."""
-        metrics = self.store.metrics
+        metrics = self.service.metrics
         if self.full:
             metrics.connections_refused += 1
             return None
@@ -72,7 +72,7 @@ class Connections:
         """It has ended."""
         if connection in self.open:
             self.open.remove(connection)
-            self.store.metrics.connections -= 1
+            self.service.metrics.connections -= 1
 
     def stop(self) -> None:
         """Answer what was asked, end streams properly, and take no more requests."""

@@ -13,11 +13,11 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.engine.cursor import Gap, Offsets, TopicCursor
-from headwater.engine.engine import Engine
+from headwater.directory.directory import Directory
 from headwater.errors import Closed
 from headwater.event import At
 from headwater.format.events import EventBatch
+from headwater.log.topic_cursor import Gap, Offsets, TopicCursor
 from headwater.server.channels import Blocking, Channel, ChannelSubscription, StreamFormat
 from headwater.server.metrics import LiveMeter
 from headwater.server.settings import ServerSettings
@@ -31,7 +31,7 @@ class Feeds:
 
     def __init__(
         self,
-        engine: Engine,
+        backend: Directory,
         blocking: Blocking,
         loop: asyncio.AbstractEventLoop,
         settings: ServerSettings,
@@ -39,12 +39,12 @@ class Feeds:
     ) -> None:
         """`blocking` calls a function in a thread, and waits for it without blocking the loop."""
         self.counts = counts
-        self._engine = engine
+        self._backend = backend
         self._blocking = blocking
         self._loop = loop
         self._limits = settings.limits
         self._heartbeat_s = settings.heartbeat_s
-        self._watches = Watches(engine.bell, loop, settings.limits.watch_threads)
+        self._watches = Watches(backend.bell, loop, settings.limits.watch_threads)
         self._channels: dict[Hashable, Channel] = {}
         self._waiters: set[_FeedWaiter] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -62,7 +62,7 @@ class Feeds:
     ) -> ChannelSubscription:
         """A stream of the events from `start` on, then those that come, from any process, until the client leaves.
 
-        `selection` is `partition`, `type`, `key` and `match`, as for `Engine.read`; all that ask for the same share one
+        `selection` is `partition`, `type`, `key` and `match`, as for `Store.read`; all that ask for the same share one
         reader. `after` is the id of an event to begin after, instead of `start`: if others were deleted since, or it is
         of a topic that had this name before, a gap is told, and the oldest comes next. `opening` is written first. The
         stream ends properly when the topic is deleted or the server stops. Raises NotFound for a missing topic, and for
@@ -128,7 +128,7 @@ class Feeds:
         self, topic: str, start: At | Sequence[int], after: UUID | None, selection: Mapping[str, Any]
     ) -> tuple[TopicCursor, TopicCursor, Gap | None]:
         """Where to begin, and where the topic ends now. In a worker thread."""
-        cursor = self._engine.cursor(topic, start=start, **selection)
+        cursor = self._backend.cursor(topic, start=start, **selection)
         end = cursor.at(cursor.ends())
         gap = None
         if after is not None:

@@ -15,13 +15,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Denied, HeadwaterError
 from headwater.limits import SERVER_DEFAULTS, ServerLimits
 from headwater.server.attempts import Attempts
 from headwater.server.http.message import Client
 from headwater.server.scopes import User
 from headwater.server.users import Password, read
-from headwater.storage.disk import Clock, Disk
 
 logger = logging.getLogger("headwater.server")
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headwater.engine.consumer import Consumer
+from headwater.consumers.log_consumer import LogConsumer
 from headwater.errors import Fenced, HeadwaterError, Unavailable
 from headwater.event import At, Event
 from headwater.limits import ServerLimits
@@ -115,7 +115,7 @@ class RemoteMember:
         self,
         token: str,
         user: str,
-        consumer: Consumer,
+        consumer: LogConsumer,
         formats: Formats,
         lease_s: float,
         heartbeat_s: float,

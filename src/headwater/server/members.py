@@ -6,18 +6,21 @@ import secrets
 import threading
 from typing import Any
 
-from headwater.engine.engine import Engine
+from headwater.consumers.log_consumers import LogConsumers
+from headwater.directory.directory import Directory
 from headwater.errors import Closed, Fenced, Unavailable
 from headwater.event import Event
 from headwater.limits import ServerLimits
+from headwater.requests import Consume, Read
 from headwater.server.member import Formats, MemberOwner, RemoteMember, member_gone
 
 
 class Members:
     """All remote members of a server. Safe from any thread."""
 
-    def __init__(self, engine: Engine, limits: ServerLimits, heartbeat_s: float) -> None:
-        self._engine = engine
+    def __init__(self, backend: Directory, consumers: LogConsumers, limits: ServerLimits, heartbeat_s: float) -> None:
+        self._backend = backend
+        self._consumers = consumers
         self._limits = limits
         self._heartbeat_s = heartbeat_s
         self._mutex = threading.Lock()  # protects the two below
@@ -43,7 +46,7 @@ class Members:
         """Join a consumer; `instead` of a member of this client that need not be waited for.
 
         `bound` is for one whose client is known to live as long as its connection.
-        `options` are those of `Engine.consumer`. Raises Unavailable if there are too many, and what the engine raises.
+        `options` are those of `Store.consumer`. Raises Unavailable if there are too many, and what that raises.
         """
         if instead is not None:
             self._dismiss(instead, user, name, topic)
@@ -56,11 +59,12 @@ class Members:
                 )
             self._joining += 1
         try:
-            lease_ms = options.get("lease_ms") or self._engine.limits.lease_ms
+            lease_ms = options.get("lease_ms") or self._backend.limits.lease_ms
             options["lease_ms"] = lease_ms = min(lease_ms, self._limits.lease_ms_max)
-            consumer = self._engine.consumer(name, topic, **options)
+            request = Consume.of(name, topic, self._backend.limits, **options)
+            consumer = self._consumers.join(request)
             consumer.loads = False
-            in_memory = self._engine.limits.blob_bytes_in_memory
+            in_memory = self._backend.limits.blob_bytes_in_memory
             told = (
                 lease_ms / 1000,
                 self._heartbeat_s,
@@ -126,6 +130,6 @@ class Members:
 
     def _event_at(self, topic: str, partition: int, offset: int) -> Event:
         """An event that was handed out, read again: a window has only sizes. Without the data of a huge one."""
-        for batch in self._engine.read_batches(topic, partition=partition, start=offset, end=offset + 1):
+        for batch in self._backend.read_batches(Read(topic, offset, offset + 1, partition)):
             return batch.events(load=False)[0]
         raise Closed("the event cannot be read")

@@ -28,7 +28,7 @@ from headwater.errors import HeadwaterError
 from headwater.format.settings import FORMAT
 from headwater.info import ConsumerInfo, TopicInfo, ViewInfo
 from headwater.server.metrics import OTHER, TOPICS_MAX, Histogram, Metrics
-from headwater.views.local import Local
+from headwater.store import Store
 from headwater.views.status import views as views_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,25 +39,25 @@ _VIEW = ("kind", "name", "topic")
 _process = ProcessCollector(registry=None)
 
 
-def render(metrics: Metrics, engine: Local) -> bytes:
+def render(metrics: Metrics, store: Store) -> bytes:
     """Everything, in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(metrics, engine))
+    registry.register(_Families(metrics, store))
     return generate_latest(registry)
 
 
 class _Families(Collector):
     """One scrape."""
 
-    def __init__(self, metrics: Metrics, engine: Local) -> None:
+    def __init__(self, metrics: Metrics, store: Store) -> None:
         self._metrics = metrics
-        self._engine = engine
+        self._store = store
 
     def collect(self) -> Iterator[Metric]:
         yield from _appends(self._metrics)
         yield from _requests(self._metrics)
         yield from _connections(self._metrics)
-        yield from _log(self._metrics, self._engine)
+        yield from _log(self._metrics, self._store)
         yield from _application(self._metrics)
         yield from _process_families()
 
@@ -119,11 +119,11 @@ def _connections(metrics: Metrics) -> Iterator[Metric]:
         yield _counter("headwater_access_log_dropped", "Lines that the access log lacks.", metrics.access_log.dropped)
 
 
-def _log(metrics: Metrics, engine: Local) -> Iterator[Metric]:
+def _log(metrics: Metrics, store: Store) -> Iterator[Metric]:
     """What the directory holds: of the topics that have labels, and of as many others as may have one."""
     errors = 0
     try:
-        names = engine.topics()
+        names = store.topics()
         yield _gauge("headwater_topics", "Topics.", len(names))
     except HeadwaterError:
         errors, names = 1, []
@@ -132,8 +132,8 @@ def _log(metrics: Metrics, engine: Local) -> Iterator[Metric]:
     consumers: list[ConsumerInfo] = []
     for name in shown:
         try:
-            topics.append(engine.describe(name))
-            for consumer in engine.consumers(name):
+            topics.append(store.describe(name))
+            for consumer in store.consumers(name):
                 if consumer.error is None:
                     consumers.append(consumer)
                 else:
@@ -142,7 +142,7 @@ def _log(metrics: Metrics, engine: Local) -> Iterator[Metric]:
             errors += name in names  # one that was deleted meanwhile is none
     views: list[ViewInfo] = []
     try:
-        views = views_of(engine)
+        views = views_of(store)
     except (HeadwaterError, OSError):
         errors += 1
     yield from _sizes(topics)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from headwater.views.local import Local
+from headwater.directory.directory import Directory
+from headwater.replication.source import LocalSource
 
 
 class Replicas:
     """The replicas of one served log."""
 
-    def __init__(self, engine: Local, threads: int) -> None:
-        self.source = engine.replication()
+    def __init__(self, backend: Directory, threads: int) -> None:
+        self.source = LocalSource(backend)
         self.threads = ThreadPoolExecutor(threads, "headwater-replica")
 
     def close(self) -> None:

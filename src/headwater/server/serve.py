@@ -19,6 +19,7 @@ import uvloop
 
 from headwater.errors import Invalid, Unavailable
 from headwater.limits import DEFAULTS, MIB, SERVER_DEFAULTS
+from headwater.opening import open_directory
 from headwater.server.access import Access, OpenAccess, check_exposure, loopback
 from headwater.server.accesslog import AccessLog
 from headwater.server.apps import Application
@@ -26,10 +27,9 @@ from headwater.server.connections import Connections
 from headwater.server.http import protocol as http
 from headwater.server.http.app import HttpApplication
 from headwater.server.metrics import CountingDisk, Metrics
+from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
-from headwater.server.store import ServedLog
 from headwater.server.tls import Certificate
-from headwater.views.local import Local
 
 GRACE_S = 10.0  # how long answers under way may take when the server stops
 BACKLOG = 2048
@@ -111,13 +111,13 @@ async def _serve(
             certificate.renew(now=True)
 
     loop.add_signal_handler(signal.SIGHUP, renew)
-    engine = await loop.run_in_executor(None, lambda: Local(path, limits=DEFAULTS, disk=metrics.disk))
-    store = ServedLog(engine, access, settings, metrics)
-    store.ignores_credentials = not access.authenticates
-    connections = Connections(HttpApplication(store, check_host=settings.check_host), loop)
+    store = await loop.run_in_executor(None, lambda: open_directory(path, limits=DEFAULTS, disk=metrics.disk))
+    service = Service(store, access, settings, metrics)
+    service.ignores_credentials = not access.authenticates
+    connections = Connections(HttpApplication(service, check_host=settings.check_host), loop)
     servers: list[asyncio.Server] = []
     try:
-        if settings.app is not None and not await _started(store, settings.app, stopped):
+        if settings.app is not None and not await _started(service, settings.app, stopped):
             return
         urls = []
         for where, scheme, protocol in _protocols(connections, address, tcp):
@@ -132,29 +132,29 @@ async def _serve(
             renewing.cancel()
         for server in servers:
             server.close()
-        store.members.leave()  # before their connections end, which would look like the death of their clients
+        service.members.leave()  # before their connections end, which would look like the death of their clients
         connections.stop()
-        store.changes.close()
-        store.replicas.source.stop()
-        store.feeds.close()  # whoever waits for more has had all there will be
+        service.changes.close()
+        service.replicas.source.stop()
+        service.feeds.close()  # whoever waits for more has had all there will be
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
                 while connections.open:
                     await asyncio.sleep(0.01)
     finally:
         connections.abort()
-        if store.application is not None:
-            await store.application.stop()  # after the last who may have asked it
-        await store.close()
+        if service.application is not None:
+            await service.application.stop()  # after the last who may have asked it
+        await service.close()
         if access_log is not None:
             access_log.close()
-        await loop.run_in_executor(None, engine.close)
+        await loop.run_in_executor(None, store.close)
 
 
-async def _started(store: ServedLog, app: str, stopped: asyncio.Event) -> bool:
+async def _started(service: Service, app: str, stopped: asyncio.Event) -> bool:
     """Start the application; False if the server is told to stop before it runs. Raises what keeps it from running."""
-    store.application = Application(app, store.engine.path, store.limits, store.metrics.application)
-    starting = asyncio.ensure_future(store.application.start())
+    service.application = Application(app, service.backend.path, service.limits, service.metrics.application)
+    starting = asyncio.ensure_future(service.application.start())
     stopping = asyncio.ensure_future(stopped.wait())
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -185,7 +185,7 @@ def _protocols(
         from headwater.server.tcp.connection import TcpConnection
         from headwater.server.tcp.requests import HANDLERS
 
-        connections.store.commits.write_answers(emitter.write)
+        connections.service.commits.write_answers(emitter.write)
         spoken.append((tcp, "headwater", partial(TcpConnection, connections, HANDLERS)))
     return spoken
 

@@ -11,9 +11,9 @@ import logging
 import ssl
 from pathlib import Path
 
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import HeadwaterError, Invalid, NotFound
 from headwater.limits import SERVER_DEFAULTS
-from headwater.storage.disk import Clock, Disk
 
 logger = logging.getLogger("headwater.server")
 

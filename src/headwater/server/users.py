@@ -19,11 +19,11 @@ from typing import Literal
 
 import msgspec
 
+from headwater.disk.disk import Clock, Disk, wait_for_lock
 from headwater.errors import Invalid, NotFound, Unavailable
 from headwater.event import time_of
 from headwater.limits import DEFAULTS, MIB, SERVER_DEFAULTS, ServerLimits
 from headwater.server.scopes import Scope, User
-from headwater.storage.disk import Clock, Disk, wait_for_lock
 
 logger = logging.getLogger("headwater.server")
 

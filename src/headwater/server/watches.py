@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from headwater.engine.cursor import CursorBell, TopicCursor
 from headwater.errors import HeadwaterError
+from headwater.log.topic_cursor import CursorBell, TopicCursor
 
 SLICE_S = 1.0  # the longest sleep without a look around: a writer that dies in the midst of a commit wakes nobody
 

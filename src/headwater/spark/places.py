@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headwater import api
+from headwater import opening
 from headwater.environment import open_options
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 
-def open_place(address: str, **options: Any) -> Log:
+def open_place(address: str, **options: Any) -> Store:
     """Open a store that must exist, with the credentials of the environment."""
     options.setdefault("mode", "existing")
-    return api.open(address, **options, **open_options(address))
+    return opening.open(address, **options, **open_options(address))

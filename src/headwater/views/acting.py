@@ -1,9 +1,9 @@
 """Functions at work: each event is given to the code, and what that appends is one transaction with the event's ack.
 
 An `Actor` is a member of the function's consumer, whose leases share the partitions among processes, whose cursor is
-the function's place, and which counts failures, hands events out again and sets them aside (engine/consumer.py). A
-`Shift` is one time of being a member: whatever cannot be gone on with, as a partition that was taken over or a full
-disk, ends it, and what was in hand comes again.
+the function's place, and which counts failures, hands events out again and dead-letters them
+(consumers/log_consumer.py). A `Shift` is one time of being a member: whatever cannot be gone on with, as a partition
+that was taken over or a full disk, ends it, and what was in hand comes again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import threading
 from functools import partial
 
 from headwater.backoff import delay_s
-from headwater.engine.consumer import Consumer
-from headwater.engine.transaction import DirectoryTransaction
+from headwater.consumers.log_consumer import LogConsumer
+from headwater.consumers.log_consumers import log_consumers
+from headwater.directory.transaction import DirectoryTransaction
 from headwater.errors import Closed, Fenced, HeadwaterError, NotFound, TooLarge, Unavailable
 from headwater.event import Event
+from headwater.requests import Consume
+from headwater.store import Store
 from headwater.views.app import Function
 from headwater.views.context import Context
-from headwater.views.local import Local
 from headwater.views.tally import FunctionTally
 
 IDLE_S = 1.0  # how often a function that has nothing to do looks up, to write its counts
@@ -34,13 +36,13 @@ _log = logging.getLogger("headwater")
 class Actor:
     """A function at work in one thread; a `Part` of what a runner runs."""
 
-    def __init__(self, hw: Local, function: Function) -> None:
+    def __init__(self, hw: Store, function: Function) -> None:
         self.name = function.name
         self._hw = hw
         self._function = function
         self._tally = FunctionTally(hw, function)
         self._stopping = threading.Event()
-        self._consumer: Consumer | None = None
+        self._consumer: LogConsumer | None = None
         self._trouble: HeadwaterError | None = None
         self._tries = 0  # since something last worked
         self._apart = 0  # so many events are next finished by a transaction each: one of them spoils what it shares
@@ -96,7 +98,7 @@ class Actor:
     def _work(self) -> None:
         """One shift."""
         function = self._function
-        consumer = self._hw.consumer(
+        request = Consume(
             function.consumer,
             function.topic,
             start=function.start,
@@ -105,6 +107,7 @@ class Actor:
             timeout=IDLE_S,
             failures_max=function.tries,
         )
+        consumer = log_consumers(self._hw.consumption).join(request)
         shift = Shift(self._hw, function, consumer, self._tally, self._apart)
         self._apart = 0
         try:
@@ -141,7 +144,7 @@ class BatchAbortedError(Exception):
 class Shift:
     """One time of being a member. Events that share a transaction are `_pending`; all of them are of one partition."""
 
-    def __init__(self, hw: Local, function: Function, consumer: Consumer, tally: FunctionTally, apart: int) -> None:
+    def __init__(self, hw: Store, function: Function, consumer: LogConsumer, tally: FunctionTally, apart: int) -> None:
         """The first `apart` events are finished by a transaction each."""
         self._hw = hw
         self._function = function

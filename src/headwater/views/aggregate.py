@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from headwater.document import Document
 from headwater.errors import Invalid, NotFound, Unsupported
-from headwater.event import Content, Event, Refs, id_text
+from headwater.event import Content, Event, id_text
 from headwater.format import given
 from headwater.format.names import partition_of
-from headwater.info import TopicInfo
 from headwater.limits import DEFAULTS
+from headwater.store import Store
 
 SNAPSHOT_EVENT = "_event"  # the field of a snapshot with the id of the event that it ends with
 
@@ -104,47 +103,15 @@ class Aggregate:
 A = TypeVar("A", bound=Aggregate)
 
 
-class Snapshots(Protocol):
-    """The part of a binder that is needed here."""
-
-    def get(self, id: str) -> Document | None: ...
-
-
-class AggregateLog(Protocol):
-    """The verbs that are needed here: those of a directory and of a server."""
-
-    def describe(self, topic: str) -> TopicInfo: ...
-
-    def version(self, topic: str, key: bytes | str) -> int | None: ...
-
-    def read(self, topic: str, *, start: Any, partition: int, key: bytes | str) -> Iterator[Event]: ...
-
-    def binder(self, name: str) -> Snapshots: ...
-
-    def transaction(self) -> Any: ...
-
-    def append_many(
-        self,
-        topic: str,
-        data: Sequence[given.Data],
-        *,
-        types: Sequence[str] | str,
-        keys: Sequence[bytes | str | None] | None,
-        metas: Sequence[given.Meta | None] | None,
-        content: Content | None,
-        expected_version: given.Version | None,
-    ) -> Refs: ...
-
-
 class Repository(Generic[A]):
     """The aggregates of one kind: each is the events of one key of a topic. Safe from any thread."""
 
-    def __init__(self, hw: AggregateLog, topic: str, cls: type[A], snapshots: str | None = None) -> None:
+    def __init__(self, hw: Store, topic: str, cls: type[A], snapshots: str | None = None) -> None:
         """`snapshots` is the binder that `App.aggregate` fills; it need not be there.
 
         Raises Unsupported for a bucket, which has neither a key's history nor its version at hand.
         """
-        if not getattr(hw, "has_versions", True):
+        if not hw.can("version"):
             hint = "use a directory or a server"
             raise Unsupported("aggregates need an index of keys, and a bucket has none", hint=hint)
         self._hw = hw
@@ -193,10 +160,16 @@ class Repository(Generic[A]):
         """Events of several contents make several batches: a transaction keeps them together."""
         with self._hw.transaction() as tx:
             for event in aggregate._changes:
-                kept = {"type": event.type, "meta": event.meta, "content": event.content}
-                tx.append(self._topic, event.data or b"", key=aggregate.id, expected_version=version, **kept)
-        refs: Sequence[Any] = tx.refs
-        return refs
+                tx.append(
+                    self._topic,
+                    event.data or b"",
+                    type=event.type,
+                    key=aggregate.id,
+                    meta=event.meta,
+                    content=event.content,
+                    expected_version=version,
+                )
+        return tx.refs
 
     def _from_events(self, id: str) -> A:
         while True:

@@ -19,9 +19,9 @@ import msgspec
 from headwater.errors import HeadwaterError, TooLarge, Unavailable
 from headwater.format import documents
 from headwater.limits import ANSWER_BYTES_MAX
+from headwater.store import Store
 from headwater.views import questions
 from headwater.views.app import App
-from headwater.views.local import Local
 from headwater.views.questions import BrokenApplication, QueryCall, QueryFailure, QueryReply, Ready
 
 WORKERS = 8  # queries that are answered at once: they share an interpreter with the projections
@@ -41,7 +41,7 @@ class QueryServer:
         self._ask: Callable[[QueryCall], Any] | None = None
         threading.Thread(target=self._listen, name="headwater-server", daemon=True).start()
 
-    def ready(self, app: App, hw: Local) -> None:
+    def ready(self, app: App, hw: Store) -> None:
         """Say that the application runs; from now on it is asked."""
         self._ask = lambda question: ask(app, hw, question.name, question.arguments)
         for number in range(WORKERS):
@@ -97,7 +97,7 @@ class QueryServer:
                 return  # the server is gone, which the listening thread hears of
 
 
-def ask(app: App, hw: Local, name: str, arguments: dict[str, Any]) -> Any:
+def ask(app: App, hw: Store, name: str, arguments: dict[str, Any]) -> Any:
     """Call a query with a name. Raises NotFound if there is none, Invalid for wrong arguments, and what it raises."""
     return app.ask(hw, name, **arguments)
 

@@ -16,8 +16,8 @@ from headwater.match.selection import Selection
 from headwater.views.pipeline import Mode, Pipeline, PipelineTarget, Schema, declared
 
 if TYPE_CHECKING:
+    from headwater.store import Store
     from headwater.views.aggregate import Aggregate
-    from headwater.views.local import Local
     from headwater.views.runner import Runner
 
 Fold = Callable[[Any, Event], Any]
@@ -236,7 +236,7 @@ class App:
         if others:
             raise Conflict(f"{found.name!r} and {others[0]!r} would both fill {to}", hint="give each one of its own")
 
-    def ask(self, hw: Local, name: str, /, **arguments: Any) -> Any:
+    def ask(self, hw: Store, name: str, /, **arguments: Any) -> Any:
         """The answer of a query with a name. Raises NotFound if there is none, Invalid if it takes other arguments."""
         from headwater.views.context import Views
 
@@ -267,13 +267,13 @@ class App:
             )
         return found
 
-    def running(self, hw: Local) -> Runner:
+    def running(self, hw: Store) -> Runner:
         """Run it in threads of this process: `with app.running(hw): …`. Ends with the block."""
         from headwater.views.runner import Runner
 
         return Runner(hw, self)
 
-    def catch_up(self, hw: Local, timeout: float = 60.0) -> None:
+    def catch_up(self, hw: Store, timeout: float = 60.0) -> None:
         """Run it until nothing is left to do. Raises Unavailable if that takes longer, or something has stopped."""
         with self.running(hw) as runner:
             runner.settle(timeout)

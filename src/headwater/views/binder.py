@@ -9,41 +9,38 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headwater.document import Document
-from headwater.engine.engine import Engine
 from headwater.errors import Invalid
 from headwater.info import BinderInfo
+from headwater.protocols import READ_TIMEOUT_S, AtLeast
+from headwater.store import Store
 from headwater.views import database, finding, indexing, passing
 from headwater.views.codec import decode, document_id
 from headwater.views.files import Files
 from headwater.views.finding import FoundDocuments, Results
 from headwater.views.following import DocumentChanges, latest
 from headwater.views.keys import checked_path
-from headwater.views.passing import AtLeast, ViewLag
+from headwater.views.passing import ViewLag
 from headwater.views.pool import BinderReader, Pool
 from headwater.views.query import query
 from headwater.views.watching import BinderWatch
 
-__all__ = ["TIMEOUT_S", "AtLeast", "Binder"]
-
-TIMEOUT_S = 10.0
-
 _GET = "SELECT version, data FROM documents WHERE id = ?"
 
 
-class Binder:
+class LocalBinder:
     """A collection of documents. Safe from any thread; raises NotFound while no projection has made it.
 
     `at_least` has a read wait until the projections have passed what was appended: up to `timeout` seconds, then it
     raises Unavailable with the code `view_behind`, or at once with `projection_stopped`.
     """
 
-    def __init__(self, hw: Engine, files: Files, name: str) -> None:
+    def __init__(self, hw: Store, files: Files, name: str) -> None:
         self.name = name
         self._hw = hw
         self._files = files
         self._pool = Pool(hw, files, name)  # raises for a bad name
 
-    def get(self, id: str, *, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S) -> Document | None:
+    def get(self, id: str, *, at_least: AtLeast | None = None, timeout: float = READ_TIMEOUT_S) -> Document | None:
         """A document; None if there is none."""
         if id.__class__ is not str:
             id = _checked_id(id)
@@ -67,7 +64,7 @@ class Binder:
         limit: int | None = None,
         fields: Sequence[str] | None = None,
         at_least: AtLeast | None = None,
-        timeout: float = TIMEOUT_S,
+        timeout: float = READ_TIMEOUT_S,
     ) -> FoundDocuments:
         """The documents that match, as they are at this moment; each is read when it is asked for.
 
@@ -99,7 +96,11 @@ class Binder:
             return Results(self._pool, reader, asked, over)
 
     def count(
-        self, match: Mapping[str, Any] | None = None, *, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S
+        self,
+        match: Mapping[str, Any] | None = None,
+        *,
+        at_least: AtLeast | None = None,
+        timeout: float = READ_TIMEOUT_S,
     ) -> int:
         """How many documents match."""
         asked = query(match)
@@ -166,7 +167,7 @@ class Binder:
         self._pool.close()
 
     @contextlib.contextmanager
-    def _reading(self, at_least: AtLeast | None = None, timeout: float = TIMEOUT_S) -> Iterator[BinderReader]:
+    def _reading(self, at_least: AtLeast | None = None, timeout: float = READ_TIMEOUT_S) -> Iterator[BinderReader]:
         """A connection in a transaction."""
         reader = self._begun(at_least, timeout)
         with self._giving_back_on_error(reader):
@@ -195,8 +196,8 @@ class Binder:
         """A connection in a transaction that sees everything up to what was asked for."""
         wanted = passing.wanted(at_least)
         _check_timeout(timeout)
-        deadline = self._hw.clock.monotonic() + timeout
-        watch = BinderWatch(self._pool, self._hw.clock)
+        deadline = self._hw.directory.clock.monotonic() + timeout
+        watch = BinderWatch(self._pool, self._hw.directory.clock)
         try:
             while True:
                 reader = watch.look()
@@ -219,7 +220,7 @@ class Binder:
 
     def _is_over(self) -> bool:
         """Never; but raise Closed if the log was closed."""
-        self._hw.check_open()
+        self._hw.directory.check_open()
         return False
 
 

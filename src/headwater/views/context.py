@@ -6,19 +6,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Unpack
 
-from headwater.engine.transaction import DirectoryTransaction
+from headwater.directory.transaction import DirectoryTransaction
 from headwater.errors import Closed, Invalid
 from headwater.event import Content, Event
 from headwater.format.given import Data, Meta
+from headwater.protocols import Binder
 from headwater.requests import EventOptions, ReadOptions
-from headwater.views.binder import Binder
-from headwater.views.local import Local
+from headwater.store import Store
 
 
 class Views:
     """A log, to be read: what a query with a name is given. Safe from any thread."""
 
-    def __init__(self, hw: Local) -> None:
+    def __init__(self, hw: Store) -> None:
         self._hw = hw
 
     def binder(self, name: str) -> Binder:
@@ -41,7 +41,7 @@ class Context(Views):
     expected: a function sees, and is compared with, all that it has done for the events before.
     """
 
-    def __init__(self, hw: Local, attempt: int, commit_earlier: Callable[[], None]) -> None:
+    def __init__(self, hw: Store, attempt: int, commit_earlier: Callable[[], None]) -> None:
         super().__init__(hw)
         self.attempt = attempt  # 1 for the first try of the event, 2 for the second, …
         self.alone = False  # whether its transaction must hold nothing else: a version was expected
@@ -74,7 +74,7 @@ class Context(Views):
     ) -> None:
         """Append many events of a topic when the function returns. If it raises, none of them is appended."""
         transaction = self._begun()
-        part = self._hw.transaction()  # it may be refused when some of it was taken already
+        part = self._hw.directory.transaction(None, None)  # it may be refused when some of it was taken already
         part.append_many(topic, data, types=types, keys=keys, metas=metas, content=content, partition=partition)
         transaction.absorb(part)
 
@@ -106,7 +106,7 @@ class Context(Views):
                 hint="have other threads return what is to be appended",
             )
         if self._transaction is None:
-            self._transaction = self._hw.transaction()
+            self._transaction = self._hw.directory.transaction(None, None)
         return self._transaction
 
     def _before_reading(self) -> None:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from headwater.disk.disk import Disk
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
-from headwater.storage.disk import Disk
 
 FORMAT = 1  # of the tables; stored as SQLite's user_version
 APPLICATION_ID = 0x48574244  # "HWBD", which the program `file` shows

@@ -12,12 +12,12 @@ from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote
 
-from headwater.engine.engine import Engine
+from headwater.disk.disk import Clock, Disk
+from headwater.disk.lockfile import locked
 from headwater.errors import Invalid, NotFound, TooLarge, Unavailable
 from headwater.format import names
 from headwater.limits import BINDER_NAME_BYTES_MAX
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.lockfile import locked
+from headwater.store import Store
 from headwater.views import database
 
 SUFFIX = ".sqlite"
@@ -35,9 +35,10 @@ class Files:
         self._lock_wait_s = lock_wait_s
 
     @classmethod
-    def of(cls, engine: Engine) -> Files:
+    def of(cls, store: Store) -> Files:
         """Those of an open log."""
-        return cls(engine.path, engine.disk, engine.clock, engine.limits.lock_wait_s)
+        directory = store.directory
+        return cls(directory.path, directory.disk, directory.clock, store.limits.lock_wait_s)
 
     def names(self) -> list[str]:
         """The names of all binders, sorted."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from headwater.engine.engine import Engine
 from headwater.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
+from headwater.store import Store
 from headwater.views import database, indexing
 from headwater.views.codec import decode
 from headwater.views.draft import Draft
@@ -42,14 +42,14 @@ class PipelineBatch(msgspec.Struct, frozen=True):
     number: int = 0
 
 
-def check_free(hw: Engine, binder: str, pipeline: str) -> None:
+def check_free(hw: Store, binder: str, pipeline: str) -> None:
     """Raise Conflict if something else than this pipeline fills a binder."""
     with _current(Files.of(hw), binder) as found:
         if found is not None:
             _check_ours(found[1], binder, pipeline)
 
 
-def replace(hw: Engine, binder: str, batch: PipelineBatch, documents: Encoded, indexes: Sequence[str] = ()) -> int:
+def replace(hw: Store, binder: str, batch: PipelineBatch, documents: Encoded, indexes: Sequence[str] = ()) -> int:
     """Have these documents, and no others, in a binder; they are all there at once, durably. Returns how many.
 
     Raises Invalid if two have the same id, and Conflict if something else fills the binder: then all is as before.
@@ -70,7 +70,7 @@ def replace(hw: Engine, binder: str, batch: PipelineBatch, documents: Encoded, i
     return count
 
 
-def put(hw: Engine, binder: str, batch: PipelineBatch, documents: Encoded, indexes: Sequence[str] = ()) -> int | None:
+def put(hw: Store, binder: str, batch: PipelineBatch, documents: Encoded, indexes: Sequence[str] = ()) -> int | None:
     """Put the documents of a batch into a binder, durably, unless this was done before; how many, None if it was.
 
     The first batch of a run that the binder does not know replaces whatever an earlier run has left. Raises as

@@ -19,8 +19,8 @@ from typing import NamedTuple, Self
 import msgspec
 
 from headwater.document import Change
-from headwater.engine.engine import Engine
 from headwater.errors import Closed, Invalid, NotFound
+from headwater.store import Store
 from headwater.views.codec import decode
 from headwater.views.pool import BinderReader, Pool
 from headwater.views.watching import BinderWatch
@@ -91,7 +91,7 @@ class DocumentChanges(Iterator[Change]):
     Ends when `timeout` seconds pass without a change, when it is stopped or closed, or the log is closed.
     """
 
-    def __init__(self, hw: Engine, pool: Pool, after: str | None, timeout: float | None) -> None:
+    def __init__(self, hw: Store, pool: Pool, after: str | None, timeout: float | None) -> None:
         """Raises NotFound if there is no such binder, Invalid for a bad place."""
         self._hw = hw
         self._pool = pool
@@ -101,7 +101,7 @@ class DocumentChanges(Iterator[Change]):
         self._ids: list[str] = []  # changed documents that were not read yet, in reverse
         self._reached = 0  # the commit up to which they are
         place = None if after is None or after == "latest" else ChangePosition.parse(after)
-        self._watch = BinderWatch(pool, hw.clock)
+        self._watch = BinderWatch(pool, hw.directory.clock)
         reader = self._watch.look()
         if reader is None:
             pool.file()  # raises
@@ -146,7 +146,7 @@ class DocumentChanges(Iterator[Change]):
 
     def _find(self) -> bool:
         """Wait until there is something to give; False if it is over."""
-        deadline = None if self._timeout is None else self._hw.clock.monotonic() + self._timeout
+        deadline = None if self._timeout is None else self._hw.directory.clock.monotonic() + self._timeout
         try:
             while not self._is_over():
                 reader = self._watch.look()
@@ -165,7 +165,7 @@ class DocumentChanges(Iterator[Change]):
     def _is_over(self) -> bool:
         if not self._stopped:
             try:
-                self._hw.check_open()
+                self._hw.directory.check_open()
             except Closed:
                 self._stopped = True
         return self._stopped

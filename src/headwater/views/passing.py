@@ -8,13 +8,11 @@ from typing import Any
 
 import msgspec
 
-from headwater.engine.engine import Engine
 from headwater.errors import Invalid, NotFound, Unavailable
 from headwater.event import Event, Ref, Refs
+from headwater.protocols import AtLeast
+from headwater.store import Store
 from headwater.views import registry
-
-AtLeast = int | Ref | Event | Refs | Sequence[Ref | Event]
-"""What a projection must have passed: where something was appended, or an event; of one partition, an offset."""
 
 Wanted = dict[tuple[str | None, int], int]
 """The last offset of each topic and partition that must be passed; the topic is None if only an offset was given."""
@@ -41,7 +39,7 @@ def wanted(at_least: AtLeast) -> Wanted:
     return found
 
 
-def behind(hw: Engine, connection: sqlite3.Connection, name: str, wanted: Wanted) -> ViewLag | None:
+def behind(hw: Store, connection: sqlite3.Connection, name: str, wanted: Wanted) -> ViewLag | None:
     """What a binder has not come to yet, inside of a transaction; None if it is as far as is wanted.
 
     Raises Unavailable with the code `projection_stopped`, and Invalid if an offset alone says too little.
@@ -96,14 +94,14 @@ def _places(at_least: Any) -> Iterator[tuple[str, int, int]]:
         raise Invalid(f"at_least takes references of events, not {type(at_least).__name__}", hint=HINT)
 
 
-def _only_topic(hw: Engine, rows: Sequence[registry.Row], name: str) -> str:
+def _only_topic(hw: Store, rows: Sequence[registry.Row], name: str) -> str:
     """The topic that an offset alone is of."""
     topics = {row.topic for row in rows}
     if len(topics) > 1:
         raise Invalid(f"binder {name!r} is filled from {len(topics)} topics: an offset says too little", hint=HINT)
     (topic,) = topics
     try:
-        partitions = hw.topic(topic).partitions
+        partitions = hw.directory.topic(topic).partitions
     except NotFound:
         return topic
     if partitions > 1:
@@ -111,8 +109,8 @@ def _only_topic(hw: Engine, rows: Sequence[registry.Row], name: str) -> str:
     return topic
 
 
-def _uuid(hw: Engine, topic: str) -> str:
+def _uuid(hw: Store, topic: str) -> str:
     try:
-        return hw.topic(topic).uuid
+        return hw.directory.topic(topic).uuid
     except NotFound:
         return ""

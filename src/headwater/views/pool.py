@@ -11,8 +11,8 @@ import sqlite3
 import threading
 from collections import deque
 
-from headwater.engine.engine import Engine
 from headwater.errors import Closed, HeadwaterError, Unavailable
+from headwater.store import Store
 from headwater.views import database
 from headwater.views.files import Files, generation
 
@@ -51,12 +51,12 @@ class BinderReader:
 class Pool:
     """The free connections to one binder. Safe from any thread: taking and giving back are one step each."""
 
-    def __init__(self, hw: Engine, files: Files, name: str) -> None:
+    def __init__(self, hw: Store, files: Files, name: str) -> None:
         self.name = name
         self._hw = hw
         self._files = files
         self._link = str(files.link(name))  # raises for a bad name
-        self._readlink = hw.disk.readlink
+        self._readlink = hw.directory.disk.readlink
         self._free: deque[BinderReader] = deque()
         self._pid = os.getpid()
         self._closed = threading.Event()
@@ -70,7 +70,7 @@ class Pool:
 
     def take(self) -> BinderReader:
         """A connection to the file that is read now. Give it back. Raises NotFound if there is no such binder."""
-        self._hw.check_open()
+        self._hw.directory.check_open()
         pid = os.getpid()
         if pid != self._pid:
             _inherited.append(self._free)
@@ -102,7 +102,7 @@ class Pool:
 
     def check(self, reader: BinderReader) -> None:
         """Raise Closed if a connection in use must not be used any more."""
-        self._hw.check_open()
+        self._hw.directory.check_open()
         if reader.pid != os.getpid():
             raise Closed("this was begun by the parent of a forked process", hint="begin it anew")
 

@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headwater.backoff import delay_s
-from headwater.engine.consumer import Consumer
-from headwater.engine.engine import Engine
+from headwater.consumers.log_consumer import LogConsumer
+from headwater.consumers.log_consumers import log_consumers
 from headwater.errors import Conflict, Fenced, HeadwaterError, NotFound, Unavailable
 from headwater.event import Event
 from headwater.info import ViewError
 from headwater.limits import MIB
+from headwater.requests import Consume
+from headwater.store import Store
 from headwater.views import database, registry
 from headwater.views.app import Projection
 from headwater.views.files import Files
@@ -45,7 +47,7 @@ _log = logging.getLogger("headwater")
 class Projector:
     """One projection at work in this process. `run` belongs to one thread; the rest may be called from any."""
 
-    def __init__(self, hw: Engine, projection: Projection, together: Sequence[Projection]) -> None:
+    def __init__(self, hw: Store, projection: Projection, together: Sequence[Projection]) -> None:
         """`together` are all projections of the application that fill the same binder, this one among them."""
         self.name = projection.name
         self._hw = hw
@@ -53,7 +55,7 @@ class Projector:
         self._together = together
         self._files = Files.of(hw)
         self._stopping = threading.Event()
-        self._consumer: Consumer | None = None
+        self._consumer: LogConsumer | None = None
         self._fresh = True  # in its first session: what stopped it before is tried again
         self._refused: tuple[str, int] | None = None  # the topic and the version that could not be built
         self._superseded = False  # whether the binder was built by a newer version
@@ -134,7 +136,7 @@ class Projector:
             self._next[partition] = next
         return next
 
-    def set_aside(self, _consumer: Consumer, event: Event, error: object) -> None:
+    def set_aside(self, _consumer: LogConsumer, event: Event, error: object) -> None:
         """An event has ended the process several times: the transaction treats it as if its fold had raised."""
         self._aside.append((event, str(error)))
 
@@ -196,15 +198,14 @@ class Projector:
         self._aside: list[tuple[Event, str]] = []  # what the next transaction, or the one in work, is to pass over
         self._missed = 0
         self._window = time.monotonic(), 0
-        joined = self._hw.consumer(
+        request = Consume(
             projection.consumer,
             projection.topic,
             type=projection.type,
             match=projection.match,
             lease_ms=min(LEASE_MS, self._hw.limits.lease_ms),
-            kept=self,
         )
-        with joined as consumer:
+        with log_consumers(self._hw.consumption).join(request, kept=self) as consumer:
             self._consumer = consumer
             try:
                 if registry.topic_of(self._hw, projection.topic).uuid != topic.uuid:
@@ -214,7 +215,7 @@ class Projector:
             finally:
                 self._consumer = None
 
-    def _round(self, consumer: Consumer) -> bool:
+    def _round(self, consumer: LogConsumer) -> bool:
         """Take what is there and commit it; False if the session is over."""
         events, self._rest = self._rest or consumer.take(TAKE_EVENTS, TAKE_BYTES, WAIT_S), []
         moved = any(self._next.get(number) != next for number, next in consumer.places.items())
@@ -249,7 +250,7 @@ class Projector:
             consumer.seek(halted.offset, halted.partition)
         return halted is None
 
-    def _fold(self, consumer: Consumer, events: list[Event]) -> None:
+    def _fold(self, consumer: LogConsumer, events: list[Event]) -> None:
         """Fold these events and more, as long as there are any and the time is not over. Notes how far it came."""
         reached = self._reached
         until_s = time.monotonic() + ROUND_S

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from headwater.engine.engine import Engine
+from headwater.disk.disk import Disk
 from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
 from headwater.event import Event
-from headwater.storage.disk import Disk
+from headwater.store import Store
 from headwater.views import bulk, database, indexing, registry
 from headwater.views.app import Projection
 from headwater.views.bulk import ProjectionRange, Shard
@@ -56,7 +56,7 @@ CLOSE_EVENTS = 10_000  # so few may be left when the old file is locked
 
 
 def rebuild(
-    hw: Engine,
+    hw: Store,
     projections: Sequence[Projection],
     *,
     indexes: Sequence[str] = (),
@@ -102,7 +102,7 @@ def rebuild(
                     indexing.ensure(new, path)  # it may have been asked for meanwhile
         build.catch_up()
         build.finish()
-        _sync(hw.disk, file)
+        _sync(hw.directory.disk, file)
         files.take_place(name, file)
     return build.folded
 
@@ -148,7 +148,7 @@ class _Build:
 
     def __init__(
         self,
-        hw: Engine,
+        hw: Store,
         connection: sqlite3.Connection,
         projections: Sequence[Projection],
         stop: Callable[[], bool],

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from headwater.engine.engine import Engine
 from headwater.errors import Invalid, Unavailable
 from headwater.info import ViewError
+from headwater.store import Store
 from headwater.views import database
 from headwater.views.app import Projection
 from headwater.views.failure import decode_error, encode_error
@@ -41,9 +41,9 @@ class Row(msgspec.Struct, frozen=True):
     error: ViewError | None
 
 
-def topic_of(hw: Engine, topic: str) -> TopicBounds:
+def topic_of(hw: Store, topic: str) -> TopicBounds:
     """Raises NotFound if there is no such topic."""
-    found = hw.cursor(topic)
+    found = hw.directory.cursor(topic)
     return TopicBounds(found.uuid, found.offsets, found.ends())
 
 

@@ -8,11 +8,11 @@ import time
 from typing import Self
 
 from headwater.errors import Corrupt, NotFound, Unavailable
+from headwater.store import Store
 from headwater.views import registry
 from headwater.views.acting import Actor
 from headwater.views.app import App
 from headwater.views.files import Files
-from headwater.views.local import Local
 from headwater.views.part import ViewWorker
 from headwater.views.projecting import Projector
 
@@ -23,7 +23,7 @@ LOOK_MAX_S = 0.2  # and between later ones: a look takes the time of a hundred e
 class Runner:
     """An application at work in this process. Close it, or use it in a `with` statement, which starts it."""
 
-    def __init__(self, hw: Local, app: App) -> None:
+    def __init__(self, hw: Store, app: App) -> None:
         """Raises Invalid for an application that cannot be run on this log."""
         self._hw = hw
         self._app = app

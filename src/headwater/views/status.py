@@ -11,10 +11,10 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError, NotFound
 from headwater.event import time_of
 from headwater.info import ViewError, ViewInfo, ViewPartition
+from headwater.store import Store
 from headwater.views import database, registry, tally
 from headwater.views.failure import decode_error
 from headwater.views.files import Files
@@ -31,7 +31,7 @@ class _ProjectionRow(NamedTuple):
     quarantined: int
 
 
-def views(hw: Engine) -> list[ViewInfo]:
+def views(hw: Store) -> list[ViewInfo]:
     """All projections, by binder and name, and all functions; empty if there are none.
 
     A binder that cannot be read is told as one of state `unreadable`, with its own name and the reason.
@@ -39,7 +39,7 @@ def views(hw: Engine) -> list[ViewInfo]:
     return [*projections(hw), *functions(hw)]
 
 
-def functions(hw: Engine) -> list[ViewInfo]:
+def functions(hw: Store) -> list[ViewInfo]:
     """All functions that have run here, by name."""
     try:
         return tally.function_infos(hw)
@@ -47,7 +47,7 @@ def functions(hw: Engine) -> list[ViewInfo]:
         return [_unreadable(hw, "function", tally.FILE, None, error)]
 
 
-def projections(hw: Engine) -> list[ViewInfo]:
+def projections(hw: Store) -> list[ViewInfo]:
     """All projections that binders know of."""
     files, topics = Files.of(hw), _Topics(hw)
     found: list[ViewInfo] = []
@@ -65,7 +65,7 @@ def projections(hw: Engine) -> list[ViewInfo]:
     return found
 
 
-def quarantined(hw: Engine, projection: str) -> list[ViewError]:
+def quarantined(hw: Store, projection: str) -> list[ViewError]:
     """The events that a projection has passed over, by partition and offset; empty if there are none.
 
     Raises NotFound if no binder knows such a projection.
@@ -81,7 +81,7 @@ def quarantined(hw: Engine, projection: str) -> list[ViewError]:
     return found
 
 
-def resume(hw: Engine, projection: str) -> list[str]:
+def resume(hw: Store, projection: str) -> list[str]:
     """Have a projection tried again that an error has stopped, durably; the names of the binders that it fills.
 
     Nothing changes for one that runs. Raises NotFound if no binder knows such a projection.
@@ -102,7 +102,7 @@ def resume(hw: Engine, projection: str) -> list[str]:
 class _Topics:
     """Topics and who reads them, each looked at once; nothing of those that are not there, or cannot be read."""
 
-    def __init__(self, hw: Engine) -> None:
+    def __init__(self, hw: Store) -> None:
         self._hw = hw
         self._found: dict[str, tuple[TopicBounds | None, dict[tuple[str, int], str]]] = {}
 
@@ -156,7 +156,7 @@ def _binders_of(files: Files, projection: str) -> list[str]:
     return found
 
 
-def _info(hw: Engine, binder: str, known: _ProjectionRow, topics: _Topics, building: bool) -> ViewInfo:
+def _info(hw: Store, binder: str, known: _ProjectionRow, topics: _Topics, building: bool) -> ViewInfo:
     row = known.row
     topic, owners = topics.find(row.topic)
     partitions = [
@@ -170,7 +170,7 @@ def _info(hw: Engine, binder: str, known: _ProjectionRow, topics: _Topics, build
         state = "rebuilding"
     elif any(partition.owner for partition in partitions):
         state = "running"
-    age_s = time_of(hw.clock.ticks()).timestamp() - row.changed_ms / 1000
+    age_s = time_of(hw.directory.clock.ticks()).timestamp() - row.changed_ms / 1000
     return ViewInfo(
         kind="projection",
         name=row.name,
@@ -202,9 +202,11 @@ def _places(known: _ProjectionRow, topic: TopicBounds | None) -> list[tuple[int,
 
 
 def _unreadable(
-    hw: Engine, kind: Literal["projection", "function"], name: str, binder: str | None, error: HeadwaterError
+    hw: Store, kind: Literal["projection", "function"], name: str, binder: str | None, error: HeadwaterError
 ) -> ViewInfo:
-    told = ViewError("", 0, 0, "", "", str(error), "", time_of(hw.clock.ticks()).isoformat(timespec="milliseconds"))
+    told = ViewError(
+        "", 0, 0, "", "", str(error), "", time_of(hw.directory.clock.ticks()).isoformat(timespec="milliseconds")
+    )
     return ViewInfo(
         kind=kind,
         name=name,

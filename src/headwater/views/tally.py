@@ -11,10 +11,10 @@ import os
 import sqlite3
 from pathlib import Path
 
-from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError, NotFound
 from headwater.event import Event
 from headwater.info import ConsumerInfo, ViewError, ViewInfo, ViewPartition
+from headwater.store import Store
 from headwater.views import database
 from headwater.views.app import Function
 from headwater.views.failure import decode_error, describe, encode_error
@@ -34,9 +34,9 @@ ON CONFLICT (name) DO UPDATE SET topic = excluded.topic, handled = handled + exc
 class FunctionTally:
     """What one function has done in this process since it was last written. For one thread; raises nothing."""
 
-    def __init__(self, hw: Engine, function: Function) -> None:
-        self._path = hw.path / FILE
-        self._clock = hw.clock
+    def __init__(self, hw: Store, function: Function) -> None:
+        self._path = hw.directory.path / FILE
+        self._clock = hw.directory.clock
         self._name = function.name
         self._topic = function.topic
         self._member = f"{os.getpid()}.{self._clock.random_bytes(4).hex()}"
@@ -106,7 +106,7 @@ class FunctionTally:
         )
 
 
-def function_infos(hw: Engine) -> list[ViewInfo]:
+def function_infos(hw: Store) -> list[ViewInfo]:
     """All functions that have run here, by name; empty if there are none.
 
     One whose consumer was forgotten is left out.
@@ -146,9 +146,9 @@ def function_infos(hw: Engine) -> list[ViewInfo]:
     return infos
 
 
-def _rows(hw: Engine) -> list[tuple[str, str, int, int, int, int, str | None, float]]:
-    path: Path = hw.path / FILE
-    since_ms = _ms(hw.clock.ticks()) - int(RATE_S * 1000)
+def _rows(hw: Store) -> list[tuple[str, str, int, int, int, int, str | None, float]]:
+    path: Path = hw.directory.path / FILE
+    since_ms = _ms(hw.directory.clock.ticks()) - int(RATE_S * 1000)
     try:
         with database.translated(path), contextlib.closing(database.connect_counts(path)) as connection:
             return connection.execute(

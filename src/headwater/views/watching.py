@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headwater.disk.disk import Clock
 from headwater.errors import NotFound
-from headwater.storage.disk import Clock
 from headwater.views.pool import BinderReader, Pool
 
 PAUSE_MIN_S = 0.0005  # a projection takes about as long for a commit

@@ -13,15 +13,16 @@ import bson
 
 from headwater.errors import Denied
 from headwater.limits import SERVER_DEFAULTS, ServerLimits
+from headwater.opening import open_directory
 from headwater.server.connections import Connections
 from headwater.server.http.app import HttpApplication
 from headwater.server.http.message import Client
 from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.scopes import EVERYONE, User
+from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
-from headwater.server.store import ServedLog
 from headwater.server.tcp.connection import Handler, TcpConnection
-from headwater.views.local import Local
+from headwater.store import Store
 
 WAIT_S = 20.0
 
@@ -142,7 +143,7 @@ class Transport(asyncio.Transport):
 class Driven:
     """A log, served to transports of ours, in a loop that runs when it is told to."""
 
-    def __init__(self, runner: asyncio.Runner, engine: Local, limits: ServerLimits) -> None:
+    def __init__(self, runner: asyncio.Runner, engine: Store, limits: ServerLimits) -> None:
         self.runner = runner
         self.engine = engine
         self.access = Forgetful()
@@ -150,7 +151,7 @@ class Driven:
         self.loop = runner.get_loop()
 
     async def _open(self, limits: ServerLimits) -> Connections:
-        self.store = ServedLog(self.engine, self.access, ServerSettings(limits=limits), Metrics(CountingDisk()))
+        self.store = Service(self.engine, self.access, ServerSettings(limits=limits), Metrics(CountingDisk()))
         return Connections(HttpApplication(self.store), asyncio.get_running_loop())
 
     async def close(self) -> None:
@@ -175,7 +176,7 @@ class Driven:
 
 @contextlib.contextmanager
 def driven(path: Path, limits: ServerLimits = SERVER_DEFAULTS) -> Iterator[Driven]:
-    with asyncio.Runner() as runner, Local(path, durability="os") as engine:
+    with asyncio.Runner() as runner, open_directory(path, durability="os") as engine:
         made = Driven(runner, engine, limits)
         try:
             yield made

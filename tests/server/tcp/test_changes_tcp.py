@@ -12,7 +12,8 @@ import pytest
 
 import headwater
 from headwater import App
-from headwater.views.local import Local
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.server import people
 from tests.server.process import Server as Process
 from tests.server.process import served
@@ -38,7 +39,7 @@ def counting(topic: str, binder: str, version: int = 1) -> App:
 class Clicks:
     """A topic and a binder of its own, which counts clicks in this process."""
 
-    def __init__(self, hw: Local) -> None:
+    def __init__(self, hw: Store) -> None:
         number = next(_numbers)
         self.hw = hw
         self.topic, self.binder = f"clicks{number}", f"counts{number}"
@@ -50,13 +51,13 @@ class Clicks:
 
 
 @pytest.fixture(scope="module")
-def local(server: Server) -> Iterator[Local]:
-    with Local(server.path) as opened:
+def local(server: Server) -> Iterator[Store]:
+    with open_directory(server.path) as opened:
         yield opened
 
 
 @pytest.fixture
-def clicks(local: Local) -> Clicks:
+def clicks(local: Store) -> Clicks:
     made = Clicks(local)
     made.click("a", "b")
     return made
@@ -220,7 +221,7 @@ def test_many_follow_and_each_is_told_of_everything_in_order(clicks: Clicks, ser
 
 
 def test_a_slow_client_has_the_server_hold_little_and_loses_nothing(tmp_path: Path) -> None:
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         clicks = Clicks(hw)
         clicks.click("first")
         with serving(hw.path) as server, wire(server.tcp_url) as client:
@@ -235,7 +236,7 @@ def test_a_slow_client_has_the_server_hold_little_and_loses_nothing(tmp_path: Pa
 
 
 def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         clicks = Clicks(hw)
         clicks.click("a")
     server = Process(tmp_path / "data")
@@ -248,7 +249,7 @@ def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
 
 
 def test_changes_are_for_those_who_may_read_the_binder(tmp_path: Path) -> None:
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         clicks = Clicks(hw)
         clicks.click("a")
     users = tmp_path / "users.json"

@@ -15,12 +15,13 @@ import pytest
 
 import headwater
 from headwater.limits import DEFAULTS
+from headwater.opening import open_directory
 from headwater.server.access import OpenAccess
 from headwater.server.metrics import Metrics
+from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
-from headwater.server.store import ServedLog
 from headwater.server.tcp import durable, subscribing
-from headwater.views.local import Local
+from tests.opened import join
 from tests.server import people
 from tests.server.process import served
 from tests.server.serving import Server, serving
@@ -284,9 +285,9 @@ def test_a_client_that_goes_before_it_is_answered_leaves_nothing(server: Server,
 
 async def test_a_client_that_is_cut_off_while_the_consumer_is_joined_leaves_nothing(tmp_path: Path) -> None:
     loop, joining, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-    with Local(tmp_path / "data", limits=DEFAULTS) as engine:
+    with open_directory(tmp_path / "data", limits=DEFAULTS) as engine:
         engine.append("t", b"x")
-        store = ServedLog(engine, OpenAccess(), ServerSettings(), Metrics())
+        store = Service(engine, OpenAccess(), ServerSettings(), Metrics())
         join = store.members.join
 
         def slowly(*args: Any, **options: Any) -> Any:
@@ -425,7 +426,7 @@ def test_however_often_somebody_died_with_an_event_it_comes_again(server: Server
     fill(server.path, topic, range(100))
     with headwater.open(server.path) as hw:
         for _ in range(12):  # more often than an event may fail, and some more to find which one it is
-            consumer = hw.consumer("d", topic, failures_max=1000)
+            consumer = join(hw, "d", topic, failures_max=1000)
             next(consumer)
             consumer.abandon()
     with wire(server.tcp_url) as client:

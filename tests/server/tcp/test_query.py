@@ -15,7 +15,8 @@ from bson.decimal128 import Decimal128
 
 import headwater
 from headwater import App
-from headwater.views.local import Local
+from headwater.opening import open_directory
+from headwater.store import Store
 from tests.server import people
 from tests.server.process import Server as Process
 from tests.server.process import served
@@ -45,7 +46,7 @@ def name_of(number: int) -> str:
     return f"k{number:04}"
 
 
-def fill(hw: Local, totals: dict[str, int], app: App | None = None) -> None:
+def fill(hw: Store, totals: dict[str, int], app: App | None = None) -> None:
     """Have documents with these totals, made by the application in this process."""
     hw.append_many("orders", [{"who": who, "n": total} for who, total in totals.items()])
     (app or shop()).catch_up(hw)
@@ -54,16 +55,16 @@ def fill(hw: Local, totals: dict[str, int], app: App | None = None) -> None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path = tmp_path_factory.mktemp("query") / "data"
-    with Local(path) as hw:
+    with open_directory(path) as hw:
         fill(hw, {name_of(number): number for number in range(DOCUMENTS)})
     with serving(path) as running:
         yield running
 
 
 @pytest.fixture
-def moving(tmp_path: Path) -> Iterator[Local]:
+def moving(tmp_path: Path) -> Iterator[Store]:
     """A log whose documents change."""
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         fill(hw, {name_of(number): number for number in range(DOCUMENTS)})
         yield hw
 
@@ -108,7 +109,7 @@ def quiet(client: Wire) -> None:
 def test_it_is_told_how_many_there_are_then_each_comes_as_it_is_stored(server: Server, client: Wire) -> None:
     assert ask(client) == DOCUMENTS
     found = results(client, DOCUMENTS)
-    with Local(server.path) as hw:
+    with open_directory(server.path) as hw:
         expected = list(hw.binder("baskets").find())
     assert [(each["id"], each["version"], each["result"]) for each in found] == [
         (document.id, document.version, {**document.data, "when": WHEN.replace(tzinfo=None)}) for document in expected
@@ -139,7 +140,7 @@ ASKED: list[dict[str, Any]] = [
 def test_the_results_are_those_of_a_find_and_their_number_is_exact(
     server: Server, client: Wire, asked: dict[str, Any]
 ) -> None:
-    with Local(server.path) as hw:
+    with open_directory(server.path) as hw:
         given: dict[str, Any] = {
             name: int(value) if isinstance(value, float) else value for name, value in asked.items()
         }
@@ -208,7 +209,7 @@ def test_queries_beside_each_other_and_what_is_sent_behind_them(client: Wire) ->
 # One moment
 
 
-def test_all_results_are_of_one_moment_while_the_projection_goes_on(moving: Local) -> None:
+def test_all_results_are_of_one_moment_while_the_projection_goes_on(moving: Store) -> None:
     every: dict[int, dict[str, Any]] = {1: {}, 2: {"matcher": {"total": {"$gte": 0}}}, 3: {"sort": ["odd", "total"]}}
     with serving(moving.path) as server, wire(server.tcp_url) as client:
         found = {}
@@ -278,7 +279,7 @@ def test_a_name_in_use_and_too_many_are_refused(client: Wire) -> None:
 # Its end
 
 
-def is_free(hw: Local) -> bool:
+def is_free(hw: Store) -> bool:
     """Whether nobody holds a moment of the binder that is not the last: its log can be emptied."""
     fill(hw, {"later": 1})
     (path,) = (hw.path / "binders").glob("baskets.*.sqlite")
@@ -287,7 +288,7 @@ def is_free(hw: Local) -> bool:
     return not busy
 
 
-def test_what_is_not_acknowledged_ends_and_lets_go_of_its_moment(moving: Local) -> None:
+def test_what_is_not_acknowledged_ends_and_lets_go_of_its_moment(moving: Store) -> None:
     with serving(moving.path, limits={"write_s": 2.0}) as server, wire(server.tcp_url) as client:
         assert ask(client) == DOCUMENTS
         results(client, 100, acknowledge=False)
@@ -306,7 +307,7 @@ def test_what_is_not_acknowledged_ends_and_lets_go_of_its_moment(moving: Local) 
         results(client, 1)
 
 
-def test_a_client_that_leaves_lets_go_of_its_moment(moving: Local) -> None:
+def test_a_client_that_leaves_lets_go_of_its_moment(moving: Store) -> None:
     with serving(moving.path) as server:
         for asked in ({}, {"matcher": {"odd": False}}):
             with wire(server.tcp_url) as client:
@@ -319,7 +320,7 @@ def test_a_client_that_leaves_lets_go_of_its_moment(moving: Local) -> None:
 
 
 def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         fill(hw, {name_of(number): number for number in range(DOCUMENTS)})
     server = Process(tmp_path / "data")
     with wire(server.tcp_url) as client:
@@ -338,7 +339,7 @@ def test_a_slow_client_has_the_server_hold_little(tmp_path: Path) -> None:
     def thing(doc: Any, event: headwater.Event) -> Any:  # noqa: ARG001
         return {"text": "x" * 1_000_000}
 
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         hw.append_many("things", [{}] * 40, keys=[f"k{number}" for number in range(40)], durability="os")
         large.catch_up(hw)
     with serving(tmp_path / "data") as server, wire(server.tcp_url) as client:
@@ -362,7 +363,7 @@ def test_a_document_too_deep_for_a_frame_ends_a_query_and_a_subscription(tmp_pat
             found = {"in": found}
         return found
 
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         hw.append_many("things", [{"levels": 97}, {"levels": 98}], keys=["a", "b"])
         deep.catch_up(hw)
     with serving(tmp_path / "data") as server, wire(server.tcp_url) as client:
@@ -376,7 +377,7 @@ def test_a_document_too_deep_for_a_frame_ends_a_query_and_a_subscription(tmp_pat
 
 
 def test_documents_are_for_those_who_may_read_them(tmp_path: Path) -> None:
-    with Local(tmp_path / "data") as hw:
+    with open_directory(tmp_path / "data") as hw:
         fill(hw, {"ann": 1})
     users = tmp_path / "users.json"
     people.add(users, "topic", "read:orders", password=people.SECRET)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.engine.engine import Engine
+from headwater.store import Store
 from tests.server import people
 from tests.server.process import served
 from tests.server.serving import Server, serving
@@ -23,10 +23,10 @@ OK = frame("RESPONSE", {"ok": True})
 
 
 @pytest.fixture(scope="module")
-def log(server: Server) -> Iterator[Engine]:
+def log(server: Server) -> Iterator[Store]:
     """The same log without the server."""
     with headwater.open(server.path) as opened:
-        assert isinstance(opened, Engine)
+        assert isinstance(opened, Store)
         yield opened
 
 
@@ -38,7 +38,7 @@ def begin(client: Wire, session: int = 1) -> None:
     assert client.ask("STARTTX", sessID=session) == {"ok": True}
 
 
-def stored(log: Engine, topic: str) -> list[int]:
+def stored(log: Store, topic: str) -> list[int]:
     """What a topic holds; nothing, if it is not there."""
     if topic not in log.topics():
         return []
@@ -46,7 +46,7 @@ def stored(log: Engine, topic: str) -> list[int]:
 
 
 def test_events_are_stored_when_the_transaction_is_committed_and_not_before(
-    client: Wire, log: Engine, topic: str
+    client: Wire, log: Store, topic: str
 ) -> None:
     other = f"{topic}-other"
     log.create(other, partitions=3)
@@ -65,7 +65,7 @@ def test_events_are_stored_when_the_transaction_is_committed_and_not_before(
     assert set(told["refs"][0]) == {"streamName", "partition", "offset", "id"}
 
 
-def test_a_whole_transaction_may_be_sent_at_once_and_the_next_behind_it(client: Wire, log: Engine, topic: str) -> None:
+def test_a_whole_transaction_may_be_sent_at_once_and_the_next_behind_it(client: Wire, log: Store, topic: str) -> None:
     for n in range(50):
         client.send(
             frame("STARTTX", {"sessID": 1}),
@@ -96,7 +96,7 @@ def test_the_bus_is_what_an_event_goes_to_that_names_no_topic(tmp_path: Path) ->
         assert (settings["retention_segments"], settings["segment_bytes"]) == (3, 1 << 20)
 
 
-def test_what_is_aborted_is_not_stored(client: Wire, log: Engine, topic: str) -> None:
+def test_what_is_aborted_is_not_stored(client: Wire, log: Store, topic: str) -> None:
     begin(client)
     client.send(emit(topic, 1, 1), frame("ABORTTX", {"sessID": 1}), frame("COMMITTX", {"sessID": 1}))
     assert [client.receive()[1]["ok"] for _ in range(2)] == [True, True]
@@ -105,7 +105,7 @@ def test_what_is_aborted_is_not_stored(client: Wire, log: Engine, topic: str) ->
 
 
 @pytest.mark.parametrize("session", [0, -1, 2**31 - 1, -(2**31), 7.0])
-def test_any_int32_names_a_transaction(client: Wire, log: Engine, topic: str, session: Any) -> None:
+def test_any_int32_names_a_transaction(client: Wire, log: Store, topic: str, session: Any) -> None:
     begin(client, session)
     client.send(emit(topic, 1, session))
     assert client.receive()[1] == {"ok": True}
@@ -136,13 +136,13 @@ def test_a_connection_may_have_64_and_another_connection_has_its_own(server: Ser
         begin(other, 5)
 
 
-def test_an_event_of_a_session_without_a_transaction_is_stored_at_once(client: Wire, log: Engine, topic: str) -> None:
+def test_an_event_of_a_session_without_a_transaction_is_stored_at_once(client: Wire, log: Store, topic: str) -> None:
     assert client.emit(topic, {"n": 1}, sessID=9)["offset"] == 0
     assert stored(log, topic) == [1]
 
 
 def test_a_transaction_that_is_open_cannot_be_begun_and_one_that_is_not_cannot_be_ended(
-    client: Wire, log: Engine, topic: str
+    client: Wire, log: Store, topic: str
 ) -> None:
     for type in ("COMMITTX", "ABORTTX"):
         assert client.ask(type, sessID=1)["errCode"] == "no_transaction"
@@ -154,7 +154,7 @@ def test_a_transaction_that_is_open_cannot_be_begun_and_one_that_is_not_cannot_b
     assert stored(log, topic) == [1]
 
 
-def test_transactions_on_one_connection_do_not_mix(client: Wire, log: Engine, topic: str) -> None:
+def test_transactions_on_one_connection_do_not_mix(client: Wire, log: Store, topic: str) -> None:
     for session in range(5):
         begin(client, session)
     alone = [frame("EMIT", {"streamName": topic, "eventType": "t", "event": {"n": n}}) for n in range(50)]
@@ -188,7 +188,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "code"), BAD, ids=[next(iter(fields)) for fields, _ in BAD])
 def test_an_event_that_fails_is_not_part_of_it_and_leaves_it_open(
-    client: Wire, log: Engine, topic: str, fields: dict[str, Any], code: str
+    client: Wire, log: Store, topic: str, fields: dict[str, Any], code: str
 ) -> None:
     log.create(topic)
     begin(client)
@@ -200,7 +200,7 @@ def test_an_event_that_fails_is_not_part_of_it_and_leaves_it_open(
     assert stored(log, topic) == [1, 3]
 
 
-def test_a_commit_that_fails_has_stored_nothing_and_is_over(client: Wire, log: Engine, topic: str) -> None:
+def test_a_commit_that_fails_has_stored_nothing_and_is_over(client: Wire, log: Store, topic: str) -> None:
     log.append(topic, {"n": 0}, key="k")
     begin(client)
     client.send(emit(f"{topic}-other", 1, 1), emit(topic, 2, 1, key="k", expectedVersion=-1), emit(topic, 3, 1))
@@ -212,7 +212,7 @@ def test_a_commit_that_fails_has_stored_nothing_and_is_over(client: Wire, log: E
     assert client.ask("PING") == {"ok": True}
 
 
-def test_versions_are_compared_at_the_commit_with_what_was_there_before(client: Wire, log: Engine, topic: str) -> None:
+def test_versions_are_compared_at_the_commit_with_what_was_there_before(client: Wire, log: Store, topic: str) -> None:
     begin(client)
     client.send(*(emit(topic, n, 1, key="k", expectedVersion=0) for n in (1, 2)))  # there is none yet
     assert [client.receive()[1]["ok"] for _ in range(2)] == [True] * 2
@@ -221,7 +221,7 @@ def test_versions_are_compared_at_the_commit_with_what_was_there_before(client: 
     assert stored(log, topic) == [0, 1, 2]
 
 
-def test_a_connection_that_ends_aborts_what_is_open(server: Server, client: Wire, log: Engine, topic: str) -> None:
+def test_a_connection_that_ends_aborts_what_is_open(server: Server, client: Wire, log: Store, topic: str) -> None:
     with wire(server.tcp_url) as leaving:
         begin(leaving, 1)
         leaving.send(emit(topic, 1, 1))
@@ -231,7 +231,7 @@ def test_a_connection_that_ends_aborts_what_is_open(server: Server, client: Wire
     assert topic not in log.topics()
 
 
-def test_what_was_committed_when_the_client_sends_no_more_is_answered(server: Server, log: Engine, topic: str) -> None:
+def test_what_was_committed_when_the_client_sends_no_more_is_answered(server: Server, log: Store, topic: str) -> None:
     with wire(server.tcp_url) as leaving:
         leaving.send(frame("STARTTX", {"sessID": 1}), emit(topic, 1, 1), frame("COMMITTX", {"sessID": 1}))
         leaving.socket.shutdown(1)
@@ -240,7 +240,7 @@ def test_what_was_committed_when_the_client_sends_no_more_is_answered(server: Se
     assert stored(log, topic) == [1]
 
 
-def test_nobody_sees_a_part_of_one(client: Wire, log: Engine, topic: str) -> None:
+def test_nobody_sees_a_part_of_one(client: Wire, log: Store, topic: str) -> None:
     log.create(topic)
     parts: list[list[int]] = []
     over = threading.Event()
@@ -268,7 +268,7 @@ def test_nobody_sees_a_part_of_one(client: Wire, log: Engine, topic: str) -> Non
 # Limits
 
 
-def test_a_transaction_of_too_many_bytes_stays_open(client: Wire, log: Engine, topic: str) -> None:
+def test_a_transaction_of_too_many_bytes_stays_open(client: Wire, log: Store, topic: str) -> None:
     begin(client)
     for n in range(64):
         assert client.emit(topic, {"n": n, "x": b"x" * (KIB * KIB - 100)}, sessID=1)["ok"]

@@ -13,11 +13,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 import headwater
-from headwater.engine.engine import Engine
 from headwater.event import Content
 from headwater.format import batch as batch_format
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
+from headwater.store import Store
 from tests import strategies
 from tests.strategies import NOW_TICKS, Batch, Row
 
@@ -58,12 +58,12 @@ def event_batches(draw: st.DrawFn) -> EventBatch:
 
 
 @contextmanager
-def opened(limits: Limits = LIMITS) -> Iterator[Engine]:
+def opened(limits: Limits = LIMITS) -> Iterator[Store]:
     """An empty log."""
     memory = Path("/dev/shm")
     with (
         tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as path,
         headwater.open(Path(path), limits=limits) as hw,
     ):
-        assert isinstance(hw, Engine)
+        assert isinstance(hw, Store)
         yield hw

@@ -17,7 +17,7 @@ from headwater.server.http.message import Client, Headers, Request, Response
 from headwater.server.http.plain import PlainAppends
 from headwater.server.http.routes import Route, Router, allowed
 from headwater.server.scopes import NOBODY
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 
 UNCHECKED: Headers = (("headwater-credentials", "unchecked"),)
 LINK = (("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document"))
@@ -28,12 +28,12 @@ _log = logging.getLogger("headwater.server")
 class HttpApplication:
     """Answers requests from one store."""
 
-    def __init__(self, store: ServedLog, *, check_host: bool = False) -> None:
+    def __init__(self, service: Service, *, check_host: bool = False) -> None:
         """`check_host` refuses a `Host` that could be a web site's: for a server that asks nobody who they are."""
-        self.store = store
+        self.service = service
         self._router = Router()
         self._check_host = check_host
-        self._budget = store.budget
+        self._budget = service.budget
         self.plain = PlainAppends(self)
 
     # Everything
@@ -42,13 +42,13 @@ class HttpApplication:
         """The answer to a request, whatever becomes of it."""
         begun = perf_counter()
         request.budget = self._budget
-        headers = self._cors(request) + (UNCHECKED if self.store.ignored(request.headers) else ())
+        headers = self._cors(request) + (UNCHECKED if self.service.ignored(request.headers) else ())
         try:
             if request.failure is not None:
                 raise request.failure
             response = await self._answer(request)
         except Denied as error:
-            challenge = self.store.access.challenge if error.code == "unauthenticated" else ""
+            challenge = self.service.access.challenge if error.code == "unauthenticated" else ""
             response = self.failure(error, (("www-authenticate", challenge),) if challenge else ())
         except HeadwaterError as error:
             response = self.failure(error)
@@ -60,7 +60,7 @@ class HttpApplication:
             self._budget.give_back(request.held)
         if headers:
             response.headers = (*response.headers, *headers)
-        self.store.metrics.route(request.method, request.route).answered(response.status, perf_counter() - begun)
+        self.service.metrics.route(request.method, request.route).answered(response.status, perf_counter() - begun)
         return response
 
     async def _answer(self, request: Request) -> Response:
@@ -80,37 +80,37 @@ class HttpApplication:
         if needed is not None:
             request.user = await self._user(request)
             if needed != "user" and of != "each topic":
-                require(request.user, needed, route.topic(request.path, self.store.settings.bus.topic))
+                require(request.user, needed, route.topic(request.path, self.service.settings.bus.topic))
         request.query.only(*(each.name for each in route.parameters if each.where == "query"))
-        return await route.handler(self.store, request)
+        return await route.handler(self.service, request)
 
     async def _user(self, request: Request) -> User:
-        access = self.store.access
+        access = self.service.access
         known = access.known(request.headers, request.client)
         if known is not None:
             return known
-        return await self.store.blocking(access.check, request.headers, request.client)
+        return await self.service.blocking(access.check, request.headers, request.client)
 
     def failure(self, error: BaseException, headers: Headers = ()) -> Response:
         """The answer that tells of an error."""
         if not isinstance(error, HeadwaterError):
             return _failed(error)
-        self.store.metrics.failed(error.code)
+        self.service.metrics.failed(error.code)
         return response_of(error, headers)
 
     def refused(self, response: Response) -> None:
         """Count what could not even be read as a request."""
-        self.store.metrics.route("", "").answered(response.status, 0.0)
+        self.service.metrics.route("", "").answered(response.status, 0.0)
 
     def broke_off(self, error: BaseException) -> None:
         """An answer could not be sent to its end: it is too late to tell the client why."""
         code = error.code if isinstance(error, HeadwaterError) else "internal"
-        self.store.metrics.failed(code)
+        self.service.metrics.failed(code)
         _log.error("an answer broke off: %s", error)
 
     def ended(self, request: Request, status: int, bytes_in: int, bytes_out: int, seconds: float) -> None:
         """An answer was sent, or as much of it as the client took."""
-        log = self.store.metrics.access_log
+        log = self.service.metrics.access_log
         if log is not None:
             user = "" if request.user is NOBODY else request.user.name
             target = request.target.decode("latin-1")
@@ -141,7 +141,7 @@ class HttpApplication:
         )
 
     def _allowed_origin(self, request: Request) -> str | None:
-        origin, named = request.headers.get("origin"), self.store.settings.origins
+        origin, named = request.headers.get("origin"), self.service.settings.origins
         return origin if origin is not None and (origin in named or "*" in named) else None
 
     def _check_origin(self, request: Request) -> None:
@@ -161,7 +161,7 @@ class HttpApplication:
         right may be followed.
         """
         site = request.headers.get("sec-fetch-site", "none")
-        if site in OWN_SITE or "*" in self.store.settings.origins or self._allowed_origin(request) is not None:
+        if site in OWN_SITE or "*" in self.service.settings.origins or self._allowed_origin(request) is not None:
             return
         if route.right.needed is None and all(request.headers.get(name) == value for name, value in LINK):
             return

@@ -10,9 +10,6 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from headwater.engine import waiting as waits
-from headwater.engine.log import Log
-from headwater.engine.waiting import PendingAppend
 from headwater.errors import Invalid, TooLarge
 from headwater.event import CONTENTS, Content, Refs, id_text
 from headwater.format import frames
@@ -20,14 +17,17 @@ from headwater.format.batch import KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.given import encode_meta
 from headwater.limits import KIB, MIB, Limits
+from headwater.log import pending as waits
+from headwater.log.log import Log
+from headwater.log.pending import PendingAppend
+from headwater.log.rows import Rows
 from headwater.requests import Append, AppendMany
 from headwater.server.http import batches
 from headwater.server.http.message import JSON, Request, Response, json
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 from headwater.server.wire import arrow, cloudevents, lines
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.parsed import ParsedEvents
-from headwater.storage.rows import Rows
 
 SMALL_BYTES = MIB  # up to this, an item is held in memory, and committed with others
 PIECE_BYTES = MIB  # of a large one, what is written to its file at once
@@ -52,7 +52,7 @@ _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-async def append(store: ServedLog, request: Request) -> Response:  # noqa: PLR0911  # one for each kind of body
+async def append(service: Service, request: Request) -> Response:  # noqa: PLR0911  # one for each kind of body
     """Append what the body holds."""
     options = options_of(request)
     media = request.media_type
@@ -62,50 +62,50 @@ async def append(store: ServedLog, request: Request) -> Response:  # noqa: PLR09
         )
     said: Any = request.query.choice("content", CONTENTS)
     if said is not None:
-        return await _item(store, request, said, options)
+        return await _item(service, request, said, options)
     if media == frames.MEDIA_TYPE:
-        return await append_group(store, request.name, await batches.prepare(store, request, options))
+        return await append_group(service, request.name, await batches.prepare(service, request, options))
     if media == arrow.MEDIA_TYPE:
-        return await _arrow(store, request, options)
+        return await _arrow(service, request, options)
     if media in (cloudevents.STRUCTURED, cloudevents.BATCH) or cloudevents.is_binary(request.headers):
-        return await _cloud_events(store, request, options)
+        return await _cloud_events(service, request, options)
     if media == LINES:
-        body = await request.body(store.limits.body_bytes_max)
-        parse = partial(lines.parse, body, store.engine.limits, events=request.query.flag("events"))
-        return await append_parsed(store, request.name, await _parsed(store, body, parse), options)
+        body = await request.body(service.limits.body_bytes_max)
+        parse = partial(lines.parse, body, service.backend.limits, events=request.query.flag("events"))
+        return await append_parsed(service, request.name, await _parsed(service, body, parse), options)
     if media == JSON:
-        return await _json(store, request, options)
+        return await _json(service, request, options)
     content: Content = "text" if media.startswith("text/") else "bson" if media == BSON else "bytes"
-    return await _item(store, request, content, options)
+    return await _item(service, request, content, options)
 
 
-async def _json(store: ServedLog, request: Request, options: dict[str, Any]) -> Response:
+async def _json(service: Service, request: Request, options: dict[str, Any]) -> Response:
     """Append the elements of an array, or one event."""
-    body = await request.body(store.limits.body_bytes_max)
+    body = await request.body(service.limits.body_bytes_max)
     query = request.query
     if query.flag("one") or (not query.flag("events") and body.lstrip()[:1] != b"["):
-        return await append_one(store, request.name, body, "json", options)
-    parse = partial(lines.parse_array, body, store.engine.limits, events=query.flag("events"))
-    return await append_parsed(store, request.name, await _parsed(store, body, parse), options)
+        return await append_one(service, request.name, body, "json", options)
+    parse = partial(lines.parse_array, body, service.backend.limits, events=query.flag("events"))
+    return await append_parsed(service, request.name, await _parsed(service, body, parse), options)
 
 
-async def _cloud_events(store: ServedLog, request: Request, options: dict[str, Any]) -> Response:
+async def _cloud_events(service: Service, request: Request, options: dict[str, Any]) -> Response:
     """Append CloudEvents: an array, or one; what they say themselves counts."""
-    body = await request.body(store.limits.body_bytes_max)
+    body = await request.body(service.limits.body_bytes_max)
     if request.media_type == cloudevents.BATCH:
-        parsed = await _parsed(store, body, partial(cloudevents.batch, body, store.engine.limits))
-        return await append_parsed(store, request.name, parsed, options)
+        parsed = await _parsed(service, body, partial(cloudevents.batch, body, service.backend.limits))
+        return await append_parsed(service, request.name, parsed, options)
     structured = request.media_type == cloudevents.STRUCTURED
     item = cloudevents.structured(body) if structured else cloudevents.binary(request.headers, body)
     options |= {"type": item.type, "meta": options.get("meta", {}) | item.meta}
     if item.key is not None:
         options["key"] = item.key
-    return await append_one(store, request.name, item.data, item.content, options)
+    return await append_one(service, request.name, item.data, item.content, options)
 
 
-async def _arrow(store: ServedLog, request: Request, options: dict[str, Any]) -> Response:
+async def _arrow(service: Service, request: Request, options: dict[str, Any]) -> Response:
     """Append the rows of an Arrow stream, in as many batches as they need."""
-    body = await request.body(store.limits.body_bytes_max)
+    body = await request.body(service.limits.body_bytes_max)
 
     def prepare(sent: arrow.ArrowBody) -> list[PendingAppend]:
         parts = sent.parts()
@@ -118,24 +118,24 @@ async def _arrow(store: ServedLog, request: Request, options: dict[str, Any]) ->
         prepared = []
         at = 0
         for part in parts:
-            columns = _with_options(part, options, store.engine.limits)
+            columns = _with_options(part, options, service.backend.limits)
             rest = {name: value for name, value in options.items() if name not in ("type", "key", "meta")}
-            asked = AppendMany.of(request.name, part.content, columns, part.count, store.engine.limits, **rest)
-            group = store.engine.prepare_many(asked)
+            asked = AppendMany.of(request.name, part.content, columns, part.count, service.backend.limits, **rest)
+            group = service.backend.prepare_many(asked)
             prepared.append((at, group))
             at += part.count
         return _in_one_call(prepared)
 
-    look = partial(arrow.look, body, store.engine.limits, store.limits.arrow_events_max)
+    look = partial(arrow.look, body, service.backend.limits, service.limits.arrow_events_max)
     here = len(body) <= PARSED_HERE_BYTES and "pyarrow" in sys.modules  # which takes long to be loaded
-    sent = look() if here else await store.blocking(look)
-    group = prepare(sent) if here and not sent.grows else await store.blocking(prepare, sent)
-    return await append_group(store, request.name, group) if group else await _nothing(store, request.name, options)
+    sent = look() if here else await service.blocking(look)
+    group = prepare(sent) if here and not sent.grows else await service.blocking(prepare, sent)
+    return await append_group(service, request.name, group) if group else await _nothing(service, request.name, options)
 
 
-async def _parsed(store: ServedLog, body: bytes, parse: Callable[[], R]) -> R:
+async def _parsed(service: Service, body: bytes, parse: Callable[[], R]) -> R:
     """What parsing a body gives. A large one takes so long that the loop must not wait for it."""
-    return parse() if len(body) <= PARSED_HERE_BYTES else await store.blocking(parse)
+    return parse() if len(body) <= PARSED_HERE_BYTES else await service.blocking(parse)
 
 
 def _in_one_call(prepared: list[tuple[int, list[PendingAppend]]]) -> list[PendingAppend]:
@@ -148,15 +148,15 @@ def _in_one_call(prepared: list[tuple[int, list[PendingAppend]]]) -> list[Pendin
     return everything
 
 
-async def append_parsed(store: ServedLog, topic: str, parsed: ParsedEvents, options: dict[str, Any]) -> Response:
+async def append_parsed(service: Service, topic: str, parsed: ParsedEvents, options: dict[str, Any]) -> Response:
     """Append the events that a body holds. A type, key or meta that the request names is of those that have none."""
-    columns = _with_options(parsed, options, store.engine.limits)
+    columns = _with_options(parsed, options, service.backend.limits)
     for name in ("type", "key", "meta"):
         options.pop(name, None)
     if not parsed.count:
-        return await _nothing(store, topic, options)
-    asked = AppendMany.of(topic, parsed.content, columns, parsed.count, store.engine.limits, **options)
-    return await append_group(store, topic, store.engine.prepare_many(asked))
+        return await _nothing(service, topic, options)
+    asked = AppendMany.of(topic, parsed.content, columns, parsed.count, service.backend.limits, **options)
+    return await append_group(service, topic, service.backend.prepare_many(asked))
 
 
 def _with_options(parsed: ParsedEvents, options: dict[str, Any], limits: Limits) -> dict[int, Column | None]:
@@ -171,59 +171,59 @@ def _with_options(parsed: ParsedEvents, options: dict[str, Any], limits: Limits)
     return columns
 
 
-async def _nothing(store: ServedLog, topic: str, options: dict[str, Any]) -> Response:
+async def _nothing(service: Service, topic: str, options: dict[str, Any]) -> Response:
     """The answer to a body without events."""
-    await store.blocking(store.engine.describe, topic)  # NotFound, if there is none
+    await service.blocking(service.store.describe, topic)  # NotFound, if there is none
     return json({"count": 0, "durability": options.get("durability", "fsync"), "runs": []})
 
 
-async def append_group(store: ServedLog, topic: str, group: list[PendingAppend]) -> Response:
+async def append_group(service: Service, topic: str, group: list[PendingAppend]) -> Response:
     """Commit the events of one request, and tell where they are."""
-    await store.commits.commit(group)
+    await service.commits.commit(group)
     return json(told(waits.refs(topic, group), group))
 
 
-async def _item(store: ServedLog, request: Request, content: Content, options: dict[str, Any]) -> Response:
+async def _item(service: Service, request: Request, content: Content, options: dict[str, Any]) -> Response:
     """Append the body as one event."""
     length = request.length
     if length is None or length > SMALL_BYTES:
         if content == "bson":
-            return await _large_document(store, request, options)
-        return await _huge(store, request, content, options)
-    return await append_one(store, request.name, await request.body(SMALL_BYTES), content, options)
+            return await _large_document(service, request, options)
+        return await _huge(service, request, content, options)
+    return await append_one(service, request.name, await request.body(SMALL_BYTES), content, options)
 
 
-async def append_one(store: ServedLog, topic: str, data: bytes, content: Content, options: dict[str, Any]) -> Response:
+async def append_one(service: Service, topic: str, data: bytes, content: Content, options: dict[str, Any]) -> Response:
     """Append one event that is in memory."""
     check_content(data, content)
-    waiting = store.engine.prepare(Append.of(topic, data, store.engine.limits, content=content, **options))
-    await store.commits.commit([waiting])
+    waiting = service.backend.prepare(Append.of(topic, data, service.backend.limits, content=content, **options))
+    await service.commits.commit([waiting])
     ref = waiting.ref()
     return Response(200, (("content-type", JSON), *place_of(waiting.log, waiting.rows)), b"%d" % ref.offset)
 
 
-async def _large_document(store: ServedLog, request: Request, options: dict[str, Any]) -> Response:
+async def _large_document(service: Service, request: Request, options: dict[str, Any]) -> Response:
     """Append one document of BSON, which is held in memory to be checked as a whole."""
-    body = await request.body(store.limits.body_bytes_max)
+    body = await request.body(service.limits.body_bytes_max)
     if len(body) <= SMALL_BYTES:
-        return await append_one(store, request.name, body, "bson", options)
-    limits = store.engine.limits
-    asked = await store.blocking(lambda: Append.of(request.name, body, limits, content="bson", **options))
-    upload, log = await store.blocking(store.engine.upload, asked)
+        return await append_one(service, request.name, body, "bson", options)
+    limits = service.backend.limits
+    asked = await service.blocking(lambda: Append.of(request.name, body, limits, content="bson", **options))
+    upload, log = await service.blocking(service.backend.upload, asked)
     try:
-        await store.blocking(upload.write, body)
-        rows = await store.blocking(upload.commit)
+        await service.blocking(upload.write, body)
+        rows = await service.blocking(upload.commit)
     finally:
-        store.later(upload.discard)
-    return _appended(store, request, log, rows, len(body))
+        service.later(upload.discard)
+    return _appended(service, request, log, rows, len(body))
 
 
-async def _huge(store: ServedLog, request: Request, content: Content, options: dict[str, Any]) -> Response:
+async def _huge(service: Service, request: Request, content: Content, options: dict[str, Any]) -> Response:
     """Append a body of any size, piece by piece, into a file of its own: no lock is held until all of it is there."""
-    if (request.length or 0) > store.limits.item_bytes_max:
-        raise _too_large(store)
-    asked = Append.of(request.name, iter(()), store.engine.limits, content=content, **options)
-    upload, log = await store.blocking(store.engine.upload, asked)
+    if (request.length or 0) > service.limits.item_bytes_max:
+        raise _too_large(service)
+    asked = Append.of(request.name, iter(()), service.backend.limits, content=content, **options)
+    upload, log = await service.blocking(service.backend.upload, asked)
     try:
         pieces: list[bytes] = []
         size = total = 0
@@ -231,21 +231,21 @@ async def _huge(store: ServedLog, request: Request, content: Content, options: d
             pieces.append(piece)
             size += len(piece)
             total += len(piece)
-            if total > store.limits.item_bytes_max:
-                raise _too_large(store)
+            if total > service.limits.item_bytes_max:
+                raise _too_large(service)
             if size >= PIECE_BYTES:
-                await store.blocking(upload.write, b"".join(pieces))
+                await service.blocking(upload.write, b"".join(pieces))
                 pieces, size = [], 0
-        await store.blocking(upload.write, b"".join(pieces))
-        rows = await store.blocking(upload.commit)
+        await service.blocking(upload.write, b"".join(pieces))
+        rows = await service.blocking(upload.commit)
     finally:
-        store.later(upload.discard)  # a thread may be writing still, if the client has left
-    return _appended(store, request, log, rows, total)
+        service.later(upload.discard)  # a thread may be writing still, if the client has left
+    return _appended(service, request, log, rows, total)
 
 
-def _appended(store: ServedLog, request: Request, log: Log, rows: Rows, size: int) -> Response:
+def _appended(service: Service, request: Request, log: Log, rows: Rows, size: int) -> Response:
     """The answer to one event that was written to a file of its own."""
-    store.metrics.appended(request.name, 1, size)
+    service.metrics.appended(request.name, 1, size)
     return Response(200, (("content-type", JSON), *place_of(log, rows)), b"%d" % rows.offset)
 
 
@@ -318,6 +318,6 @@ def _producer(request: Request) -> tuple[str, int, int] | None:
     return id.encode("latin-1").decode(errors="replace"), int(epoch or 0), int(seq)
 
 
-def _too_large(store: ServedLog) -> TooLarge:
-    most = store.limits.item_bytes_max
+def _too_large(service: Service) -> TooLarge:
+    most = service.limits.item_bytes_max
     return TooLarge(f"an item may have {most} bytes", limit="item_bytes_max", maximum=most)

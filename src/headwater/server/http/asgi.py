@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from headwater.errors import Closed, HeadwaterError
+from headwater.opening import open_directory
 from headwater.server.access import Access, OpenAccess
 from headwater.server.http.app import HttpApplication
 from headwater.server.http.message import BodyStream, Client, Request, Response
 from headwater.server.http.target import decode_path
 from headwater.server.metrics import CountingDisk, Metrics
+from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
-from headwater.server.store import ServedLog
-from headwater.views.local import Local
+from headwater.store import Store
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -51,7 +52,7 @@ class Asgi:
         self._access = access
         self._settings = settings
         self._opening: asyncio.Task[HttpApplication] | None = None
-        self._engine: Local | None = None
+        self._store: Store | None = None
         self._closed = False
         self._cache: dict[Any, Any] = {}  # passwords that were right, by their digests
 
@@ -87,15 +88,15 @@ class Asgi:
         if opening is not None:
             with contextlib.suppress(HeadwaterError):
                 app = await opening
-                await app.store.close()
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await asyncio.to_thread(engine.close)
+                await app.service.close()
+        store, self._store = self._store, None
+        if store is not None:
+            await asyncio.to_thread(store.close)
 
     async def _open(self) -> HttpApplication:
         metrics = Metrics(CountingDisk())
-        self._engine = await asyncio.to_thread(Local, self._path, disk=metrics.disk)
-        return HttpApplication(ServedLog(self._engine, self._access, self._settings, metrics))
+        self._store = await asyncio.to_thread(open_directory, self._path, disk=metrics.disk)
+        return HttpApplication(Service(self._store, self._access, self._settings, metrics))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:

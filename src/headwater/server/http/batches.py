@@ -5,65 +5,67 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from headwater.engine.waiting import PendingAppend
-from headwater.event import At
 from headwater.format.frames import MEDIA_TYPE
-from headwater.requests import AppendMany
+from headwater.log.pending import PendingAppend
+from headwater.position import Positions
+from headwater.requests import AppendMany, Read
 from headwater.server.http.message import Headers, Request, Response
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 from headwater.server.wire import batches
 from headwater.server.wire.pieces import PIECE_BYTES
-
-Places = At | Sequence[int]
 
 LOST_MAX = 100  # ranges of lost offsets that a header names: clients bound the bytes of headers
 
 
-async def read(store: ServedLog, topic: str, start: Places, end: Places, options: dict[str, Any]) -> Response:
-    """What is there now; `options` are those of `Engine.span`. The headers tell where it begins and ends."""
+async def read(
+    service: Service, topic: str, start: Positions, end: Positions, options: dict[str, Any], *, by_time: bool
+) -> Response:
+    """What is there now; `options` are those of `Store.read`. The headers tell where it begins and ends."""
 
     def begin() -> tuple[Any, Any, bytes]:
-        span = store.engine.span(topic, start=start, end=end, **options)
+        span = service.backend.span(
+            Read.of(topic, service.backend.limits, start=start, end=end, **options), by_time=by_time
+        )
         pieces = batches.encode_all(span.batches)
         return span, pieces, next(pieces, b"")  # which raises what is to be told before the answer begins
 
-    span, pieces, first = await store.blocking(begin)
+    span, pieces, first = await service.blocking(begin)
 
     async def body() -> AsyncIterator[bytes]:
         if first:
             yield first
-            async for piece in store.pump(pieces):
+            async for piece in service.pump(pieces):
                 yield piece
 
     headers = (*_headers(span.uuid, span.starts, span.lost), ("headwater-to", _told(span.ends)))
     return Response(200, headers, body())
 
 
-async def follow(store: ServedLog, topic: str, start: Places, filters: dict[str, Any]) -> Response:
+async def follow(service: Service, topic: str, start: Positions, filters: dict[str, Any]) -> Response:
     """What is there, and what comes. The headers tell where it begins."""
-    cursor = await store.blocking(store.engine.cursor, topic, start=start, **filters)
-    lost = await store.blocking(cursor.lost)
-    found = await store.feeds.follow(topic, start=cursor.offsets, wait=True, bytes_max=PIECE_BYTES, **filters)
+    cursor = await service.blocking(service.backend.cursor, topic, start=start, **filters)
+    lost = await service.blocking(cursor.lost)
+    found = await service.feeds.follow(topic, start=cursor.offsets, wait=True, bytes_max=PIECE_BYTES, **filters)
 
     async def body() -> AsyncIterator[bytes]:
         async for some in found:
-            async for piece in store.pump(batches.encode_all(some)):
+            async for piece in service.pump(batches.encode_all(some)):
                 yield piece
 
     return Response(200, _headers(cursor.uuid, cursor.offsets, lost), body(), waits=True)
 
 
-async def prepare(store: ServedLog, request: Request, options: dict[str, Any]) -> list[PendingAppend]:
+async def prepare(service: Service, request: Request, options: dict[str, Any]) -> list[PendingAppend]:
     """The appends of a request with batches, of which there is one: all of it or nothing, in each partition."""
-    body = await request.body(store.limits.body_bytes_max)
+    body = await request.body(service.limits.body_bytes_max)
 
     def decode() -> list[PendingAppend]:
-        parsed = batches.parse(body, store.engine.limits)
-        columns, limits = parsed.columns, store.engine.limits
+        parsed = batches.parse(body, service.backend.limits)
+        columns, limits = parsed.columns, service.backend.limits
         asked = AppendMany.of(request.name, parsed.content, columns, parsed.count, limits, **options)
-        return store.engine.prepare_many(asked)
+        return service.backend.prepare_many(asked)
 
-    return await store.blocking(decode)
+    return await service.blocking(decode)
 
 
 def _headers(uuid: str, offsets: Sequence[int], lost: Sequence[tuple[int, int, int]]) -> Headers:

@@ -22,18 +22,17 @@ from headwater.event import Ref
 from headwater.format import documents
 from headwater.info import BinderInfo
 from headwater.limits import PARTITIONS_MAX
+from headwater.protocols import READ_TIMEOUT_S, AtLeast
 from headwater.server.changes import Pieces
 from headwater.server.http import sse
 from headwater.server.http.errors import error_line
 from headwater.server.http.message import JSON, QueryParameters, Request, Response, json
 from headwater.server.http.reading import ARRAY, LINES, SSE, chosen
 from headwater.server.scopes import binder_scope
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 from headwater.server.wire import sse as wire
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.pieces import joined
-from headwater.views.binder import TIMEOUT_S
-from headwater.views.passing import AtLeast
 
 LOOK_S, LOOK_MAX_S = 0.002, 0.1  # between two looks whether a projection has come far enough
 SMALL_BODY = 64 * 1024
@@ -74,29 +73,29 @@ _decode_asked = msgspec.json.Decoder(DocumentQuery).decode
 _decode_field = msgspec.json.Decoder(Field).decode
 
 
-async def list_binders(store: ServedLog, request: Request) -> Response:
+async def list_binders(service: Service, request: Request) -> Response:
     """What each binder holds, of those that the user may read."""
 
     def look() -> list[BinderInfo]:
         found = []
-        for name in store.engine.binders():
+        for name in service.views.binders():
             if request.user.may("read", binder_scope(name)):
                 with contextlib.suppress(NotFound):  # it was deleted meanwhile
-                    found.append(store.engine.binder(name).info())
+                    found.append(service.views.binder(name).info())
         return found
 
-    return json(await store.blocking(look))
+    return json(await service.blocking(look))
 
 
-async def describe(store: ServedLog, request: Request) -> Response:
+async def describe(service: Service, request: Request) -> Response:
     """What a binder holds, and what fills it."""
-    return json(await store.blocking(store.engine.binder(request.name).info))
+    return json(await service.blocking(service.views.binder(request.name).info))
 
 
-async def get(store: ServedLog, request: Request) -> Response:
+async def get(service: Service, request: Request) -> Response:
     """A document."""
-    binder, id = store.engine.binder(request.name), request.path[2]
-    found = await _waiting(store, request.query, partial(binder.get, id))
+    binder, id = service.views.binder(request.name), request.path[2]
+    found = await _waiting(service, request.query, partial(binder.get, id))
     if found is None:
         raise NotFound(
             f"binder {binder.name!r} has no document {id[:100]!r}", code="no_such_document", binder=binder.name
@@ -104,51 +103,51 @@ async def get(store: ServedLog, request: Request) -> Response:
     return Response(200, (("content-type", JSON),), documents.encode(found))
 
 
-async def query(store: ServedLog, request: Request) -> Response:
+async def query(service: Service, request: Request) -> Response:
     """The documents that match, as they were at one moment; or only how many, or how they would be found."""
     format = chosen(request, (ARRAY, LINES))
-    asked = decoded(_decode_asked, await request.body(store.limits.query_bytes_max) or b"{}")
-    binder = store.engine.binder(request.name)
+    asked = decoded(_decode_asked, await request.body(service.limits.query_bytes_max) or b"{}")
+    binder = service.views.binder(request.name)
     if asked.explain:
-        return json({"plan": await store.blocking(binder.explain, asked.match, sort=asked.sort)})
+        return json({"plan": await service.blocking(binder.explain, asked.match, sort=asked.sort)})
     if asked.count:
-        return json({"count": await _waiting(store, request.query, partial(binder.count, asked.match))})
+        return json({"count": await _waiting(service, request.query, partial(binder.count, asked.match))})
     find = partial(binder.find, asked.match, sort=asked.sort, skip=asked.skip, limit=asked.limit, fields=asked.fields)
-    found, first = await _waiting(store, request.query, partial(_begun, find, array=format is ARRAY))
-    return Response(200, (("content-type", format.media),), _pumped(store, found, first))
+    found, first = await _waiting(service, request.query, partial(_begun, find, array=format is ARRAY))
+    return Response(200, (("content-type", format.media),), _pumped(service, found, first))
 
 
-async def changes(store: ServedLog, request: Request) -> Response:
+async def changes(service: Service, request: Request) -> Response:
     """The changes of a binder's documents, as they come. A document of that name is had by accepting only JSON."""
     format = chosen(request, (SSE, LINES, ARRAY))
     if format is ARRAY:
-        return await get(store, request)
+        return await get(service, request)
     after = request.headers.get("last-event-id") or request.query.text("after")
     form = EVENTS if format is SSE else CHANGE_LINES
-    place, found = await store.changes.follow(request.name, after, form.change)
+    place, found = await service.changes.follow(request.name, after, form.change)
     headers = (*(sse.HEADERS if format is SSE else (("content-type", form.media),)), ("headwater-place", place))
-    return Response(200, headers, _told(store, place, found, form), waits=True)
+    return Response(200, headers, _told(service, place, found, form), waits=True)
 
 
-async def index(store: ServedLog, request: Request) -> Response:
+async def index(service: Service, request: Request) -> Response:
     """Have an index over a field."""
     said = decoded(_decode_field, await request.body(SMALL_BODY))
-    await store.blocking(store.engine.binder(request.name).index, said.field)
+    await service.blocking(service.views.binder(request.name).index, said.field)
     return json(True)
 
 
-async def _waiting(store: ServedLog, query: QueryParameters, ask: Callable[..., T]) -> T:
+async def _waiting(service: Service, query: QueryParameters, ask: Callable[..., T]) -> T:
     """Ask; with `at_least`, until the projections have come so far, or the time is over."""
     at_least, timeout = at_least_of(query), query.seconds("timeout")
     if at_least is None:
-        return await store.blocking(ask)
-    left_s = min(TIMEOUT_S if timeout is None else timeout, store.limits.view_wait_s_max)
+        return await service.blocking(ask)
+    left_s = min(READ_TIMEOUT_S if timeout is None else timeout, service.limits.view_wait_s_max)
     pause_s = LOOK_S
     while True:
         try:
-            return await store.blocking(ask, at_least=at_least, timeout=0)
+            return await service.blocking(ask, at_least=at_least, timeout=0)
         except Unavailable as error:
-            if error.code != "view_behind" or left_s <= 0 or store.changes.closed:
+            if error.code != "view_behind" or left_s <= 0 or service.changes.closed:
                 raise
         pause_s = min(pause_s, left_s)
         await asyncio.sleep(pause_s)
@@ -204,7 +203,7 @@ def _encoded(found: Iterator[Document], *, array: bool) -> Generator[bytes, None
             close()
 
 
-async def _pumped(store: ServedLog, pieces: Generator[bytes, None, None], first: bytes) -> AsyncGenerator[bytes, None]:
+async def _pumped(service: Service, pieces: Generator[bytes, None, None], first: bytes) -> AsyncGenerator[bytes, None]:
     """The pieces, one at a time, as fast as the client takes them; what they hold is let go of when it leaves."""
 
     def close() -> None:
@@ -214,17 +213,17 @@ async def _pumped(store: ServedLog, pieces: Generator[bytes, None, None], first:
     try:
         if first:
             yield first
-            async for piece in store.pump(pieces):
+            async for piece in service.pump(pieces):
                 yield piece
     finally:
-        store.later(close)
+        service.later(close)
 
 
 # Changes
 
 
-async def _told(store: ServedLog, place: str, found: Pieces, form: ChangeFormat) -> AsyncGenerator[bytes, None]:
-    live = store.metrics.live
+async def _told(service: Service, place: str, found: Pieces, form: ChangeFormat) -> AsyncGenerator[bytes, None]:
+    live = service.metrics.live
     live.subscribers += 1
     try:
         if opening := form.opening(place):
@@ -235,7 +234,7 @@ async def _told(store: ServedLog, place: str, found: Pieces, form: ChangeFormat)
             live.bytes += len(piece)
             yield piece or form.heartbeat
     except HeadwaterError as error:  # it is too late for a status
-        store.metrics.failed(error.code)
+        service.metrics.failed(error.code)
         yield form.failure(error)
     finally:
         live.subscribers -= 1

@@ -19,7 +19,7 @@ from headwater.server.http.errors import error_line
 from headwater.server.http.message import QueryParameters, Request, Response, json
 from headwater.server.member import Formats, MemberState, Settlement
 from headwater.server.rights import action_of
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.encodings import slices
 
@@ -71,14 +71,14 @@ _decode_seek = msgspec.json.Decoder(Seek).decode
 _decode_match = msgspec.json.Decoder(dict[str, object]).decode
 
 
-async def list_consumers(store: ServedLog, request: Request) -> Response:
+async def list_consumers(service: Service, request: Request) -> Response:
     """Where each consumer is, of the topics that the user may read."""
     topic = request.query.text("topic")
-    found = await store.blocking(store.engine.consumers, topic)
+    found = await service.blocking(service.store.consumers, topic)
     return json([msgspec.to_builtins(each) for each in found if request.user.may("read", each.topic)])
 
 
-async def join(store: ServedLog, request: Request) -> Response:
+async def join(service: Service, request: Request) -> Response:
     """Join a consumer, and stream what its member is handed until the connection ends."""
     query = request.query
     formats = _formats(request)
@@ -91,8 +91,8 @@ async def join(store: ServedLog, request: Request) -> Response:
         "lease_ms": query.number("lease_ms"),
         "failures_max": query.number("failures_max"),
     }
-    joining = store.blocking(
-        store.members.join,
+    joining = service.blocking(
+        service.members.join,
         request.user.name,
         request.name,
         request.path[2],
@@ -111,22 +111,22 @@ async def join(store: ServedLog, request: Request) -> Response:
     return Response(200, headers, member)
 
 
-async def settle(store: ServedLog, request: Request) -> Response:
+async def settle(service: Service, request: Request) -> Response:
     """Take acks and failures; whatever it says, the member is known to live."""
-    said = decoded(_decode_acks, await request.body(store.limits.acks_bytes_max))
+    said = decoded(_decode_acks, await request.body(service.limits.acks_bytes_max))
     if said.seek is not None:
         require(request.user, action_of("POST /consumer/{name}/{topic}/acks with seek"), request.path[2])
-    member = store.members.get(said.member, request.user.name, request.name, request.path[2])
+    member = service.members.get(said.member, request.user.name, request.name, request.path[2])
     acks = [(each.partition, each.offset, each.offset + 1 if each.end is None else each.end) for each in said.acks]
     settlement = Settlement(acks, said.to, said.fails, said.flush or said.leave)
     if acks or said.to or said.fails or settlement.flush:
-        aside = await store.blocking(member.settle, settlement)
+        aside = await service.blocking(member.settle, settlement)
     else:
         aside = []
         member.heard()
     if said.leave:
         member.leave()
-        await store.blocking(member.join)
+        await service.blocking(member.join)
         return json(AckResult(aside, member.state))
     if said.seek is not None:
         cursors, state = await member.seek(position.parse(said.seek.at), said.seek.partition)
@@ -134,18 +134,18 @@ async def settle(store: ServedLog, request: Request) -> Response:
     return json(AckResult(aside, await member.look() if said.look else member.state))
 
 
-async def seek(store: ServedLog, request: Request) -> Response:
+async def seek(service: Service, request: Request) -> Response:
     """Move a consumer to another place, durably."""
     said = decoded(_decode_seek, await request.body(SMALL_BODY))
     place = position.parse(said.at)
     topic = request.path[2]
-    cursors = await store.blocking(store.engine.seek, request.name, topic, place, partition=said.partition)
+    cursors = await service.blocking(service.store.seek, request.name, topic, place, partition=said.partition)
     return json(cursors)
 
 
-async def forget(store: ServedLog, request: Request) -> Response:
+async def forget(service: Service, request: Request) -> Response:
     """Delete a consumer; its members end."""
-    await store.blocking(store.engine.forget, request.name, request.path[2])
+    await service.blocking(service.store.forget, request.name, request.path[2])
     return json(True)
 
 

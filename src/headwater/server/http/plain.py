@@ -10,9 +10,9 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from headwater.engine.waiting import PendingAppend
 from headwater.errors import HeadwaterError
 from headwater.event import Content, id_text
+from headwater.log.pending import PendingAppend
 from headwater.requests import Append
 from headwater.server import prompt
 from headwater.server.commits import Group
@@ -69,13 +69,13 @@ class PlainAppends:
 
     def __init__(self, app: HttpApplication) -> None:
         self._app = app
-        self._engine = app.store.engine
-        self._access = app.store.access
-        self._commits = app.store.commits
-        self._metrics = app.store.metrics
-        self._answered = app.store.metrics.route("POST", PATTERN).answered
+        self._backend = app.service.backend
+        self._access = app.service.access
+        self._commits = app.service.commits
+        self._metrics = app.service.metrics
+        self._answered = app.service.metrics.route("POST", PATTERN).answered
         self._heads: dict[bytes, PlainHead] = {}
-        app.store.commits.write_answers(self.write)
+        app.service.commits.write_answers(self.write)
 
     def find(self, connection: ServerConnection, data: bytes, end: int) -> PlainHead | None:
         """What a head means that ends at `end`, if the data is a whole request with a head that was seen before."""
@@ -107,7 +107,7 @@ class PlainAppends:
         content = CONTENT_BY_MEDIA.get(headers.get("content-type", ""))
         if content is None or not SLOW_HEADERS.isdisjoint(headers) or "host" not in headers:
             return None
-        if self._app.store.ignored(headers):  # which the answer says
+        if self._app.service.ignored(headers):  # which the answer says
             return None
         try:
             path, raw_query = parts_of(url)
@@ -138,8 +138,8 @@ class PlainAppends:
         try:
             if head.content == "text":
                 check_content(data, "text")
-            limits = self._engine.limits
-            waiting = self._engine.prepare(Append.of(head.topic, data, limits, content=head.content, **head.options))
+            limits = self._backend.limits
+            waiting = self._backend.prepare(Append.of(head.topic, data, limits, content=head.content, **head.options))
             answer = PlainAnswer(self, connection, head, user.name, waiting)
             self._commits.submit(waiting, answer)
         except HeadwaterError:

@@ -57,7 +57,7 @@ class ServerConnection(asyncio.Protocol):
         self.app = connections.app
         self.loop = connections.loop
         self.limits = connections.limits
-        self._metrics = connections.app.store.metrics
+        self._metrics = connections.app.service.metrics
         self.deadline = NEVER
         self.client = Client()
         self.sent = 0

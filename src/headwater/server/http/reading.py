@@ -17,7 +17,7 @@ from headwater.limits import PARTITIONS_MAX, SPLIT_BYTES
 from headwater.position import Position, Positions
 from headwater.server.http import batches, sse
 from headwater.server.http.message import QueryParameters, Request, Response, json
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 from headwater.server.wire import arrow, items, lines
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.pieces import PIECE_BYTES, Cut
@@ -54,61 +54,63 @@ class ReadQuery(NamedTuple):
     filters: dict[str, Any]
 
 
-async def read(store: ServedLog, request: Request) -> Response:
+async def read(service: Service, request: Request) -> Response:
     """The events that the query asks for."""
     format = chosen(request, FORMATS)
     if format is BATCHES:
-        return await _batches(store, request)
+        return await _batches(service, request)
     asked = _asked(request)
     topic = request.name
     if format is SSE:
-        return await _server_sent(store, request, asked)
+        return await _server_sent(service, request, asked)
     if asked.wait and not format.can_wait:
         raise Invalid(f"{format.name} cannot wait for more", hint="ask for ndjson, sse or items", code="bad_parameter")
-    await _check_partition(store, topic, asked, format)
+    await _check_partition(service, topic, asked, format)
     headers = (("content-type", format.media),)
     if asked.wait:
         assert format.encode is not None
-        found = await store.feeds.follow(
+        found = await service.feeds.follow(
             topic, start=asked.start, stop=asked.cut.end, wait=True, bytes_max=PIECE_BYTES, **asked.filters
         )
-        return Response(200, headers, _follow(store, found, format.encode, asked.cut), waits=True)
-    pieces = await store.blocking(_pieces, store, request, format, asked)
-    first = await store.blocking(next, pieces, b"")  # which raises what is to be told before the answer begins
-    return Response(200, headers, _prepend(first, store.pump(pieces)))
+        return Response(200, headers, _follow(service, found, format.encode, asked.cut), waits=True)
+    pieces = await service.blocking(_pieces, service, request, format, asked)
+    first = await service.blocking(next, pieces, b"")  # which raises what is to be told before the answer begins
+    return Response(200, headers, _prepend(first, service.pump(pieces)))
 
 
-async def splits(store: ServedLog, request: Request) -> Response:
+async def splits(service: Service, request: Request) -> Response:
     """Parts of a topic for different workers to read."""
     query = request.query
-    found = await store.blocking(
-        store.engine.splits,
+    found = await service.blocking(
+        service.store.splits,
         request.name,
         start=_positions(query, "from", "earliest"),
         end=_positions(query, "end_before", "latest"),
         partition=query.number("partition"),
         split_bytes=query.number("split_bytes") or SPLIT_BYTES,
     )
-    return json(await store.blocking(msgspec.to_builtins, found))
+    return json(await service.blocking(msgspec.to_builtins, found))
 
 
-async def _batches(store: ServedLog, request: Request) -> Response:
+async def _batches(service: Service, request: Request) -> Response:
     """The events as stored batches, for clients of ours."""
     query = request.query
     filters = filters_of(query) | {"partition": query.number("partition")}
     start = _positions(query, "from", "earliest")
     if query.flag("wait_for_more"):
-        return await batches.follow(store, request.name, start, filters)
-    options = {"reverse": query.flag("reverse"), "by_time": query.choice("order", ("partition", "time")) == "time"}
-    return await batches.read(store, request.name, start, _positions(query, "end_before", "latest"), options | filters)
+        return await batches.follow(service, request.name, start, filters)
+    options = filters | {"reverse": query.flag("reverse")}
+    by_time = query.choice("order", ("partition", "time")) == "time"
+    end = _positions(query, "end_before", "latest")
+    return await batches.read(service, request.name, start, end, options, by_time=by_time)
 
 
-async def _server_sent(store: ServedLog, request: Request, asked: ReadQuery) -> Response:
+async def _server_sent(service: Service, request: Request, asked: ReadQuery) -> Response:
     """The events as server-sent events, live unless it is said otherwise. Without an end, many share one reader."""
-    await _check_partition(store, request.name, asked, SSE)
+    await _check_partition(service, request.name, asked, SSE)
     bounded = asked.cut if asked.cut.bounded else None
     return await sse.respond(
-        store,
+        service,
         request,
         request.name,
         start=asked.start,
@@ -119,10 +121,10 @@ async def _server_sent(store: ServedLog, request: Request, asked: ReadQuery) -> 
     )
 
 
-def _pieces(store: ServedLog, request: Request, format: Format, asked: ReadQuery) -> Iterator[bytes]:
+def _pieces(service: Service, request: Request, format: Format, asked: ReadQuery) -> Iterator[bytes]:
     """The answer up to what is there now. In a worker thread."""
     end: At = "latest" if asked.cut.end is None else asked.cut.end
-    found = store.engine.read_batches(request.name, start=asked.start, end=end, **asked.filters)
+    found = service.store.read_batches(request.name, start=asked.start, end=end, **asked.filters)
     if format is ARROW:
         columns = request.query.text("columns")
         return arrow.encode(found, asked.cut, None if columns is None else columns.split(","))
@@ -131,13 +133,13 @@ def _pieces(store: ServedLog, request: Request, format: Format, asked: ReadQuery
 
 
 async def _follow(
-    store: ServedLog, found: AsyncIterator[list[EventBatch]], encode: Encode, cut: Cut
+    service: Service, found: AsyncIterator[list[EventBatch]], encode: Encode, cut: Cut
 ) -> AsyncIterator[bytes]:
     over = cut.done
     if over:
         return
     async for some in found:
-        async for piece in store.pump(encode(some, cut)):
+        async for piece in service.pump(encode(some, cut)):
             yield piece
         if cut.done:
             return
@@ -150,11 +152,11 @@ async def _prepend(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
             yield piece
 
 
-async def _check_partition(store: ServedLog, topic: str, asked: ReadQuery, format: Format) -> None:
+async def _check_partition(service: Service, topic: str, asked: ReadQuery, format: Format) -> None:
     """Where there are several partitions, a number alone says too little."""
     if asked.filters.get("partition") is not None or (format.names_partitions and asked.cut.end is None):
         return
-    partitions = len((await store.blocking(store.engine.describe, topic)).partitions)
+    partitions = len((await service.blocking(service.store.describe, topic)).partitions)
     if partitions > 1:
         raise Invalid(
             f"topic {topic!r} has {partitions} partitions, and an id belongs to one of them",

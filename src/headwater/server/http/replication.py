@@ -12,19 +12,19 @@ from headwater.limits import PARTITIONS_MAX, REPLICA_BYTES_MAX, REPLICA_LOGS_MAX
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
 from headwater.server.rights import action_of
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 from headwater.server.wire.decoding import decoded
 
 _QUESTION_BYTES_MAX = 8 * 1024 * 1024
 
 
-async def list_topics(store: ServedLog, request: Request) -> Response:
+async def list_topics(service: Service, request: Request) -> Response:
     """All topics that the user may read, and where their logs begin and end."""
-    found = await store.blocking(store.replicas.source.topics, lambda name: request.user.may("read", name))
+    found = await service.blocking(service.replicas.source.topics, lambda name: request.user.may("read", name))
     return json(msgspec.to_builtins(found))
 
 
-async def batches(store: ServedLog, request: Request) -> Response:
+async def batches(service: Service, request: Request) -> Response:
     """The batches that follow in some logs."""
     asked = decoded(replication.decode_question, await request.body(_QUESTION_BYTES_MAX))
     if len(asked.logs) > REPLICA_LOGS_MAX:
@@ -32,20 +32,20 @@ async def batches(store: ServedLog, request: Request) -> Response:
     for name in {wanted.topic for wanted in asked.logs}:
         require(request.user, action_of("POST /replication/batches"), name)
     bytes_max, wait_s = min(asked.bytes_max, REPLICA_BYTES_MAX), min(asked.wait_ms, REPLICA_WAIT_MS_MAX) / 1000
-    ask = partial(store.replicas.source.more, asked.logs, bytes_max, wait_s)
-    answer = await store.loop.run_in_executor(store.replicas.threads, ask)
-    body = await store.blocking(replication.encode, answer)
+    ask = partial(service.replicas.source.more, asked.logs, bytes_max, wait_s)
+    answer = await service.loop.run_in_executor(service.replicas.threads, ask)
+    body = await service.blocking(replication.encode, answer)
     return Response(200, (("content-type", replication.MEDIA_TYPE),), body)
 
 
-async def remembered(store: ServedLog, request: Request) -> Response:
+async def remembered(service: Service, request: Request) -> Response:
     """What is remembered of the producers of one log, as a snapshot as of its end."""
     partition = request.query.number("partition", 0, most=PARTITIONS_MAX) or 0
 
     def read() -> tuple[int, bytes]:
-        log = store.engine.partition_log(request.name, partition)
+        log = service.backend.partition_log(request.name, partition)
         end, known = log.producers()
         return end, producers.encode(log.place.uuid, end, known)
 
-    end, snapshot = await store.blocking(read)
+    end, snapshot = await service.blocking(read)
     return Response(200, (("content-type", "application/octet-stream"), ("headwater-from", str(end))), snapshot)

@@ -23,9 +23,9 @@ from headwater.server.http.message import Request, Response
 from headwater.server.http.parameters import Parameter
 from headwater.server.rights import RIGHTS, Right
 from headwater.server.scopes import binder_scope, query_scope
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 
-Handler = Callable[[ServedLog, Request], Awaitable[Response]]
+Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
 class Route(NamedTuple):

@@ -12,15 +12,15 @@ from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
-from headwater.engine.cursor import Gap, Offsets, TopicCursor
 from headwater.errors import Closed, HeadwaterError, Invalid
 from headwater.event import At, ticks_and_node
 from headwater.format.events import EventBatch
+from headwater.log.topic_cursor import Gap, Offsets, TopicCursor
 from headwater.match.selection import Selection
 from headwater.server.channels import ChannelSubscription
 from headwater.server.feeds import beating
 from headwater.server.http.message import BodyStream, Headers, Request, Response, StreamSink
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 from headwater.server.wire import sse
 from headwater.server.wire.encodings import encoded
 from headwater.server.wire.pieces import joined, parted
@@ -103,7 +103,7 @@ class End(Protocol):
 
 
 async def respond(
-    store: ServedLog,
+    service: Service,
     request: Request,
     topic: str,
     *,
@@ -123,20 +123,20 @@ async def respond(
     for a bad place, pattern or match.
     """
     last = request.headers.get("last-event-id") or last
-    cursor = await store.blocking(store.engine.cursor, topic, start="latest", **selection)
+    cursor = await service.blocking(service.backend.cursor, topic, start="latest", **selection)
     form, place = _resume(cursor, start, last, bus)
     if wait and stop is None and end is None:
-        return Response(200, HEADERS, await store.feeds.subscribe(topic, form, **place, **selection))
+        return Response(200, HEADERS, await service.feeds.subscribe(topic, form, **place, **selection))
     after, gaps = place.pop("after", None), place.pop("opening", b"")
-    cursor = await store.blocking(store.engine.cursor, topic, **place, **selection)
-    if after is not None and (gap := await store.blocking(cursor.go_after, after)) is not None:
+    cursor = await service.blocking(service.backend.cursor, topic, **place, **selection)
+    if after is not None and (gap := await service.blocking(cursor.go_after, after)) is not None:
         gaps += form.gap(gap, cursor.offsets, after)
-    offsets, bytes_max = cursor.offsets, store.limits.feed_chunk_bytes
-    follow = await store.feeds.follow(topic, start=offsets, stop=stop, wait=wait, bytes_max=bytes_max, **selection)
-    return Response(200, HEADERS, _pieces(store, follow, form, gaps, offsets, end), waits=wait)
+    offsets, bytes_max = cursor.offsets, service.limits.feed_chunk_bytes
+    follow = await service.feeds.follow(topic, start=offsets, stop=stop, wait=wait, bytes_max=bytes_max, **selection)
+    return Response(200, HEADERS, _pieces(service, follow, form, gaps, offsets, end), waits=wait)
 
 
-def respond_later(store: ServedLog, request: Request, topic: str, *, last: str | None, type: str | None) -> Response:
+def respond_later(service: Service, request: Request, topic: str, *, last: str | None, type: str | None) -> Response:
     """The events of the bus, whose topic does not exist yet, from the moment at which it does. Raises Invalid."""
     last = request.headers.get("last-event-id") or last
     if last:
@@ -144,12 +144,12 @@ def respond_later(store: ServedLog, request: Request, topic: str, *, last: str |
     Selection(type)  # what can be refused is refused before there is an answer
 
     async def subscribe() -> BodyStream:
-        await store.arrivals.wait(topic)
-        body = (await respond(store, request, topic, last=last, type=type, bus=True)).body
+        await service.arrivals.wait(topic)
+        body = (await respond(service, request, topic, last=last, type=type, bus=True)).body
         assert isinstance(body, ChannelSubscription)
         return body
 
-    return Response(200, HEADERS, AwaitedEvents(subscribe, store.settings.heartbeat_s))
+    return Response(200, HEADERS, AwaitedEvents(subscribe, service.settings.heartbeat_s))
 
 
 class AwaitedEvents:
@@ -240,7 +240,7 @@ def _bad_id(text: str) -> Invalid:
 
 
 async def _pieces(
-    store: ServedLog,
+    service: Service,
     follow: AsyncGenerator[list[EventBatch], None],
     form: SseFormat,
     gaps: bytes,
@@ -251,13 +251,13 @@ async def _pieces(
     yield form.opening + (first + gaps if gaps else b"")
     if gaps:
         first = b""
-    async for found in beating(follow, store.settings.heartbeat_s):
+    async for found in beating(follow, service.settings.heartbeat_s):
         if found is None:
             yield form.heartbeat
             continue
         batches = found if end is None else [part for batch in found if (part := end.take(batch)) is not None]
         if batches:
-            async for piece in store.pump(joined(form.encode(batches, offsets))):
+            async for piece in service.pump(joined(form.encode(batches, offsets))):
                 yield first + piece
                 del piece
                 first = b""

@@ -13,26 +13,26 @@ import headwater
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.format.settings import FORMAT
 from headwater.server.http.message import JSON, Request, Response, json
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 
 HEALTH_S = 5.0  # a disk that has not answered by then is not well; load balancers wait about as long
 
 _log = logging.getLogger("headwater.server")
 
 
-async def health(store: ServedLog, _request: Request) -> Response:
+async def health(service: Service, _request: Request) -> Response:
     """Whether the log can be read, and takes appends. What is wrong in full is for the server's own log."""
     try:
-        await asyncio.wait_for(store.shared("health", store.engine.probe), HEALTH_S)
+        await asyncio.wait_for(service.shared("health", service.backend.probe), HEALTH_S)
     except TimeoutError as error:
         raise Unavailable(f"the disk has not answered in {HEALTH_S:g} s", code="disk_hangs") from error
     except (HeadwaterError, OSError) as error:
         _log.error("the log cannot be read: %s", error)  # without its traceback: this is asked every few seconds
         code = error.code if isinstance(error, HeadwaterError) else "disk_failed"
         raise Unavailable("the log cannot be read", hint="the server's log tells more", code=code) from error
-    frozen = store.engine.frozen()
+    frozen = service.backend.frozen()
     if frozen:
-        names = not store.access.authenticates  # else anybody could learn which topics there are
+        names = not service.access.authenticates  # else anybody could learn which topics there are
         logs = [
             {"topic": topic, "partition": partition, "reason": why} if names else {"reason": why}
             for topic, partition, why in frozen
@@ -46,28 +46,28 @@ async def health(store: ServedLog, _request: Request) -> Response:
     return json({"status": "ok"})
 
 
-async def version(store: ServedLog, _request: Request) -> Response:
+async def version(service: Service, _request: Request) -> Response:
     """What runs here, and which log it serves."""
     told = {"version": headwater.__version__, "format": FORMAT, "python": platform.python_version()}
-    return json(told | {"uuid": store.engine.uuid})
+    return json(told | {"uuid": service.backend.uuid})
 
 
-async def metrics(store: ServedLog, _request: Request) -> Response:
+async def metrics(service: Service, _request: Request) -> Response:
     """What the server counts and what the log holds, for Prometheus."""
-    content_type, text = await store.shared("metrics", _render, store)
+    content_type, text = await service.shared("metrics", _render, service)
     return Response(200, (("content-type", content_type),), text)
 
 
-async def openapi(store: ServedLog, request: Request) -> Response:
+async def openapi(service: Service, request: Request) -> Response:
     """What is served, as OpenAPI tells it."""
-    body = await store.shared(f"openapi {request.root}", _document, store.access.authenticates, request.root)
+    body = await service.shared(f"openapi {request.root}", _document, service.access.authenticates, request.root)
     return Response(200, (("content-type", JSON),), body)
 
 
-def _render(store: ServedLog) -> tuple[str, bytes]:
+def _render(service: Service) -> tuple[str, bytes]:
     from headwater.server import prometheus  # at the first scrape: it brings a library of some megabytes
 
-    return prometheus.CONTENT_TYPE, prometheus.render(store.metrics, store.engine)
+    return prometheus.CONTENT_TYPE, prometheus.render(service.metrics, service.store)
 
 
 def _document(authenticates: bool, root: str) -> bytes:

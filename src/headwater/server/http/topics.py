@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from headwater.errors import Invalid
 from headwater.server.http.message import Request, Response, json
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 from headwater.server.wire.decoding import decoded
 
 _SMALL_BODY = 64 * 1024
@@ -43,56 +43,56 @@ _decode_retain = msgspec.json.Decoder(Retain).decode
 _NUMBERS = ("segment_bytes", "segment_age_ms", "retention_bytes", "retention_segments", "retention_age_ms")
 
 
-async def list_topics(store: ServedLog, request: Request) -> Response:
+async def list_topics(service: Service, request: Request) -> Response:
     """The names of all topics that the user may read."""
-    names = await store.blocking(store.engine.topics)
+    names = await service.blocking(service.store.topics)
     return json([name for name in names if request.user.may("read", name)])
 
 
-async def create(store: ServedLog, request: Request) -> Response:
+async def create(service: Service, request: Request) -> Response:
     """Make a topic."""
     query = request.query
     settings: dict[str, Any] = {name: query.number(name) for name in (*_NUMBERS, "retention_bytes_hard")}
     settings["partitions"] = query.number("partitions", 1)
-    settings["data_bytes_max"] = query.number("data_bytes_max", store.limits.item_bytes_max)
+    settings["data_bytes_max"] = query.number("data_bytes_max", service.limits.item_bytes_max)
     settings["compression"] = query.choice("compression", ("none", "zstd"))
     settings["overflow"] = query.choice("overflow", ("delete", "refuse"))
     settings["retention_consumers"] = query.flag("retention_consumers") if "retention_consumers" in query else None
     given = {name: value for name, value in settings.items() if value is not None}
-    return json(await store.blocking(store.engine.create, request.name, **given))
+    return json(await service.blocking(service.store.create, request.name, **given))
 
 
-async def describe(store: ServedLog, request: Request) -> Response:
+async def describe(service: Service, request: Request) -> Response:
     """What a topic is and holds."""
-    return json(msgspec.to_builtins(await store.blocking(store.engine.describe, request.name)))
+    return json(msgspec.to_builtins(await service.blocking(service.store.describe, request.name)))
 
 
-async def delete(store: ServedLog, request: Request) -> Response:
+async def delete(service: Service, request: Request) -> Response:
     """Delete a topic and all its events."""
-    await store.blocking(store.engine.delete, request.name)
+    await service.blocking(service.store.delete, request.name)
     return json(True)
 
 
-async def version(store: ServedLog, request: Request) -> Response:
+async def version(service: Service, request: Request) -> Response:
     """The offset of a key's last event."""
     key = request.query.data("key")
     if key is None:
         raise Invalid("the parameter 'key' is missing", code="bad_parameter")
     partition = request.query.number("partition")
-    return json(await store.blocking(store.engine.version, request.name, key, partition=partition))
+    return json(await service.blocking(service.store.version, request.name, key, partition=partition))
 
 
-async def sync(store: ServedLog, request: Request) -> Response:
+async def sync(service: Service, request: Request) -> Response:
     """Make all events of a topic durable."""
-    await store.blocking(store.engine.sync, request.name)
+    await service.blocking(service.store.sync, request.name)
     return json(True)
 
 
-async def retain(store: ServedLog, request: Request) -> Response:
+async def retain(service: Service, request: Request) -> Response:
     """Delete the oldest segments, and change what is kept."""
     asked = decoded(_decode_retain, await request.body(_SMALL_BODY) or b"{}")
-    deleted = await store.blocking(
-        store.engine.retain,
+    deleted = await service.blocking(
+        service.store.retain,
         request.name,
         before=asked.before,
         partition=asked.partition,
@@ -102,6 +102,6 @@ async def retain(store: ServedLog, request: Request) -> Response:
     return json([msgspec.to_builtins(each) for each in deleted])
 
 
-async def replay(store: ServedLog, request: Request) -> Response:
+async def replay(service: Service, request: Request) -> Response:
     """Append again what consumers have set aside."""
-    return json(await store.blocking(store.engine.replay, request.name, consumer=request.query.text("consumer")))
+    return json(await service.blocking(service.store.replay, request.name, consumer=request.query.text("consumer")))

@@ -10,16 +10,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta
 
-from headwater.engine.engine import Engine
+from headwater.directory.directory import Directory
 from headwater.errors import Invalid
 from headwater.event import Durability, Ref
-from headwater.format import jsonl
+from headwater.format import given, jsonl
 from headwater.format.jsonl import EventLine
+from headwater.requests import wants_sync
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
 from headwater.server.member import RemoteMember, member_gone
 from headwater.server.rights import action_of
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 from headwater.server.wire.decoding import decoded
 
 Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -61,24 +62,25 @@ class RefLine(msgspec.Struct, frozen=True, gc=False):
 _decode = msgspec.json.Decoder(TransactionRequest).decode
 
 
-async def commit(store: ServedLog, request: Request) -> Response:
+async def commit(service: Service, request: Request) -> Response:
     """Do it all, or nothing."""
-    asked = decoded(_decode, await request.body(store.limits.body_bytes_max), "the transaction cannot be used")
+    asked = decoded(_decode, await request.body(service.limits.body_bytes_max), "the transaction cannot be used")
     for topic in {append.topic for append in asked.appends}:
         if not isinstance(topic, str):
             raise Invalid("an append has no topic", code="bad_body")
         require(request.user, action_of("POST /transaction"), topic)
-    members = {ack.member: store.members.find(ack.member, request.user.name) for ack in asked.acks}
+    members = {ack.member: service.members.find(ack.member, request.user.name) for ack in asked.acks}
     for topic in {member.consumer.topic for member in members.values() if member is not None}:
         require(request.user, action_of("POST /transaction with acks"), topic)
-    refs = await store.blocking(_commit, store.engine, asked, members)
+    refs = await service.blocking(_commit, service.backend, asked, members)
     told = [RefLine(ref.topic, ref.partition, ref.offset, str(ref.id)) for ref in refs]
     return json({"refs": told, "durability": refs[0].durability if refs else "fsync"})
 
 
-def _commit(engine: Engine, asked: TransactionRequest, members: dict[str, RemoteMember | None]) -> list[Ref]:
+def _commit(backend: Directory, asked: TransactionRequest, members: dict[str, RemoteMember | None]) -> list[Ref]:
     """In a worker's thread: what it does is a handful of syncs."""
-    transaction = engine.transaction(durability=asked.durability, producer=asked.producer)
+    sync = None if asked.durability is None else wants_sync(asked.durability)
+    transaction = backend.transaction(sync, given.check_producer(asked.producer, backend.limits))
     for append in asked.appends:
         data, content = jsonl.data_of(append, None)
         transaction.append(

@@ -8,26 +8,25 @@ import msgspec
 
 from headwater.errors import NotFound
 from headwater.server.http.message import JSON, Request, Response, json
-from headwater.server.store import ServedLog
+from headwater.server.service import Service
 from headwater.server.wire.decoding import decoded
-from headwater.views import status
 
 _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-async def list_views(store: ServedLog, request: Request) -> Response:
+async def list_views(service: Service, request: Request) -> Response:
     """How each projection and function is, of those whose topic the user may read."""
-    found = await store.blocking(status.views, store.engine)
+    found = await service.blocking(service.store.views)
     return json([each for each in found if request.user.may("read", each.topic)])
 
 
-async def ask(store: ServedLog, request: Request) -> Response:
+async def ask(service: Service, request: Request) -> Response:
     """Ask a query with a name."""
-    arguments = decoded(_decode_arguments, await request.body(store.limits.query_bytes_max) or b"{}")
-    if store.application is None:
+    arguments = decoded(_decode_arguments, await request.body(service.limits.query_bytes_max) or b"{}")
+    if service.application is None:
         raise NotFound(
             f"there is no query {request.name!r}: the server runs no application",
             hint="start it with --app",
             code="no_such_query",
         )
-    return Response(200, (("content-type", JSON),), await store.application.ask(request.name, arguments))
+    return Response(200, (("content-type", JSON),), await service.application.ask(request.name, arguments))

@@ -10,10 +10,10 @@ import numpy as np
 from bson.binary import Binary
 from bson.int64 import Int64
 
-from headwater.engine.waiting import PendingAppend
 from headwater.errors import HeadwaterError, Unavailable, out_of_memory
 from headwater.event import Ref
 from headwater.format import protocol
+from headwater.log.pending import PendingAppend
 from headwater.server.http.errors import kind_of
 
 OK = protocol.encode("RESPONSE", {"ok": True})

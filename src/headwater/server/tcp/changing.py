@@ -43,7 +43,7 @@ async def subscribe(connection: TcpConnection, fields: FrameFields) -> AnswerSlo
     await connection.require("SUBSCRIBE with binder", binder_scope(name))
     subscription = ChangeSubscription(connection)
     begin = NOW if after is None else None if after == EVERYTHING else after
-    place, subscription.changes = await connection.store.changes.follow(name, begin, subscription.encode)
+    place, subscription.changes = await connection.service.changes.follow(name, begin, subscription.encode)
     return subscription.accepted()._replace(data=response("SUBRESPONSE", subID=subscription.id, place=place))
 
 
@@ -54,7 +54,7 @@ class ChangeSubscription(TcpSubscription):
 
     def __init__(self, connection: TcpConnection) -> None:
         super().__init__(connection)
-        self._clock = connection.store.engine.clock
+        self._clock = connection.service.backend.clock
         self._encoded = self._sent = 0
         self._next_id = connection.subscribed + 1  # which it gets: nobody else subscribes before it is accepted
 

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from headwater.client.connection import keep_alive
 from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.format import protocol
+from headwater.remote.connection import keep_alive
 from headwater.server.access import require
 from headwater.server.http.message import Client
 from headwater.server.rights import action_of
@@ -53,7 +53,7 @@ class TcpConnection(asyncio.Protocol):
     def __init__(self, connections: Connections, handlers: dict[str, Handler]) -> None:
         """`handlers` are for the frames that wait for something, by type."""
         self.connections = connections
-        self.store = connections.store
+        self.service = connections.service
         self.limits = connections.limits
         self.loop = connections.loop
         self.deadline = NEVER
@@ -65,7 +65,7 @@ class TcpConnection(asyncio.Protocol):
         self.sessions: dict[int, sessions.Session] = {}  # transactions, by their sessID
         self.subscribed = 0  # how many subscriptions it has had: the last subID
         self._handlers = handlers
-        self._metrics = connections.store.metrics
+        self._metrics = connections.service.metrics
         self._transport: Any = None
         # What comes in
         self._incoming = FrameParser(self.limits.frame_bytes_max)
@@ -161,7 +161,7 @@ class TcpConnection(asyncio.Protocol):
 
     def _cut(self, data: bytes) -> None:
         """Take the frames that are whole now. Raises what is against one, also if it has only begun to come."""
-        incoming, budget = self._incoming, self.store.budget
+        incoming, budget = self._incoming, self.service.budget
         counted = incoming.size  # of the first frame
         for raw in incoming.cut(data):
             if len(raw) > LARGE_BYTES:
@@ -280,7 +280,7 @@ class TcpConnection(asyncio.Protocol):
     async def _answer_large(self, raw: bytes) -> tuple[str, AnswerSlot]:
         """A frame that is decoded in another thread; not many at once, because they take the interpreter in turns."""
         async with self.connections.decoding:
-            type, frame = await self.store.blocking(protocol.decode_large, raw)
+            type, frame = await self.service.blocking(protocol.decode_large, raw)
         self._check_type(type)
         if type == "EMIT":
             return type, await self._emits.alone(raw)
@@ -310,9 +310,9 @@ class TcpConnection(asyncio.Protocol):
 
     async def user(self) -> User:
         """Who is at the other end, and what they may do now; raises Denied if they are not known any more."""
-        access = self.store.access
+        access = self.service.access
         known = access.known(self.headers, self.client)
-        return known if known is not None else await self.store.blocking(access.check, self.headers, self.client)
+        return known if known is not None else await self.service.blocking(access.check, self.headers, self.client)
 
     async def require(self, frame: str, topic: str) -> User:
         """The same, if they may send such a frame (its row in `rights`) about the topic; raises Denied."""
@@ -359,7 +359,7 @@ class TcpConnection(asyncio.Protocol):
         What a lost connection held was given back when it was lost: what is given back later counts no more.
         """
         if size > 0:
-            self.store.budget.check(size)
+            self.service.budget.check(size)
         self._held += size
         self._count()
 
@@ -369,7 +369,7 @@ class TcpConnection(asyncio.Protocol):
             return
         held = self._held + self._incoming.size + self._queued_bytes + self.out.slots_bytes
         if held != self._counted:
-            self.store.budget.count(held - self._counted)
+            self.service.budget.count(held - self._counted)
             self._counted = held
 
     def go_on(self) -> None:
@@ -381,7 +381,7 @@ class TcpConnection(asyncio.Protocol):
         """Read on, or not: a client may not be ahead of its answers by more than the limits."""
         self._count()
         limits = self.limits
-        most = limits.frames_waiting_bytes if not self.store.budget.scarce else LARGE_BYTES
+        most = limits.frames_waiting_bytes if not self.service.budget.scarce else LARGE_BYTES
         crowded = (
             self._queued_bytes + self.out.slots_bytes > most
             or len(self._queue) > limits.frames_waiting_max

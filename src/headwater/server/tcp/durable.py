@@ -44,7 +44,7 @@ class Owner:
     def release(self) -> None:
         if not self.left.is_set():
             self.left.set()
-            del self.connection.store.durable[self._key]
+            del self.connection.service.durable[self._key]
 
 
 async def owned(
@@ -65,7 +65,7 @@ async def owned(
 
 async def _own(connection: TcpConnection, key: tuple[str, str]) -> Owner:
     """Be the owner, when the one before has left."""
-    owners: dict[tuple[str, str], Owner] = connection.store.durable
+    owners: dict[tuple[str, str], Owner] = connection.service.durable
     while key in owners:
         other = owners[key]
         wait_s = LEAVE_S if other.leaving else HELD_S if other.connection is not connection else 0.0
@@ -107,12 +107,12 @@ class DurableSubscription(TcpSubscription):
 
     async def open(self) -> None:
         """Join the consumer, which makes it durably; raises what that raises."""
-        store, options = self.connection.store, self._options
+        service, options = self.connection.service, self._options
         if self.awaits and options["start"] == "latest":
             options = {**options, "start": "earliest"}  # there was nothing when it was asked for
-        self.several = len((await store.blocking(store.engine.describe, self.topic)).partitions) > 1
+        self.several = len((await service.blocking(service.store.describe, self.topic)).partitions) > 1
         who = self._user, self.name, self.topic, self.formats
-        joining = asyncio.ensure_future(store.blocking(store.members.join, *who, bound=self.bound, **options))
+        joining = asyncio.ensure_future(service.blocking(service.members.join, *who, bound=self.bound, **options))
         self._joining = True
         try:
             self._member = await asyncio.shield(joining)
@@ -152,7 +152,7 @@ class DurableSubscription(TcpSubscription):
 
     def flush(self) -> bool:
         """Send what the member has encoded; False if there is no more room."""
-        connection, live = self.connection, self.connection.store.metrics.live
+        connection, live = self.connection, self.connection.service.metrics.live
         while self._encoded and not self.closed:
             encoded, fence = self._encoded.popleft()
             for frames in encoded.frames:
@@ -170,7 +170,7 @@ class DurableSubscription(TcpSubscription):
         self._acked.append(acked)
         if not self._asked:
             self._asked = True
-            self.connection.store.later(self._settle)
+            self.connection.service.later(self._settle)
 
     # Ending
 
@@ -182,8 +182,8 @@ class DurableSubscription(TcpSubscription):
         await self._owner.left.wait()
         if delete:
             with contextlib.suppress(NotFound):
-                store = self.connection.store
-                await store.blocking(store.engine.forget, self.name, self.topic)
+                service = self.connection.service
+                await service.blocking(service.store.forget, self.name, self.topic)
 
     def close(self) -> None:
         super().close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headwater.engine.waiting import PendingAppend
 from headwater.errors import HeadwaterError, Invalid, NotFound, TooLarge
 from headwater.event import CONTENTS, Content
 from headwater.format import given, protocol
@@ -21,13 +20,14 @@ from headwater.format.given import Version
 from headwater.format.producers import Producer
 from headwater.format.protocol import BINARY, DOCUMENT, LENGTH, STRING, bad_frame, elements
 from headwater.limits import Limits
+from headwater.log.pending import PendingAppend
 from headwater.requests import Append, AppendMany
 from headwater.server.http.appending import check_content
 from headwater.server.tcp.answers import ref_fields, response
 from headwater.server.tcp.fields import INT32, FrameFields, small
 
 if TYPE_CHECKING:
-    from headwater.server.store import ServedLog
+    from headwater.server.service import Service
 
 HEAD = b"\x02type\x00\x05\x00\x00\x00EMIT\x00\x03frame\x00"  # of an EMIT, after the length of the whole
 FRAME_AT = 4 + len(HEAD)
@@ -246,12 +246,12 @@ def check(events: Sequence[bytes]) -> None:
         raise error if error.code == "too_deep" else bad_frame(error.message) from error
 
 
-def prepare(store: ServedLog, emit: Emit) -> PendingAppend:
+def prepare(service: Service, emit: Emit) -> PendingAppend:
     """The append of one event. Raises what `Engine.prepare` raises, NotFound for a topic that is to be made."""
-    return store.engine.prepare(emit.request())
+    return service.backend.prepare(emit.request())
 
 
-def prepare_all(store: ServedLog, emits: Sequence[Emit]) -> PendingAppend | None:
+def prepare_all(service: Service, emits: Sequence[Emit]) -> PendingAppend | None:
     """The append of several events that go to one topic, and are plain; None if they cannot be one append.
 
     Raises NotFound for a topic that is to be made.
@@ -266,16 +266,16 @@ def prepare_all(store: ServedLog, emits: Sequence[Emit]) -> PendingAppend | None
         META: None,
     }
     try:
-        found = store.engine.prepare_many(AppendMany(first.topic, "bson", columns, len(emits)))
+        found = service.backend.prepare_many(AppendMany(first.topic, "bson", columns, len(emits)))
     except TooLarge:  # one of them: the others need not suffer for it
         return None
     return found[0] if len(found) == 1 and found[0].where is None else None
 
 
-def append_huge(store: ServedLog, emit: Emit) -> bytes:
+def append_huge(service: Service, emit: Emit) -> bytes:
     """Append an event that is too large to wait in memory for a commit with others; in a worker's thread."""
-    store.engine.topic(emit.shape.topic)  # raises NotFound: it is made as it is to be
-    ref = store.engine.submit(emit.request())
+    service.backend.topic(emit.shape.topic)  # raises NotFound: it is made as it is to be
+    ref = service.backend.append(emit.request())
     return response(**ref_fields(ref))
 
 

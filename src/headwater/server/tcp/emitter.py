@@ -6,9 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from headwater.engine.waiting import PendingAppend
 from headwater.errors import Denied, HeadwaterError
 from headwater.format.protocol import PREFIX
+from headwater.log.pending import PendingAppend
 from headwater.server import prompt
 from headwater.server.commits import Group
 from headwater.server.prompt import Way
@@ -69,7 +69,7 @@ class Emitter:
 
     def __init__(self, connection: TcpConnection) -> None:
         self._connection = connection
-        self._store = connection.store
+        self._service = connection.service
         self._run: list[Emit] = []  # to be appended together
         self._bytes = 0  # of their frames
         self._gathered = self._gathered_bytes = 0  # of transactions, to be answered together
@@ -79,7 +79,7 @@ class Emitter:
         """Add an event to those that are appended together; one of a transaction goes there."""
         connection = self._connection
         try:
-            emit = emits.parse(raw, self._shapes, self._store.settings.bus.topic, self._store.engine.limits)
+            emit = emits.parse(raw, self._shapes, self._service.settings.bus.topic, self._service.backend.limits)
             shape = emit.shape
             session = connection.sessions.get(shape.session) if shape.session is not None else None
             if session is not None:
@@ -130,11 +130,13 @@ class Emitter:
         except HeadwaterError:
             self._append_sound(run)
             return
-        user = self._store.access.known(connection.headers, connection.client)
+        user = self._service.access.known(connection.headers, connection.client)
         waiting = None
         try:
             if user is not None and user.may(APPEND, run[0].shape.topic):
-                waiting = emits.prepare(self._store, run[0]) if len(run) == 1 else emits.prepare_all(self._store, run)
+                waiting = (
+                    emits.prepare(self._service, run[0]) if len(run) == 1 else emits.prepare_all(self._service, run)
+                )
         except HeadwaterError as error:
             if len(run) == 1 and not emits.missing(error):
                 connection.out.fill(connection.out.slot(size), failure(error), "EMIT", error)
@@ -152,20 +154,20 @@ class Emitter:
         size = len(data)
         if not 4 < size <= LARGE_BYTES or PREFIX.unpack_from(data)[0] != size - 4:
             return False
-        connection, store, raw = self._connection, self._store, data[4:]
+        connection, service, raw = self._connection, self._service, data[4:]
         for shape in self._shapes:
-            emit = shape.match(raw, store.engine.limits)
+            emit = shape.match(raw, service.backend.limits)
             if emit is not None:
                 break
         else:
             return False
-        user = store.access.known(connection.headers, connection.client)
+        user = service.access.known(connection.headers, connection.client)
         topic = shape.topic
         if user is None or shape.options is not None or shape.session is not None or not user.may(APPEND, topic):
             return False
         try:
             emits.check((emit.data,))
-            waiting = store.engine.prepare_encoded(topic, emit.data, shape.type, emit.key, "bson")
+            waiting = service.backend.prepare_encoded(topic, emit.data, shape.type, emit.key, "bson")
         except HeadwaterError:
             return False
         self._submit(waiting, size)
@@ -174,12 +176,12 @@ class Emitter:
     def _submit(self, waiting: PendingAppend, size: int) -> None:
         slot = EmitSlot(self, waiting, size, self._connection.out.way())
         self._connection.out.place(slot)
-        self._store.commits.submit(waiting, slot)
+        self._service.commits.submit(waiting, slot)
 
     async def alone(self, raw: bytes) -> AnswerSlot:
         """Append a large event, which was checked and so is sound. Raises what is wrong with its fields."""
         connection = self._connection
-        emit = emits.parse(raw, [], self._store.settings.bus.topic, self._store.engine.limits)
+        emit = emits.parse(raw, [], self._service.settings.bus.topic, self._service.backend.limits)
         session = connection.sessions.get(emit.shape.session) if emit.shape.session is not None else None
         if session is not None:
             session.add(emit)
@@ -216,10 +218,10 @@ class Emitter:
         """Another process has deleted the topic meanwhile: append to one that is made anew, once."""
         waiting = slot.waiting
         try:
-            await self._store.make(waiting.opened.topic.name)
+            await self._service.make(waiting.opened.topic.name)
             waiting.rows.error = None
             slot.finished = False
-            self._store.commits.submit(waiting, slot)
+            self._service.commits.submit(waiting, slot)
         except HeadwaterError as error:
             waiting.rows.error = error
             self.committed(slot)
@@ -242,7 +244,7 @@ class Emitter:
                 found.append(await self._prepared(emit))
             except HeadwaterError as error:
                 found.append(error)
-        await self._store.commits.commit([each for each in found if isinstance(each, PendingAppend)])
+        await self._service.commits.commit([each for each in found if isinstance(each, PendingAppend)])
         told = b"".join(each if isinstance(each, bytes) else _told(each) for each in found)
         return "EMIT", AnswerSlot(told, errors=[_error(each) for each in found])
 
@@ -253,13 +255,13 @@ class Emitter:
         except HeadwaterError as error:
             if not emits.missing(error):
                 raise
-        await self._store.make(emit.shape.topic)
+        await self._service.make(emit.shape.topic)
         return await self._try(emit)
 
     async def _try(self, emit: Emit) -> PendingAppend | bytes:
-        if len(emit.data) <= self._store.engine.limits.blob_bytes_min:
-            return emits.prepare(self._store, emit)
-        return await self._store.blocking(emits.append_huge, self._store, emit)
+        if len(emit.data) <= self._service.backend.limits.blob_bytes_min:
+            return emits.prepare(self._service, emit)
+        return await self._service.blocking(emits.append_huge, self._service, emit)
 
 
 def _told(found: PendingAppend | HeadwaterError) -> bytes:

@@ -29,15 +29,15 @@ async def connect(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlo
             code="unsupported_version",
         )
     headers = _credentials(fields)
-    store = connection.store
-    user = store.access.known(headers, connection.client)
+    service = connection.service
+    user = service.access.known(headers, connection.client)
     if user is None:
-        user = await store.blocking(store.access.check, headers, connection.client)
+        user = await service.blocking(service.access.check, headers, connection.client)
     connection.headers, connection.user_name = headers, user.name
     connection.connected = True
     told: dict[str, Any] = {"version": protocol.VERSION, "server": f"headwater/{headwater.__version__}"}
-    told["uuid"] = str(store.engine.uuid)
-    if store.ignored(headers):
+    told["uuid"] = str(service.backend.uuid)
+    if service.ignored(headers):
         told["credentialsChecked"] = False
     return AnswerSlot(response(**told))
 

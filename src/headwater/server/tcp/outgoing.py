@@ -34,7 +34,7 @@ class FrameWriter:
         self.ended = False  # all is said: what is written now is for nobody
         self.transport: Any = None
         self._connection = connection
-        self._metrics = connection.store.metrics
+        self._metrics = connection.service.metrics
         self._emitted = self._metrics.route(METHOD, "EMIT").answered
         self._way: Way | None = None
         self._room: asyncio.Future[None] | None = None
@@ -167,7 +167,7 @@ class FrameWriter:
         await asyncio.shield(sending)
 
     async def _send_pieces(self, pieces: Iterator[bytes]) -> None:
-        blocking = self._connection.store.blocking
+        blocking = self._connection.service.blocking
         async with self._huge:
             try:
                 while not self.closing:

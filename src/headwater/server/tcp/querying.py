@@ -49,7 +49,7 @@ async def query(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
     }
     _check_number(connection, id)
     await connection.require("QUERY", binder_scope(name))
-    binder = connection.store.engine.binder(name)
+    binder = connection.service.views.binder(name)
     querying = QueryResults(connection, id)
     count = await querying.open(lambda: binder.results(over=lambda: querying.closed, **asked))
     answer = protocol.encode("QUERYRESPONSE", {"queryID": id, "numResults": Int64(count)})
@@ -63,7 +63,7 @@ class QueryResults(ConnectionPart):
         self.id = id
         self.closed = False
         self._connection = connection
-        self._store = connection.store
+        self._service = connection.service
         self._results: Results | None = None
         self._held = 0  # in memory, for which documents there are
         self._busy = False  # a worker's thread uses the results
@@ -111,7 +111,7 @@ class QueryResults(ConnectionPart):
         """It breaks off: tell the client why."""
         if not self.closed:
             if isinstance(error, HeadwaterError):
-                self._store.metrics.failed(error.code)
+                self._service.metrics.failed(error.code)
             self._connection.write(protocol.encode("QUERYEND", {"queryID": self.id, **told(error)}))
             self.close()
 
@@ -191,7 +191,7 @@ class QueryResults(ConnectionPart):
     async def _work(self, function: Callable[..., T], *args: Any) -> T:
         """Call what uses the results. What they hold is let go of when it returns, if the query is over by then."""
         self._busy = True
-        task = self._connection.loop.create_task(self._store.blocking(function, *args))
+        task = self._connection.loop.create_task(self._service.blocking(function, *args))
         task.add_done_callback(self._worked)
         return await asyncio.shield(task)
 
@@ -204,7 +204,7 @@ class QueryResults(ConnectionPart):
 
     def _let_go(self) -> None:
         if self._results is not None:
-            self._store.later(self._results.close)
+            self._service.later(self._results.close)
 
     def _open(self, ask: Callable[[], Results]) -> None:
         self._results = ask()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from headwater.engine.appends import check_data, check_growth
-from headwater.engine.engine import Engine
+from headwater.directory.directory import Directory
 from headwater.errors import Conflict, HeadwaterError, Invalid, NotFound, TooLarge
+from headwater.log.log_transaction import check_data, check_growth
 from headwater.requests import Append
 from headwater.server.access import require
 from headwater.server.rights import action_of
@@ -50,11 +50,11 @@ class Session:
         if options.sync is not None or options.producer is not None:
             name = "durability" if options.sync is not None else "producer"
             raise Invalid(f"EMIT has {name!r}, which a transaction has for all its events", code="bad_field")
-        store = connection.store
-        user = store.access.known(connection.headers, connection.client)
+        service = connection.service
+        user = service.access.known(connection.headers, connection.client)
         if user is not None:
             require(user, action_of("EMIT"), shape.topic)
-        limits = store.engine.limits
+        limits = service.backend.limits
         meta = options.meta or b""
         size = len(emit.data) + len(emit.key or b"") + len(meta)
         check_data(len(emit.data), limits)
@@ -63,7 +63,7 @@ class Session:
         answer_bytes = self._answer_bytes + REF_BYTES + named
         if answer_bytes > connection.limits.frame_bytes_max:
             raise _unanswerable(connection.limits.frame_bytes_max)
-        self._check_place(store.engine, emit)
+        self._check_place(service.backend, emit)
         held = size + named + len(shape.type) + EVENT_BYTES
         connection.hold(held)
         self.emits.append(emit)
@@ -76,14 +76,14 @@ class Session:
         self._connection.hold(-self.held)
         self.held, self.emits = 0, []
 
-    def _check_place(self, engine: Engine, emit: Emit) -> None:
+    def _check_place(self, backend: Directory, emit: Emit) -> None:
         """Raise what the topic has against an event, if it is there; one that is not is made by COMMITTX."""
         shape = emit.shape
         if shape.topic in self._absent:
             return
         partition = shape.options.partition if shape.options is not None else None
         try:  # with a partition, because whose turn it is must not be asked twice
-            engine.prepare(Append(shape.topic, emit.data, shape.content, key=emit.key, partition=partition or 0))
+            backend.prepare(Append(shape.topic, emit.data, shape.content, key=emit.key, partition=partition or 0))
         except NotFound as error:
             if not missing(error):
                 raise
@@ -117,7 +117,7 @@ async def commit(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot
     no more the connection's, and counts until nobody uses it.
     """
     session = _ended("COMMITTX", connection, frame)
-    emits, held, budget = session.emits, session.held, connection.store.budget
+    emits, held, budget = session.emits, session.held, connection.service.budget
     session.close()
     budget.take(held)
     task = connection.loop.create_task(_stored(connection, emits))
@@ -128,17 +128,17 @@ async def commit(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot
 
 async def _stored(connection: TcpConnection, emits: list[Emit]) -> bytes:
     """The answer to a transaction that is stored; raises if it is not."""
-    store = connection.store
+    service = connection.service
     user = await connection.user()
     topics = list(dict.fromkeys(emit.shape.topic for emit in emits))
     for topic in topics:
         require(user, action_of("COMMITTX"), topic)
     try:
-        return await store.blocking(_commit, store.engine, emits, topics)
+        return await service.blocking(_commit, service.backend, emits, topics)
     except _MissingTopicsError as error:
         for topic in error.topics:
-            await store.make(topic)
-    return await store.blocking(_commit, store.engine, emits, [])
+            await service.make(topic)
+    return await service.blocking(_commit, service.backend, emits, [])
 
 
 class _MissingTopicsError(Exception):
@@ -149,22 +149,22 @@ class _MissingTopicsError(Exception):
         self.topics = topics
 
 
-def _commit(engine: Engine, emits: list[Emit], topics: list[str]) -> bytes:
+def _commit(backend: Directory, emits: list[Emit], topics: list[str]) -> bytes:
     """Commit in a worker's thread, where it is a handful of syncs; raises _Missing if some of `topics` are not there.
 
     A topic that is not there and not among them is made as any.
     """
-    if absent := [topic for topic in topics if _is_missing(engine, topic)]:
+    if absent := [topic for topic in topics if _is_missing(backend, topic)]:
         raise _MissingTopicsError(absent)
-    transaction = engine.transaction()
+    transaction = backend.transaction(None, None)
     for emit in emits:
         transaction.add(emit.request())
     return response(refs=[ref_fields(ref) for ref in transaction.commit()])
 
 
-def _is_missing(engine: Engine, topic: str) -> bool:
+def _is_missing(backend: Directory, topic: str) -> bool:
     try:
-        engine.topic(topic)
+        backend.topic(topic)
     except HeadwaterError as error:
         if not missing(error):
             raise

@@ -85,7 +85,7 @@ async def enter(subscription: TopicSubscription | durable.DurableSubscription, s
             if error.code != "topic_not_found":
                 raise
             Selection(**selection)  # what can be refused is refused at once
-            subscription.connection.store.arrivals.check(subscription.topic)
+            subscription.connection.service.arrivals.check(subscription.topic)
         except HeadwaterError:
             subscription.close()
             raise
@@ -130,12 +130,12 @@ class TopicSubscription(TcpSubscription):
 
     async def open(self) -> None:
         """Find where it begins; raises NotFound for a missing topic, and what else is against it."""
-        store, start = self.connection.store, self._start
+        service, start = self.connection.service, self._start
         if self._partition is None:
-            self.several = len((await store.blocking(store.engine.describe, self.topic)).partitions) > 1
+            self.several = len((await service.blocking(service.store.describe, self.topic)).partitions) > 1
         if self.awaits and start == "latest":
             start = "earliest"  # there was nothing when it was asked for
-        self._batches = await store.feeds.follow(
+        self._batches = await service.feeds.follow(
             self.topic, start=start, bytes_max=recev.CHUNK_BYTES, partition=self._partition, **self._selection
         )
 
@@ -155,7 +155,7 @@ class TopicSubscription(TcpSubscription):
         """Encode as much as can be sent now, and send it: nothing waits in memory for its client."""
         rest.room = await self.has_room()
         connection = self.connection
-        encoded = await connection.store.blocking(recev.encode, self.id, rest, connection.limits.frame_bytes_max)
+        encoded = await connection.service.blocking(recev.encode, self.id, rest, connection.limits.frame_bytes_max)
         for frames in encoded.frames:
             await self.send(frames)
         if encoded.error is not None:

@@ -79,7 +79,7 @@ class TcpSubscription(ConnectionPart):
         self.connection.subscribed += 1
         self.id = self.connection.subscribed
         self.connection.parts["ACKEV", self.id] = self
-        self.connection.store.metrics.live.subscribers += 1
+        self.connection.service.metrics.live.subscribers += 1
         return AnswerSlot(response("SUBRESPONSE", subID=self.id), self.begin)
 
     async def unsubscribe(self, *, delete: bool) -> None:
@@ -102,7 +102,7 @@ class TcpSubscription(ConnectionPart):
     async def arrive(self) -> None:
         """Wait until the topic exists, and open it; raises what is against that, as a right that was taken away."""
         while True:
-            await self.connection.store.arrivals.wait(self.topic)
+            await self.connection.service.arrivals.wait(self.topic)
             await self.connection.require("SUBSCRIBE", self.topic)
             try:
                 await self.open()
@@ -114,7 +114,7 @@ class TcpSubscription(ConnectionPart):
 
     async def send(self, frames: Frames) -> None:
         """Send frames, as many at a time as may be unacknowledged and the connection has room for."""
-        at, count, ends, live = 0, len(frames.offsets), frames.ends, self.connection.store.metrics.live
+        at, count, ends, live = 0, len(frames.offsets), frames.ends, self.connection.service.metrics.live
         begin = 0
         if frames.huge is not None:
             await self.has_room()
@@ -173,7 +173,7 @@ class TcpSubscription(ConnectionPart):
     def end(self, error: BaseException) -> None:
         """It ends by itself: tell the client why."""
         if not self.closed:
-            metrics = self.connection.store.metrics
+            metrics = self.connection.service.metrics
             if isinstance(error, HeadwaterError):
                 metrics.failed(error.code)
                 metrics.live.gaps += error.code == "offset_gone"
@@ -187,7 +187,7 @@ class TcpSubscription(ConnectionPart):
         if not self.closed:
             self.closed = True
             if self.connection.parts.pop(("ACKEV", self.id), None) is not None:
-                self.connection.store.metrics.live.subscribers -= 1
+                self.connection.service.metrics.live.subscribers -= 1
             if self._task is not None and self._task is not asyncio.current_task():
                 self._task.cancel()
 

@@ -32,7 +32,7 @@ from headwater.views.failure import describe
 from headwater.views.folding import key_function
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 CHUNK_EVENTS = 1_000_000  # that are put in order together: the more of a document, the fewer times it is stored
 CHUNK_BYTES = 128 * MIB
@@ -48,7 +48,7 @@ Told = Callable[[int], object]
 
 
 def fold_shard(
-    hw: Log, projections: Sequence[Projection], task: Task, fields: Sequence[str], file: Path, told: Told
+    hw: Store, projections: Sequence[Projection], task: Task, fields: Sequence[str], file: Path, told: Told
 ) -> Shard:
     """Fold a shard into a new file, which is complete when this returns. What folds raise is in the result."""
     tallies: dict[str, ShardTally] = {}
@@ -78,7 +78,7 @@ def fold_shard(
     return Shard(str(file), tallies)
 
 
-def _batches(hw: Log, projection: Projection, part: FoldRange, tally: ShardTally) -> Iterator[EventBatch]:
+def _batches(hw: Store, projection: Projection, part: FoldRange, tally: ShardTally) -> Iterator[EventBatch]:
     """The events of a part; those that retention takes before they are read are counted as missed."""
     next = part.start
     filters: dict[str, Any] = {"type": projection.type, "match": projection.match}

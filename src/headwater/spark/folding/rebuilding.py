@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.client.failures import ErrorBody, revive
-from headwater.errors import HeadwaterError, Unavailable, Unsupported
+from headwater.disk.disk import Disk
+from headwater.errors import HeadwaterError, Unavailable
+from headwater.remote.failures import ErrorBody, revive
 from headwater.spark.causes import cause
 from headwater.spark.folding import shipping
 from headwater.spark.folding.folding import fold_shard
 from headwater.spark.folding.sharding import Task, plan
 from headwater.spark.places import open_place
-from headwater.storage.disk import Disk
+from headwater.store import Store
 from headwater.views import rebuild as local
 from headwater.views.app import App, Projection
 from headwater.views.bulk import ProjectionRange, Shard
-from headwater.views.local import Local
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,10 +48,7 @@ def rebuild(spark: SparkSession, hw: Any, app: App, binder: str, progress: Progr
     `many=True` is folded in this process: what its fold reads may be anywhere. Raises what `views.rebuild` raises, and
     Unsupported for a log that is not in a directory.
     """
-    if not isinstance(hw, Local):
-        raise Unsupported(
-            "binders are rebuilt where the directory of the log is", hint="open the directory", code="needs_directory"
-        )
+    hw.directory  # noqa: B018  # raises Unsupported for any other store
     projections = app.of_binder(binder)
     elsewhere = None if any(each.many for each in projections) else _OnSpark(spark, hw, projections)
     indexes = app.binders[binder].indexes
@@ -78,7 +75,7 @@ class _Done(msgspec.Struct, frozen=True):
 class _OnSpark:
     """The workers of a session, as `views.rebuild` calls them."""
 
-    def __init__(self, spark: SparkSession, hw: Local, projections: Sequence[Projection]) -> None:
+    def __init__(self, spark: SparkSession, hw: Store, projections: Sequence[Projection]) -> None:
         self._spark = spark
         self._hw = hw
         functions = [code for each in projections for code in (each.fold, each.key) if callable(code)]
@@ -98,7 +95,7 @@ class _OnSpark:
         cores = self._spark.sparkContext.defaultParallelism
         tasks = plan(spans, places, cores, by_partition=by_partition)
         job = _Job(str(self._hw.path.absolute()), self._projections, tasks, list(fields), str(beside.absolute()))
-        with _watching(self._hw.disk, beside, tasks, sum(span.events for span in spans), progress):
+        with _watching(self._hw.directory.disk, beside, tasks, sum(span.events for span in spans), progress):
             found = _run(self._spark, msgspec.msgpack.encode(job), len(tasks))
         for done in found:
             if done.error is not None:

@@ -1,8 +1,9 @@
-"""Sealed history as Parquet, on Spark: `headwater.spark.archive(spark, "data", "parquet:out/")`.
+"""The history of a log as Parquet files, written on Spark: `headwater.spark.archive(spark, "data", "out/")`.
 
-The driver cuts what is new into files, each of one partition and a range of offsets. A task reads the events of one,
-verifies them, and puts the file into the store; when all before it are there, the driver has the manifest name it. So
-whatever dies, the archive has no gap and nothing twice, and the next run goes on (storage/parquet/archive.py).
+The driver cuts what is new into tasks, each of one partition and a range of offsets. A worker reads the events of one,
+verifies them, and puts its files into the store; when all before it are there, the driver has the manifest name them.
+Whatever dies, the archive has no gap and nothing twice, and the next run goes on. Of a directory, a task is a finished
+segment, as in `headwater archive` without Spark (history/archiver.py); a bucket or a server is cut by bytes.
 """
 
 from __future__ import annotations
@@ -11,51 +12,44 @@ import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from headwater.address import absolute
-from headwater.engine.bucket import Bucket
-from headwater.engine.engine import Engine
 from headwater.errors import HeadwaterError
 from headwater.event import At
-from headwater.format import parquet as format
-from headwater.format.parquet import ParquetFile
+from headwater.format.history import HistoryFile, nothing
 from headwater.format.settings import TopicRecord, TopicSettings
+from headwater.history.archiver import ArchiveTask, archiver_of, result
+from headwater.history.records import HistoryStore, open_history, url_of
+from headwater.history.transfer import reaching
+from headwater.history.writing import write_files
 from headwater.info import ArchivedRange, PartitionInfo
 from headwater.limits import MIB
 from headwater.spark.parquet import history
 from headwater.spark.places import open_place
-from headwater.storage.parquet.archive import ParquetStore, open_parquet, url_of
-from headwater.storage.parquet.writing import write_part
+from headwater.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headwater.api import Log
+    from headwater.store import Store
 
-FILE_BYTES = 256 * MIB  # about how large a file becomes at most
-SHRINKS = 3  # how much smaller events become that the log does not compress
+FILE_BYTES = 64 * MIB  # of a log that is cut by bytes: as much as a segment of a directory has
 JOBS_MAX = 32  # at once: each is a thread of the driver; on a large cluster, one has many tasks
 
 Progress = Callable[[int, int], object]
+TaskResult = tuple[ArchiveTask, list[HistoryFile] | HeadwaterError]
 
 
-class Work(msgspec.Struct, frozen=True):
-    """One file to write: where from, where to, and what."""
+class ArchivePlanner(Protocol):
+    """What decides which offsets are archived, and has the manifest name their files."""
 
-    address: str
-    url: str
-    topic: TopicRecord
-    partition: int
-    start: int
-    end: int
-    bytes: int
+    failures: list[HeadwaterError]
 
-    @property
-    def log(self) -> tuple[str, int]:
-        return self.topic.name, self.partition
+    def plan(self, *, seal: bool = False) -> list[list[ArchiveTask]]: ...
+    def commit(self, task: ArchiveTask, files: list[HistoryFile]) -> list[ArchivedRange]: ...
 
 
 def archive(
@@ -70,139 +64,137 @@ def archive(
 ) -> list[ArchivedRange]:
     """Archive the finished segments of a log, or of some of its topics, that are not in `target` yet, as Parquet files.
 
-    `target` is `parquet:a/directory`, `parquet:s3://bucket/prefix` or `parquet:objects:///…`; the log remembers it, for
-    `table`. `seal` finishes the active segments first, so that all is archived that is durable. Returns what this call
-    added, durable and named by the manifest; empty if there was nothing. Raises Corrupt for a damaged batch, Conflict
-    if the archive is of another log, or the log is not the one any more that was archived, NotFound if retention has
-    deleted what was not archived yet. What was archived before an error stays, and the rest is all the same; the error
-    tells how many files were `archived`. `progress` is called with the bytes of the log that are done, and all of them.
+    `target` is a directory, `s3://bucket/prefix` or `objects:///…`; the log remembers it. `seal` finishes the active
+    segments first, so that all is archived that is durable. `file_bytes` is how much of a bucket or a server goes into
+    one file. Returns what this call added, durable and named by the manifest; empty if there was nothing. Raises
+    Corrupt for a damaged batch, Conflict if the archive is of another log, or the log is not the one any more that was
+    archived, NotFound if retention has deleted what was not archived yet. What was archived before an error stays, and
+    the rest is all the same; the error has the number of files `archived`. `progress` is called with the bytes of the
+    log that are done, and all of them.
     """
     address, url = absolute(address), url_of(target)
-    with open_place(address) as hw, contextlib.closing(open_parquet(url)) as store:
-        store.begin(hw.uuid)
-        if isinstance(hw, (Engine, Bucket)):  # a server has no place for it
-            hw.remember_parquet(url)
-        run = _ArchiveRun(spark, hw, store, (address, url), file_bytes, progress)
-        names = hw.topics() if topics is None else [topics] if isinstance(topics, str) else topics
-        for name in names:
-            run.plan(name, seal=seal)
-        run.work()
-    return run.result()
+    chosen = None if topics is None else [topics] if isinstance(topics, str) else list(topics)
+    with open_place(address) as hw, contextlib.closing(open_history(url)) as store:
+        planners: list[ArchivePlanner]
+        if hw.can("archive"):
+            planners = [archiver_of(hw.directory, url, topic=topic) for topic in ([None] if chosen is None else chosen)]
+        else:
+            store.begin(hw.uuid)
+            hw.backend.remember_archive(url)
+            planners = [SplitPlanner(hw, store, hw.topics() if chosen is None else chosen, file_bytes)]
+        return _archive(spark, planners, (address, url), seal, progress)
 
 
-class _ArchiveRun:
-    """One call of `archive`."""
+def _archive(
+    spark: SparkSession, planners: list[ArchivePlanner], places: tuple[str, str], seal: bool, progress: Progress | None
+) -> list[ArchivedRange]:
+    """Run all tasks. What another run has cut differently meanwhile is planned again."""
+    done: list[ArchivedRange] = []
+    failures: list[HeadwaterError] = []
+    total = finished = 0
+    again = True
+    while again and not failures:
+        again = False
+        planned = [(planner, tasks) for planner in planners for tasks in planner.plan(seal=seal)]
+        seal = False
+        failures += [failure for planner in planners for failure in planner.failures]
+        commits = _Commits(planned)
+        total += sum(task.bytes for _, tasks in planned for task in tasks)
+        for task, found in _run_all(spark, places, _by_turns([tasks for _, tasks in planned])):
+            try:
+                if isinstance(found, HeadwaterError):
+                    raise found
+                archived, superseded = commits.add(task, found)
+                done += archived
+                again = again or superseded
+            except HeadwaterError as error:
+                failures.append(error)
+            finished += task.bytes
+            if progress is not None:
+                progress(finished, total)
+    return result(done, failures)
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        hw: Log,
-        store: ParquetStore,
-        places: tuple[str, str],
-        file_bytes: int,
-        progress: Progress | None,
-    ) -> None:
-        """`places` are the addresses of the log and of the archive, for those who work elsewhere."""
-        self._spark = spark
+
+class SplitPlanner:
+    """Plans the archive of a bucket, or of the log behind a server: it is cut by bytes, between batches."""
+
+    def __init__(self, hw: Store, store: HistoryStore, names: Sequence[str], file_bytes: int) -> None:
+        self.failures: list[HeadwaterError] = []
         self._hw = hw
         self._store = store
-        self._places = places
+        self._names = names
         self._file_bytes = file_bytes
-        self._progress = progress
-        self._topics: dict[str, tuple[TopicRecord, list[int]]] = {}  # by name, and where each partition is archived to
-        self._failures: list[HeadwaterError] = []
-        self._done: list[ArchivedRange] = []
+        self._ends: dict[tuple[str, int], int] = {}  # how far each partition is archived, decided when it is planned
 
-    def plan(self, name: str, *, seal: bool) -> None:
-        """Decide how far a topic is archived; what is wrong with it is told at the end."""
-        try:
-            if seal:
-                _seal(self._hw, name)
-            info = self._hw.describe(name)
-            chosen = msgspec.convert(info.settings, TopicSettings)
-            topic = TopicRecord(name=name, uuid=info.uuid, partitions=len(info.partitions), settings=chosen)
-            self._store.tell(topic)
-            info, _ = history.look(self._hw, self._store, topic)
-            self._topics[name] = topic, [_reach(each, seal=seal) for each in info.partitions]
-        except HeadwaterError as error:
-            self._failures.append(error)
+    def plan(self, *, seal: bool = False) -> list[list[ArchiveTask]]:
+        """Return the tasks of each partition, in order; see `failures` for topics that were left out."""
+        self.failures = []
+        planned: list[list[ArchiveTask]] = []
+        for name in self._names:
+            try:
+                planned += self._plan(name, seal)
+            except HeadwaterError as error:
+                self.failures.append(error)
+        return planned
 
-    def work(self) -> None:
-        """Archive all that was planned. What another run has cut differently meanwhile is planned anew."""
-        total = done = 0
-        while works := self._works():
-            total = done + sum(work.bytes for work in works)
-            failed = len(self._failures)
-            for part in self._write(works):
-                done += part.bytes
-                if self._progress is not None:
-                    self._progress(done, total)
-            if len(self._failures) > failed:
-                break
-        for topic, _ in self._topics.values():
-            self._store.sweep(topic)
+    def commit(self, task: ArchiveTask, files: list[HistoryFile]) -> list[ArchivedRange]:
+        """Have the manifest name files, durably; returns what was archived by that. Others that were first stay."""
+        topic, partition = task.topic, task.partition
+        with reaching(self._store.store.url):
+            ticks = self._store.manifest(topic, partition).end_ticks
+            chained: list[HistoryFile] = []
+            for file in files:
+                end = file.end_ticks if file.rows else ticks + file.end - file.start
+                chained.append(msgspec.structs.replace(file, previous_ticks=ticks, end_ticks=end))
+                ticks = end
+            manifest = self._store.extend(topic, partition, chained)
+            if manifest.at(task.start) != chained[0]:
+                self._store.sweep(topic)
+                return []
+        return [ArchivedRange(topic.name, partition, each.start, each.end, each.bytes) for each in chained]
 
-    def result(self) -> list[ArchivedRange]:
-        """What was archived; raises the first error, if there was one."""
-        if self._failures:
-            self._failures[0].facts["archived"] = len(self._done)
-            raise self._failures[0]
-        return sorted(self._done, key=lambda each: (each.topic, each.partition, each.first))
-
-    def _works(self) -> list[Work]:
-        """The files that are missing, those of all partitions by turns."""
-        logs: list[list[Work]] = []
-        for name, (topic, ends) in self._topics.items():
-            bytes_max = self._file_bytes * (1 if topic.settings.compression == "zstd" else SHRINKS)
-            for partition, end in enumerate(ends):
-                manifest = self._store.manifest(topic, partition)
-                start: At = manifest.end if manifest.parts else "earliest"
-                if manifest.end >= end:
-                    continue
-                splits = self._hw.splits(name, partition=partition, start=start, end=end, split_bytes=bytes_max)
-                bounds = [(split.start, split.end, split.bytes) for split in splits]
-                logs.append([Work(*self._places, topic, partition, *each) for each in bounds])
-        longest = max(map(len, logs), default=0)
-        return [works[turn] for turn in range(longest) for works in logs if turn < len(works)]
-
-    def _write(self, works: list[Work]) -> Iterator[Work]:
-        """Have files written and named; gives each that is done, and notes why others are not."""
-        commits = _Commits(self._store, works)
-        for work, found in _run_all(self._spark, works):
-            if isinstance(found, HeadwaterError):
-                self._failures.append(found)
-            else:
-                self._done += commits.add(work, found)
-            yield work
+    def _plan(self, name: str, seal: bool) -> Iterator[list[ArchiveTask]]:
+        if seal:
+            _seal(self._hw, name)
+        info = self._hw.describe(name)
+        chosen = msgspec.convert(info.settings, TopicSettings)
+        topic = TopicRecord(name=name, uuid=info.uuid, partitions=len(info.partitions), settings=chosen)
+        self._store.tell(topic)
+        info, manifests = history.look(self._hw, self._store, topic)
+        self._store.sweep(topic)
+        for there, manifest in zip(info.partitions, manifests, strict=True):
+            end = self._ends.setdefault((topic.uuid, there.partition), _reach(there, seal=seal))
+            start: At = manifest.end if manifest.parts else "earliest"
+            if manifest.end < end:
+                bounds = {"partition": there.partition, "start": start, "end": end, "split_bytes": self._file_bytes}
+                splits = self._hw.splits(name, **bounds)  # type: ignore[arg-type]  # they are as they say
+                yield [ArchiveTask(topic, there.partition, each.start, each.end, each.bytes) for each in splits]
 
 
 class _Commits:
     """Files that are written, until all before them are, too."""
 
-    def __init__(self, store: ParquetStore, works: Sequence[Work]) -> None:
-        self._store = store
-        self._next: dict[tuple[str, int], list[Work]] = {}
-        for work in reversed(works):
-            self._next.setdefault(work.log, []).append(work)
-        self._waiting: dict[tuple[str, int, int], ParquetFile] = {}
+    def __init__(self, planned: list[tuple[ArchivePlanner, list[ArchiveTask]]]) -> None:
+        self._planners = {tasks[0].log: planner for planner, tasks in planned if tasks}
+        self._next = {tasks[0].log: tasks[::-1] for _, tasks in planned if tasks}
+        self._waiting: dict[tuple[str, int, int], list[HistoryFile]] = {}
 
-    def add(self, work: Work, part: ParquetFile) -> list[ArchivedRange]:
-        """Have the manifest name a file, and those that waited for it; returns what is archived by that."""
-        self._waiting[*work.log, work.start] = part
-        following = self._next[work.log]
-        ready: list[ParquetFile] = []
-        while following and (found := self._waiting.pop((*work.log, following[-1].start), None)) is not None:
-            ready.append(found)
-            following.pop()
-        if not ready:
-            return []
-        named = {each.file for each in self._store.extend(work.topic, work.partition, ready).parts}
-        return [ArchivedRange(*work.log, each.start, each.end, each.bytes) for each in ready if each.file in named]
+    def add(self, task: ArchiveTask, files: list[HistoryFile]) -> tuple[list[ArchivedRange], bool]:
+        """Commit files, and those that waited for them; returns what is archived by that, and if others were first."""
+        self._waiting[*task.log, task.start] = files
+        following = self._next[task.log]
+        archived: list[ArchivedRange] = []
+        superseded = False
+        while following and (found := self._waiting.pop((*task.log, following[-1].start), None)) is not None:
+            done = self._planners[task.log].commit(following.pop(), found)
+            archived += done
+            superseded = superseded or not done
+        return archived, superseded
 
 
-def _seal(hw: Log, topic: str) -> None:
-    """Finish what is there; a server does that by itself, and is asked to make it durable."""
-    if isinstance(hw, (Engine, Bucket)):
+def _seal(hw: Store, topic: str) -> None:
+    """Finish what is there; a server does that by itself, and makes it durable."""
+    if hw.can("seal"):
         hw.seal(topic)
     else:
         hw.sync(topic)
@@ -213,16 +205,22 @@ def _reach(there: PartitionInfo, *, seal: bool) -> int:
     return there.durable if seal or there.finished is None else min(there.finished, there.durable)
 
 
-def _run_all(spark: SparkSession, works: Sequence[Work]) -> Iterator[tuple[Work, ParquetFile | HeadwaterError]]:
-    """Each work and what became of it, as they are done: several jobs of Spark at once, each of a few tasks."""
+def _by_turns(logs: list[list[ArchiveTask]]) -> list[ArchiveTask]:
+    """The tasks of all partitions by turns."""
+    longest = max(map(len, logs), default=0)
+    return [tasks[turn] for turn in range(longest) for tasks in logs if turn < len(tasks)]
+
+
+def _run_all(spark: SparkSession, places: tuple[str, str], tasks: Sequence[ArchiveTask]) -> Iterator[TaskResult]:
+    """Each task and what became of it, as they are done: several jobs of Spark at once, each of a few tasks."""
     slots = 2 * spark.sparkContext.defaultParallelism  # so that none waits for the driver
     size = -(-slots // JOBS_MAX)
     tag = f"headwater-archive-{uuid.uuid4()}"
-    waiting: set[Future[list[tuple[Work, ParquetFile | HeadwaterError]]]] = set()
+    waiting: set[Future[list[TaskResult]]] = set()
     with ThreadPoolExecutor(min(slots, JOBS_MAX), "headwater-archive") as pool:
         try:
-            for lo in range(0, len(works), size):
-                waiting.add(pool.submit(_run_job, spark, tag, works[lo : lo + size]))
+            for lo in range(0, len(tasks), size):
+                waiting.add(pool.submit(_run_job, spark, tag, places, tasks[lo : lo + size]))
             while waiting:
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 for each in done:
@@ -234,20 +232,24 @@ def _run_all(spark: SparkSession, works: Sequence[Work]) -> Iterator[tuple[Work,
             raise
 
 
-def _run_job(spark: SparkSession, tag: str, works: Sequence[Work]) -> list[tuple[Work, ParquetFile | HeadwaterError]]:
+def _run_job(spark: SparkSession, tag: str, places: tuple[str, str], tasks: Sequence[ArchiveTask]) -> list[TaskResult]:
     context = spark.sparkContext
     context.addJobTag(tag)
-    context.setJobDescription(f"archive {works[0].topic.name} as Parquet")
-    return context.parallelize(works, len(works)).map(write).collect()
+    context.setJobDescription(f"archive {tasks[0].topic.name} as Parquet")
+    return context.parallelize([(places, task) for task in tasks], len(tasks)).map(write).collect()
 
 
-def write(work: Work) -> tuple[Work, ParquetFile | HeadwaterError]:
-    """In a worker: write one file. What it raises is the answer, so that the driver raises it as it is."""
+def write(work: tuple[tuple[str, str], ArchiveTask]) -> TaskResult:
+    """Write the files of one task, in a worker. What it raises is the answer, so that the driver raises it as it is."""
+    (address, url), task = work
     try:
-        with open_place(work.address) as hw, contextlib.closing(open_parquet(work.url)) as store:
-            bounds = {"partition": work.partition, "start": work.start, "end": work.end}
-            batches = hw.read_batches(work.topic.name, **bounds)  # type: ignore[arg-type]  # they are as they say
-            log = format.nothing(work.topic, work.partition)
-            return work, write_part(store.store, log, work.start, work.end, batches)
+        with open_place(address) as hw:
+            if hw.can("archive"):
+                return task, archiver_of(hw.directory, topic=task.topic.name).write(task)
+            bounds = {"partition": task.partition, "start": task.start, "end": task.end}
+            batches = hw.read_batches(task.topic.name, **bounds)  # type: ignore[arg-type]  # they are as they say
+            with contextlib.closing(open_history(url)) as store:
+                log = nothing(task.topic, task.partition)
+                return task, write_files(store.store, log, (task.start, task.end), batches, (0, None))
     except HeadwaterError as error:
-        return work, error
+        return task, error

@@ -1,26 +1,26 @@
-"""A log and its archive of Parquet files side by side: whether the one goes on where the other ends. Needs no Spark."""
+"""A log and its archive side by side: whether the one goes on where the other ends. Needs no Spark."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from headwater.errors import Conflict, NotFound
-from headwater.format.parquet import ParquetManifest
+from headwater.format.history import HistoryManifest
 from headwater.format.settings import TopicRecord
+from headwater.history.records import HistoryStore
 from headwater.info import PartitionInfo, TopicInfo
-from headwater.storage.parquet.archive import ParquetStore
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 
-def look(hw: Log, store: ParquetStore, topic: TopicRecord) -> tuple[TopicInfo, list[ParquetManifest]]:
+def look(hw: Store, store: HistoryStore, topic: TopicRecord) -> tuple[TopicInfo, list[HistoryManifest]]:
     """A topic as it is now, and what is archived of each partition.
 
     The log goes on where each manifest ends, and is the one that was archived: else this raises Conflict, or NotFound
     where retention has deleted what was not archived yet. The log is looked at after its manifests, as that only grows.
     """
-    before: list[ParquetManifest] | None = None
+    before: list[HistoryManifest] | None = None
     while True:
         manifests = [store.manifest(topic, partition) for partition in range(topic.partitions)]
         info = hw.describe(topic.name)
@@ -37,7 +37,7 @@ def look(hw: Log, store: ParquetStore, topic: TopicRecord) -> tuple[TopicInfo, l
             return info, manifests
 
 
-def other_topic(store: ParquetStore, name: str) -> Conflict:
+def other_topic(store: HistoryStore, name: str) -> Conflict:
     """That an archive is of an earlier topic of this name."""
     return Conflict(
         f"{store.store.url} has another topic {name!r}, which was deleted in the log and made again",
@@ -46,7 +46,7 @@ def other_topic(store: ParquetStore, name: str) -> Conflict:
     )
 
 
-def _check(hw: Log, there: PartitionInfo, manifest: ParquetManifest) -> None:
+def _check(hw: Store, there: PartitionInfo, manifest: HistoryManifest) -> None:
     if not manifest.parts:
         return
     log = f"topic {manifest.topic!r}, partition {manifest.partition}"
@@ -59,10 +59,10 @@ def _check(hw: Log, there: PartitionInfo, manifest: ParquetManifest) -> None:
             oldest=there.start,
         )
     diverged = there.durable < manifest.end
-    if not diverged and last >= there.start:
+    if not diverged and last >= (there.local or there.start):  # else it would be fetched from the archive
         batches = hw.read_batches(manifest.topic, partition=manifest.partition, start=last, end=last + 1)
         ticks = [int(tick) for batch in batches for tick in batch.ticks()]
-        diverged = bool(ticks) and ticks != [manifest.last_ticks]
+        diverged = bool(ticks) and ticks != [manifest.parts[-1].last_ticks]
     if diverged:
         raise Conflict(
             f"{log}: the archive has other events at offset {last}",

@@ -1,4 +1,4 @@
-"""One table over archived Parquet and the live log: `headwater.spark.table(spark, "data", "orders")`.
+"""One table over the archive and the live log: `headwater.spark.table(spark, "data", "orders")`.
 
 What a manifest names is read by Spark's own Parquet reader, what comes behind it by the source, joined at the exact
 offset of each partition. Files of an archive never change and are never deleted, and the source begins where the
@@ -16,24 +16,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headwater.address import absolute
-from headwater.engine.bucket import Bucket
-from headwater.engine.engine import Engine
 from headwater.errors import NotFound
-from headwater.format import parquet as format
-from headwater.format.parquet import ParquetFile, ParquetManifest
+from headwater.format import history as format
+from headwater.format.history import HistoryFile, HistoryManifest
 from headwater.format.settings import TopicRecord
+from headwater.history import files
+from headwater.history.records import open_history, url_of
 from headwater.spark.parquet import history
 from headwater.spark.places import open_place
 from headwater.spark.reading.shaping import SCHEMA
-from headwater.storage.disk import Disk
-from headwater.storage.parquet import reading
-from headwater.storage.parquet.archive import open_parquet, url_of
+from headwater.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from headwater.api import Log
+    from headwater.store import Store
 
 DIRECTORY = "objects://"
 _GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]{}"})
@@ -42,15 +40,14 @@ _GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]{}"})
 def table(spark: SparkSession, address: str, topic: str, archive: str | None = None) -> DataFrame:
     """All events of a topic, archived and live, with the columns of the source, each exactly once.
 
-    `archive` is `parquet:…`; left out, it is where the log was archived to last, and if it never was, the log alone is
-    the table. What retention has deleted in the log is in it if it was archived. Raises NotFound for a missing topic,
-    and if retention has deleted what was not archived yet; Conflict if the archive is not that of this log.
+    `archive` is the address of its archive; left out, it is the one that the log remembers, and if it has none, the log
+    alone is the table. What retention has deleted in the log is in it if it was archived. Raises NotFound for a missing
+    topic, and if retention has deleted what was not archived yet; Conflict if the archive is not that of this log.
     """
     address = absolute(address)
     with open_place(address) as hw:
         hw.describe(topic)  # raises if it is not there
-        known = hw.parquet_url if isinstance(hw, (Engine, Bucket)) else None
-        url = url_of(archive) if archive is not None else known
+        url = url_of(archive) if archive is not None else hw.archive_url
         manifests = [] if url is None else _manifests(hw, url, topic, needed=archive is not None)
     live = spark.read.format("headwater").option("topic", topic)
     ends = {str(each.partition): each.end for each in manifests}
@@ -59,28 +56,30 @@ def table(spark: SparkSession, address: str, topic: str, archive: str | None = N
     return _archived(spark, url, manifests).union(live.option("start", json.dumps(ends)).load(address))
 
 
-def _manifests(hw: Log, url: str, name: str, *, needed: bool) -> list[ParquetManifest]:
+def _manifests(hw: Store, url: str, name: str, *, needed: bool) -> list[HistoryManifest]:
     """What is archived of each partition that has something there."""
-    with contextlib.closing(open_parquet(url)) as store:
+    with contextlib.closing(open_history(url)) as store:
         try:
             store.owner()
-            topic = store.topic(name)
+            [topic] = store.topics(name)
         except NotFound:
             if needed:
                 raise
             return []
+        if not needed and topic.uuid != hw.describe(name).uuid:
+            return []  # of a topic that was deleted and made again, nothing is archived yet
         return [manifest for manifest in history.look(hw, store, topic)[1] if manifest.parts]
 
 
-def _archived(spark: SparkSession, url: str, manifests: list[ParquetManifest]) -> DataFrame:
+def _archived(spark: SparkSession, url: str, manifests: list[HistoryManifest]) -> DataFrame:
     if url.startswith(DIRECTORY):
         root = url.removeprefix(DIRECTORY).rstrip("/")
-        keys = [format.file_key(each.topic, part.file) for each in manifests for part in each.parts]
+        keys = [format.file_key(each, part.file) for each in manifests for part in each.parts]
         return spark.read.schema(SCHEMA).parquet(*(f"file://{root}/{key}".translate(_GLOB) for key in keys))
     return _in_workers(spark, url, manifests)
 
 
-def _in_workers(spark: SparkSession, url: str, manifests: list[ParquetManifest]) -> DataFrame:
+def _in_workers(spark: SparkSession, url: str, manifests: list[HistoryManifest]) -> DataFrame:
     """The archive of a bucket, which Spark by itself cannot read: a task fetches a file, and gives it on as Arrow."""
     works = [msgspec.json.encode((_topic(each), each.partition, part)) for each in manifests for part in each.parts]
     rows = spark.sparkContext.parallelize([(bytearray(work),) for work in works], len(works))
@@ -88,18 +87,18 @@ def _in_workers(spark: SparkSession, url: str, manifests: list[ParquetManifest])
     return frame.mapInArrow(partial(_rows, url, [field.split()[0] for field in SCHEMA.split(",")]), SCHEMA)
 
 
-def _topic(log: ParquetManifest) -> TopicRecord:
+def _topic(log: HistoryManifest) -> TopicRecord:
     return TopicRecord(name=log.topic, uuid=log.uuid, partitions=log.partition + 1)
 
 
 def _rows(url: str, columns: list[str], works: Iterator[pa.RecordBatch]) -> Iterator[Any]:
     """In a worker: the rows of the files that it is given, each fetched and verified first."""
-    with contextlib.closing(open_parquet(url)) as store:
+    with contextlib.closing(open_history(url)) as store:
         for batch in works:
             for work in filter(None, batch.column(0).to_pylist()):
-                topic, partition, part = msgspec.json.decode(work, type=tuple[TopicRecord, int, ParquetFile])
+                topic, partition, part = msgspec.json.decode(work, type=tuple[TopicRecord, int, HistoryFile])
                 log = format.nothing(topic, partition)
-                where = reading.where_is(store.store, log, part)
-                with reading.fetched(store.store, log.topic, part.file, Disk()) as path:
-                    for rows in reading.rows(path, part, where):
+                where = files.where_is(store.store, log, part.file)
+                with files.fetched(store.store, log, part.file) as path:
+                    for rows in files.rows(path, part, where):
                         yield rows.select(columns)

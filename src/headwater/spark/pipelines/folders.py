@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from headwater.disk import directories
+from headwater.disk.disk import Disk
 from headwater.errors import Conflict
-from headwater.storage import directories
-from headwater.storage.disk import Disk
 
 SUFFIX = ".parquet"
 

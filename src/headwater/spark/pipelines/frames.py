@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from headwater.api import Log
+    from headwater.store import Store
 
 COLUMNS = "partition int, offset bigint, time timestamp, type string, key binary"  # beside the fields of a schema
 
 
-def bounds(hw: Log, address: str, pipeline: Pipeline) -> tuple[Ends, Ends]:
+def bounds(hw: Store, address: str, pipeline: Pipeline) -> tuple[Ends, Ends]:
     """Where a batch begins and ends in each partition of each topic, if it is run now. Raises NotFound."""
     starts: Ends = {}
     ends: Ends = {}
@@ -38,7 +38,7 @@ def frames(spark: SparkSession, address: str, pipeline: Pipeline, ends: Ends | N
     return [_frame(spark, address, pipeline, topic, ends) for topic in pipeline.topics]
 
 
-def lag(hw: Log, status: Status) -> int:
+def lag(hw: Store, status: Status) -> int:
     """How many events are there that a pipeline has not passed; none of a topic that is not there."""
     left = 0
     for topic in status.topics:

@@ -18,10 +18,10 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from headwater.address import is_directory
+from headwater.disk.disk import Clock, Disk
+from headwater.disk.lockfile import locked
 from headwater.errors import Conflict, Corrupt, Invalid, Unavailable
 from headwater.format import names
-from headwater.storage.disk import Clock, Disk
-from headwater.storage.lockfile import locked
 from headwater.views.pipeline import Pipeline
 
 T = TypeVar("T")

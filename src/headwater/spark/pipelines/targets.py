@@ -18,9 +18,9 @@ from headwater.spark.places import open_place
 from headwater.spark.writing import publishing
 from headwater.spark.writing.spreading import TopicTargets
 from headwater.spark.writing.staging import StagedWrite, StagingArea
+from headwater.store import Store
 from headwater.views import filling
 from headwater.views.filling import PipelineBatch
-from headwater.views.local import Local
 from headwater.views.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -151,13 +151,13 @@ class ToBinder:
     def settle(self, run: str) -> None:
         pass  # documents change all at once
 
-    def _open(self) -> Local:
+    def _open(self) -> Store:
         hw = open_place(self._address)
-        if not isinstance(hw, Local):
+        try:
+            hw.directory  # noqa: B018  # raises Unsupported for any other store
+        except Unsupported:
             hw.close()
-            raise Unsupported(
-                "binders are in directories", hint="run it where the directory is", code="needs_directory"
-            )
+            raise
         return hw
 
 

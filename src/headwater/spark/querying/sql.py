@@ -27,8 +27,8 @@ from headwater.spark.querying.parsing import QueryNames, parse
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headwater.api import Log
     from headwater.spark.reading.fields import Mode
+    from headwater.store import Store
 
 Schemas = Mapping[str, str | t.StructType]
 
@@ -74,7 +74,7 @@ def sql(
 class _Tables:
     """Finds the tables that a query names."""
 
-    def __init__(self, spark: SparkSession, address: str, hw: Log, mode: Mode, schemas: Schemas) -> None:
+    def __init__(self, spark: SparkSession, address: str, hw: Store, mode: Mode, schemas: Schemas) -> None:
         self._schemas = schemas
         self._spark = spark
         self._address = address

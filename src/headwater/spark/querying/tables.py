@@ -21,16 +21,16 @@ from headwater.spark.reading import fields
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headwater.api import Log
     from headwater.document import Document
     from headwater.spark.reading.fields import Mode
+    from headwater.store import Store
 
 ID = "_id"
 SAMPLE = 1000  # events or documents that tell of which types their fields are
 DOCUMENTS_MAX = 8192  # in one Arrow batch
 
 
-def binders(hw: Log) -> list[str]:
+def binders(hw: Store) -> list[str]:
     """The binders that there are; none where there cannot be any."""
     try:
         return hw.binders()
@@ -38,7 +38,7 @@ def binders(hw: Log) -> list[str]:
         return []
 
 
-def topic_fields(hw: Log, topic: str) -> t.StructType:
+def topic_fields(hw: Store, topic: str) -> t.StructType:
     """The fields of a sample: half of it the oldest events of all partitions, half of it the newest."""
     partitions = hw.describe(topic).partitions
     share = max(1, SAMPLE // 2 // len(partitions))
@@ -51,19 +51,19 @@ def topic_fields(hw: Log, topic: str) -> t.StructType:
     return inferring.schema_of(found, [field.name for field in LOG_COLUMNS])
 
 
-def _decoded(hw: Log, topic: str, partition: int, start: int, end: int) -> Iterator[Any]:
+def _decoded(hw: Store, topic: str, partition: int, start: int, end: int) -> Iterator[Any]:
     for batch in hw.read_batches(topic, partition=partition, start=start, end=end):
         data: Any = events.table([batch], ["data"]).column("data").combine_chunks()
         yield from fields.documents(batch.piece.batch.content, data)
 
 
-def binder_fields(hw: Log, binder: str) -> t.StructType:
+def binder_fields(hw: Store, binder: str) -> t.StructType:
     """The fields of the first documents."""
     with _found(hw, binder, SAMPLE) as found:
         return inferring.schema_of((document.data for document in found), [ID])
 
 
-def _found(hw: Log, binder: str, limit: int | None = None) -> AbstractContextManager[Iterator[Document]]:
+def _found(hw: Store, binder: str, limit: int | None = None) -> AbstractContextManager[Iterator[Document]]:
     found: Any = hw.binder(binder).find(limit=limit)
     return closing(found)
 

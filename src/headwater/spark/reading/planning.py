@@ -19,7 +19,7 @@ from headwater.spark.reading.options import SourceOptions, Start
 from headwater.spark.reading.scan import PlannedSplit, nodes
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 
 _FIRST = datetime(1582, 10, 15, tzinfo=UTC)  # what ticks are counted from: no event is older
@@ -37,7 +37,7 @@ class FilterBounds(msgspec.Struct, frozen=True, kw_only=True):
 EVERYTHING = FilterBounds()
 
 
-def look(hw: Log, topic: str) -> TopicInfo:
+def look(hw: Store, topic: str) -> TopicInfo:
     """A topic as it is now, and all that is visible is durable then. Raises NotFound.
 
     It is synced, as a consumer does it before it notes how far it is: a reader sees what `read` does. Whoever may not
@@ -51,14 +51,14 @@ def look(hw: Log, topic: str) -> TopicInfo:
     return info
 
 
-def plan(hw: Log, options: SourceOptions, narrowing: FilterBounds = EVERYTHING) -> list[PlannedSplit]:
+def plan(hw: Store, options: SourceOptions, narrowing: FilterBounds = EVERYTHING) -> list[PlannedSplit]:
     """The splits of a batch read, topic after topic; empty if there is nothing."""
     topics = options.chosen(hw.topics() if options.has_pattern else ())
     wanted = [topic for topic in topics if narrowing.topics is None or topic in narrowing.topics]
     return [piece for topic in wanted for piece in _of_topic(hw, topic, options, narrowing)]
 
 
-def _of_topic(hw: Log, topic: str, options: SourceOptions, narrowing: FilterBounds) -> list[PlannedSplit]:
+def _of_topic(hw: Store, topic: str, options: SourceOptions, narrowing: FilterBounds) -> list[PlannedSplit]:
     while True:
         info = look(hw, topic)
         bounds = begin(hw, info, options), resolved(hw, info, options.end, "end")
@@ -71,7 +71,7 @@ def _of_topic(hw: Log, topic: str, options: SourceOptions, narrowing: FilterBoun
 
 
 def _narrowed(
-    hw: Log, info: TopicInfo, starts: list[int], ends: list[int], narrowing: FilterBounds
+    hw: Store, info: TopicInfo, starts: list[int], ends: list[int], narrowing: FilterBounds
 ) -> tuple[list[int], list[int]]:
     lo, hi = narrowing.offsets
     after, before = narrowing.times
@@ -88,7 +88,7 @@ def _narrowed(
     return starts, ends
 
 
-def begin(hw: Log, info: TopicInfo, options: SourceOptions) -> list[int]:
+def begin(hw: Store, info: TopicInfo, options: SourceOptions) -> list[int]:
     """Where a read of a topic begins in each partition; raises NotFound where retention has passed an offset."""
     return held(info, resolved(hw, info, options.start, "start"), options)
 
@@ -106,7 +106,7 @@ def held(info: TopicInfo, starts: list[int], options: SourceOptions) -> list[int
     return [max(each.start, start) for each, start in zip(info.partitions, starts, strict=True)]
 
 
-def resolved(hw: Log, info: TopicInfo, place: Start, name: str) -> list[int]:
+def resolved(hw: Store, info: TopicInfo, place: Start, name: str) -> list[int]:
     """The offset of a place in each partition. Raises Invalid for a place that the topic cannot have."""
     partitions = info.partitions
     usual = [each.start for each in partitions] if name == "start" else [each.durable for each in partitions]
@@ -130,7 +130,7 @@ def resolved(hw: Log, info: TopicInfo, place: Start, name: str) -> list[int]:
     return [each.start if place == "earliest" else each.durable for each in partitions]
 
 
-def since(hw: Log, info: TopicInfo, time: datetime) -> list[int]:
+def since(hw: Store, info: TopicInfo, time: datetime) -> list[int]:
     """The first offset of each partition whose event has this time or a later one; the end if there is none."""
     first = {each.partition: each.durable for each in info.partitions}
     for split in reversed(hw.splits(info.name, start=time, split_bytes=OFFSET_MAX - 1)):
@@ -138,7 +138,9 @@ def since(hw: Log, info: TopicInfo, time: datetime) -> list[int]:
     return [first[each.partition] for each in info.partitions]
 
 
-def pieces(hw: Log, topic: str, uuid: str, starts: list[int], ends: list[int], split_bytes: int) -> list[PlannedSplit]:
+def pieces(
+    hw: Store, topic: str, uuid: str, starts: list[int], ends: list[int], split_bytes: int
+) -> list[PlannedSplit]:
     """The splits of a topic between these offsets, in order; empty if there is nothing."""
     if not any(start < end for start, end in zip(starts, ends, strict=True)):
         return []

@@ -16,7 +16,7 @@ from headwater.info import Split, TopicInfo
 from headwater.spark.reading.scan import remade
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 CUTS = 16  # in how many parts what is looked at for a trigger is cut, to admit as many of them as fit
 
@@ -89,7 +89,7 @@ def within_events(before: Positions, after: Positions, events_max: int) -> Posit
 
 
 def within_bytes(
-    hw: Log, before: Positions, after: Positions, there: Mapping[str, TopicInfo], bytes_max: int
+    hw: Store, before: Positions, after: Positions, there: Mapping[str, TopicInfo], bytes_max: int
 ) -> Positions:
     """As far as about so many bytes of the log take it, at least one batch; cut between batches."""
     starts = begun(before, after)

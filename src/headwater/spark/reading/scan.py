@@ -20,8 +20,8 @@ from headwater.limits import COLUMN_DATA_BYTES_MAX
 from headwater.spark.session import ROWS_MAX
 
 if TYPE_CHECKING:
-    from headwater.api import Log
     from headwater.format.events import EventBatch
+    from headwater.store import Store
 
 BATCH_BYTES_MAX = 16 * 1024 * 1024  # of one Arrow batch: a few huge events are not kept together
 
@@ -50,7 +50,7 @@ def nodes(uuid: str, partitions: int) -> list[int]:
 
 
 def pieces(
-    hw: Log,
+    hw: Store,
     pieces: Iterable[PlannedSplit],
     wanted: EventFilter = EVERYTHING,
     *,
@@ -76,7 +76,7 @@ def remade(topic: str) -> Conflict:
 
 
 def _checked(
-    hw: Log, piece: PlannedSplit, wanted: EventFilter, fail_on_data_loss: bool, bytes_max: int
+    hw: Store, piece: PlannedSplit, wanted: EventFilter, fail_on_data_loss: bool, bytes_max: int
 ) -> Iterator[EventBatch]:
     """The wanted batches of a split that was planned before, perhaps long ago and by another process.
 
@@ -102,7 +102,7 @@ def _checked(
         raise remade(split.topic)  # no event has told of which topic it is
 
 
-def _stored(hw: Log, split: Split, wanted: EventFilter) -> Iterator[EventBatch]:
+def _stored(hw: Store, split: Split, wanted: EventFilter) -> Iterator[EventBatch]:
     return hw.read_batches(
         split.topic,
         partition=split.partition,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from headwater.api import Log
+    from headwater.store import Store
 
 # Spark asks a hundred times a second whether there is more: this is how old an answer may be. Each look at a bucket
 # is paid for.
@@ -47,7 +47,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, read: SourceOptions, schema: StructType) -> None:
         self._read = read
         self._shape = RowShape(schema, read.mode)
-        self._hw: Log | None = None
+        self._hw: Store | None = None
         self._first: Positions | None = None
         self._last: Positions | None = None
         self._there: dict[str, TopicInfo] = {}
@@ -117,7 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_hw": None}
 
-    def _open(self) -> Log:
+    def _open(self) -> Store:
         if self._hw is None:
             self._hw = open_place(self._read.address)
         return self._hw

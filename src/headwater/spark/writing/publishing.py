@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.client.remote import Remote
-from headwater.engine.bucket import Bucket
+from headwater.bucket.records import RecordVersion
 from headwater.errors import Conflict, Corrupt, NotFound
 from headwater.format import batch
 from headwater.format.batch import DATA, KEY, META, TYPE, Batch
 from headwater.limits import DEFAULTS
+from headwater.requests import AppendMany
 from headwater.spark.writing.spreading import TopicTarget
 from headwater.spark.writing.staging import (
     JOB_S_MAX,
@@ -37,11 +37,10 @@ from headwater.spark.writing.staging import (
     StagingArea,
     WriteManifest,
 )
-from headwater.storage.bucket.records import RecordVersion
 
 if TYPE_CHECKING:
-    from headwater.api import Log
     from headwater.info import TopicInfo
+    from headwater.store import Store
 
 SEQ_BITS = 24  # of a batch's chunks in one partition; the batch's number is above them
 PARTITIONS_AT_ONCE = 4  # that are appended to; each holds a chunk or two in memory
@@ -56,7 +55,9 @@ class PublishedBatch(msgspec.Struct, frozen=True):
     chunk: StagedBatch
 
 
-def publish(hw: Log, staging: StagingArea, write: StagedWrite, sent: Sequence[PublishedBatch], title: str = "") -> int:
+def publish(
+    hw: Store, staging: StagingArea, write: StagedWrite, sent: Sequence[PublishedBatch], title: str = ""
+) -> int:
     """Append what was staged, once; returns how many events are there by this write, in this run or another."""
     found = staging.manifest(write)
     again = found is not None
@@ -91,7 +92,7 @@ def abandon(staging: StagingArea, write: StagedWrite, files: Iterable[str]) -> N
 
 
 def _manifest(
-    hw: Log, staging: StagingArea, write: StagedWrite, sent: Sequence[PublishedBatch], title: str
+    hw: Store, staging: StagingArea, write: StagedWrite, sent: Sequence[PublishedBatch], title: str
 ) -> WriteManifest:
     """What is to be published; raises if that cannot be, before anything is."""
     chunks: dict[tuple[str, int], list[StagedBatch]] = {}
@@ -136,7 +137,7 @@ def _check_files(staging: StagingArea, write: StagedWrite, files: set[str]) -> N
         )
 
 
-def _same_topic(hw: Log, topic: str, uuid: str) -> TopicInfo:
+def _same_topic(hw: Store, topic: str, uuid: str) -> TopicInfo:
     told = hw.describe(topic)
     if told.uuid != uuid:
         raise _made_anew(topic)
@@ -152,7 +153,7 @@ def _made_anew(topic: str) -> Conflict:
 
 
 def _finish(
-    hw: Log, staging: StagingArea, write: StagedWrite, found: RecordVersion[WriteManifest], *, again: bool
+    hw: Store, staging: StagingArea, write: StagedWrite, found: RecordVersion[WriteManifest], *, again: bool
 ) -> None:
     """Append what is missing of a manifest, and mark it. `again`: another run may have begun with it."""
     topics: dict[str, TopicInfo] = {}
@@ -168,7 +169,7 @@ def _finish(
         staging.finish(write, found)
 
 
-def _append_all(hw: Log, staging: StagingArea, write: StagedWrite, destinations: Sequence[StagedPartition]) -> bool:
+def _append_all(hw: Store, staging: StagingArea, write: StagedWrite, destinations: Sequence[StagedPartition]) -> bool:
     """Append to all partitions, some at once; False if the files are gone because somebody else has finished it."""
     if not destinations:
         return True
@@ -181,7 +182,7 @@ def _append_all(hw: Log, staging: StagingArea, write: StagedWrite, destinations:
             raise
 
 
-def _append(hw: Log, staging: StagingArea, write: StagedWrite, destination: StagedPartition) -> bool:
+def _append(hw: Store, staging: StagingArea, write: StagedWrite, destination: StagedPartition) -> bool:
     """Append the chunks of one partition, each a request."""
     chunks = destination.chunks
     for number, read in enumerate(_read_all(staging, write, chunks)):
@@ -193,7 +194,10 @@ def _append(hw: Log, staging: StagingArea, write: StagedWrite, destination: Stag
         if write.repeatable:
             where["producer"] = (_producer(write), 0, write.batch << SEQ_BITS | number)
         try:
-            hw.append_columns(destination.topic, read.content, columns, read.count, **where)
+            request = AppendMany.of(
+                destination.topic, read.content, columns, read.count, hw.limits, **where, create=False
+            )
+            hw.backend.append_many(request)
         except Conflict as error:
             if error.code != "seq_forgotten":  # which says that a later chunk is there, and so this one
                 raise
@@ -234,7 +238,7 @@ def _producer(write: StagedWrite) -> str:
 
 
 def _check_memory(
-    hw: Log,
+    hw: Store,
     staging: StagingArea,
     write: StagedWrite,
     manifest: WriteManifest,
@@ -246,12 +250,11 @@ def _check_memory(
         return  # nothing came since, from nobody
     age_ms = staging.now().timestamp() * 1000 - manifest.created_ms
     fresh = age_ms < DEFAULTS.producer_age_ms / 2
-    if not isinstance(hw, Remote):  # a server does not tell of its producers: there, only time counts
-        _, known = hw.partition_log(destination.topic, destination.partition).producers()
-        if _producer(write) in known:
+    known = hw.backend.producers(destination.topic, destination.partition)
+    if known is not None:  # else only time counts
+        if _producer(write) in known.ids:
             return
-        most = DEFAULTS.object_producers_max if isinstance(hw, Bucket) else DEFAULTS.producers_max
-        fresh = fresh and len(known) < most
+        fresh = fresh and len(known.ids) < known.most
     if not fresh:
         raise Conflict(
             f"topic {destination.topic!r}, partition {destination.partition}: the log may have forgotten which events"

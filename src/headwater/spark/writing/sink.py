@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from headwater.api import Log
+    from headwater.store import Store
 
 OPTIONS = ("path", "topic", "content", "transaction", "partitions", "staging")
 OF_SPARK = ("checkpointlocation", "queryname", "outputmode")  # what it hands to sinks of streams
@@ -47,7 +47,7 @@ class SinkSettings(msgspec.Struct, frozen=True):
     staging: str | None  # None: inside the log
     transaction: str | None = None
 
-    def open(self) -> Log:
+    def open(self) -> Store:
         """The log, made if it is not there."""
         try:
             return open_place(self.address)

@@ -25,7 +25,7 @@ from headwater.limits import DEFAULTS, Limits
 from headwater.spark.writing.layout import EventRows, Layout
 
 if TYPE_CHECKING:
-    from headwater.api import Log
+    from headwater.store import Store
 
 GATHER_BYTES = 4 * 1024 * 1024  # a large batch of Spark is taken as it is: putting several together costs a copy
 GATHER_BYTES_EACH = 512 * 1024  # for each partition, so that what goes to it is worth a request
@@ -55,7 +55,7 @@ class EncodedBatch(NamedTuple):
 class TopicTargets:
     """The topics of a log, each made when it is first met and not there."""
 
-    def __init__(self, hw: Log, partitions: int | None) -> None:
+    def __init__(self, hw: Store, partitions: int | None) -> None:
         """`partitions` is for topics that are made; those that are there may have another number."""
         self._hw = hw
         self._partitions = partitions

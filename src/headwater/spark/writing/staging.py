@@ -20,14 +20,14 @@ from typing import Any
 import msgspec
 
 from headwater.address import is_bucket, is_directory
+from headwater.bucket.directory_store import DirectoryStore
+from headwater.bucket.garbage import delete_all
+from headwater.bucket.object_store import ObjectEntry, ObjectStore
+from headwater.bucket.opening import open_store
+from headwater.bucket.records import Records, RecordVersion
+from headwater.disk.disk import Clock, Disk
 from headwater.errors import Invalid
 from headwater.event import UNIX_EPOCH_TICKS
-from headwater.storage.bucket.collection import delete_all
-from headwater.storage.bucket.directory import DirectoryStore
-from headwater.storage.bucket.opening import open_store
-from headwater.storage.bucket.records import Records, RecordVersion
-from headwater.storage.bucket.store import ObjectEntry, ObjectStore
-from headwater.storage.disk import Clock, Disk
 
 TICKS_PER_S = 10_000_000
 FOLDER = "staging"

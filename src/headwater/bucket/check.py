@@ -1,0 +1,188 @@
+"""Verifying every checksum and invariant of a log in a bucket, without changing anything.
+
+Fetches every object, and goes on behind damage, so that all of it is found at once. May run while others append,
+compact and trim: if something is wrong, and `meta` has changed meanwhile, it is looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+
+import msgspec
+
+from headwater.bucket.meta import Knowledge, Meta, ObjectSegment
+from headwater.bucket.object_blobs import ObjectBlob
+from headwater.bucket.object_place import ObjectPlace
+from headwater.errors import Corrupt, HeadwaterError, NotFound, Unsupported
+from headwater.format import object as format
+from headwater.format.batch import BLOB
+from headwater.format.object import ObjectHead
+from headwater.log.check_report import Counts, Finding
+from headwater.log.window import SegmentWindow
+
+LOOKS_MAX = 3  # then what is wrong is not the work of those who keep the log
+
+
+class _Link(msgspec.Struct, frozen=True):
+    """How far a walk has come: the end of the last object, its nonce and ticks; None where that is not known."""
+
+    end: int
+    nonce: str | None
+    ticks: int | None
+
+
+def check(place: ObjectPlace, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
+    """Everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were fetched."""
+    knowledge = Knowledge(place)
+    try:
+        meta, findings, found = knowledge.look(), list[Finding](), Counts()
+        for _ in range(LOOKS_MAX):
+            found = Counts()
+            findings = list(_walk(place, meta, found, progress))
+            seen, meta = meta, knowledge.look()
+            if not findings or meta == seen:
+                break
+    except NotFound:
+        yield Finding(place.topic, place.partition, place.path(place.meta), 0, 0, "the record of the log is missing")
+        return
+    except (Corrupt, Unsupported) as error:
+        yield _of(place, place.meta, 0, error)
+        return
+    counts.segments += found.segments
+    counts.batches += found.batches
+    counts.events += found.events
+    counts.bytes += found.bytes
+    yield from findings
+    yield from _superfluous(place, meta)
+
+
+def size_of(place: ObjectPlace) -> int:
+    """About how many bytes a check fetches."""
+    return sum(each.size for prefix in (place.segments, place.events) for each in place.store.list(prefix))
+
+
+def _walk(place: ObjectPlace, meta: Meta, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
+    link = _Link(meta.trim.offset, meta.trim.nonce, meta.trim.ticks)
+    for segment in meta.segments:
+        key = place.segment(segment.base, segment.end, segment.nonce)
+        link = yield from _check_object(place, key, link, segment.end, counts, segment)
+        counts.segments += 1
+        progress(segment.bytes)
+    reached = meta.reached
+    if meta.segments and (link.end != reached.offset or link.nonce not in (None, reached.nonce)):
+        problem = f"the record says that offset {reached.offset} follows on the segments, which end at {link.end}"
+        yield Finding(place.topic, place.partition, place.path(place.meta), 0, 0, problem)
+        link = _Link(reached.offset, reached.nonce, reached.ticks)
+    listed = list(place.store.list(place.events, place.events_at(reached.offset - 1) if reached.offset else ""))
+    bases = [int(each.key.removeprefix(place.events)) for each in listed]
+    for number, each in enumerate(listed):
+        end = bases[number + 1] if number + 1 < len(bases) else None
+        link = yield from _check_object(place, each.key, link, end, counts)
+        progress(each.size)
+
+
+def _check_object(
+    place: ObjectPlace, key: str, link: _Link, end: int | None, counts: Counts, segment: ObjectSegment | None = None
+) -> Generator[Finding, None, _Link]:
+    """What is wrong with one object; returns how far the walk has come with it."""
+    base = segment.base if segment is not None else int(key.removeprefix(place.events))
+    if base != link.end:
+        yield Finding(
+            place.topic, place.partition, place.path(key), 0, 0, f"offsets {link.end} to {base - 1} are missing"
+        )
+    size = 0
+    try:
+        stored = place.store.get(key)
+        if stored is None:
+            yield Finding(place.topic, place.partition, place.path(key), 0, 0, "the object is missing")
+            return _Link(end if end is not None else base, None, None)
+        size = len(stored.data)
+        head, position = format.decode(stored.data, place.path(key))
+        yield from (
+            Finding(place.topic, place.partition, place.path(key), 0, position, problem)
+            for problem in _wrong(place, head, base, end, link, segment, size - position)
+        )
+        counts.bytes += size
+        _check_batches(place, key, head, position, stored.data, counts)
+        if segment is not None:
+            _check_tables(place, key, head, position, stored.data)
+    except (Corrupt, Unsupported) as error:
+        yield _of(place, key, size, error)
+        return _Link(end if end is not None else base, None, None)
+    return _Link(head.end, head.nonce, head.ticks)
+
+
+def _wrong(
+    place: ObjectPlace,
+    head: ObjectHead,
+    base: int,
+    end: int | None,
+    link: _Link,
+    segment: ObjectSegment | None,
+    left: int,
+) -> Iterator[str]:
+    """What a head says that cannot be."""
+    if head.log != place.uuid.hex():
+        yield "the object is of another log"
+    if head.base != base or (end is not None and head.end != end) or (head.end <= head.base and not head.closed):
+        yield f"the object holds the offsets from {head.base} to {head.end}, and its place is from {base} to {end}"
+    if link.nonce is not None and base == link.end and head.previous != link.nonce:
+        yield "the object does not follow the one before it"
+    if link.ticks is not None and head.previous_ticks < link.ticks:
+        yield "ticks do not grow from one object to the next"
+    if head.size > left:
+        yield "the object is cut off"
+    if segment is not None and (head.ticks, head.previous_ticks) != (segment.ticks, segment.previous_ticks):
+        yield "the object is not the segment that the record names"
+
+
+def _check_batches(
+    place: ObjectPlace, key: str, head: ObjectHead, position: int, data: memoryview, counts: Counts
+) -> None:
+    """Verify all batches, and the huge events that they name; raises Corrupt."""
+    window = SegmentWindow(data[: position + head.size], 0, place.path(key))
+    offset, ticks = head.base, head.previous_ticks
+    for batch in window.batches(position, head.base):
+        batch.validate()
+        if batch.base_ticks <= ticks:
+            raise Corrupt(
+                f"the ticks of offset {batch.base_offset} do not grow", position=batch.position, size=batch.size
+            )
+        if batch.flags & BLOB:
+            id = head.blobs.get(str(batch.base_offset), "missing")
+            for _ in ObjectBlob(place, id, batch.base_offset, batch.blob_reference(), lambda: 0).chunks():
+                pass
+        offset, ticks = batch.end_offset, batch.last_ticks
+        counts.batches += 1
+        counts.events += batch.count
+    if (offset, ticks) != (head.end, head.ticks) and not head.closed:
+        raise Corrupt(f"the object ends at offset {offset} instead of {head.end}", position=position, size=head.size)
+
+
+def _check_tables(place: ObjectPlace, key: str, head: ObjectHead, position: int, data: memoryview) -> None:
+    """Verify what a segment says of its batches, and of the objects that it was made of; raises Corrupt."""
+    window = SegmentWindow(data[: position + head.size], 0, place.path(key))
+    found = [(each.base_offset, each.position, each.base_ticks) for each in window.batches(position, head.base)]
+    if found != head.batches:
+        raise Corrupt("the table of batches is wrong", position=0, size=position)
+    table = format.decode_table(data[position + head.size :], place.path(key))
+    if len(table) != head.objects or head.nonce not in table.values() or min(table) != head.base:
+        raise Corrupt("the table of objects is wrong", position=position + head.size, size=len(table))
+
+
+def _superfluous(place: ObjectPlace, meta: Meta) -> Iterator[Finding]:
+    """A note of what will be collected."""
+    named = {place.segment(each.base, each.end, each.nonce) for each in meta.segments}
+    end = place.events_at(meta.reached.offset)
+    sizes = [each.size for each in place.store.list(place.segments) if each.key not in named]
+    sizes += [each.size for each in place.store.list(place.events) if each.key < end]
+    if sizes:
+        problem = f"{len(sizes)} objects of {sum(sizes)} bytes are superfluous, and are deleted some time"
+        yield Finding(place.topic, place.partition, place.path(place.events), 0, 0, problem, damage=False)
+
+
+def _of(place: ObjectPlace, key: str, size: int, error: HeadwaterError) -> Finding:
+    facts = error.facts
+    position, length = int(facts.get("position") or 0), int(facts.get("size") or size)
+    problem = str(facts.get("reason") or error.message)
+    return Finding(place.topic, place.partition, str(facts.get("path") or place.path(key)), position, length, problem)

@@ -1,0 +1,1 @@
+"""Logs in a directory: commit, read, recover, seal, index, retain, check, repair, transactions."""

@@ -1,0 +1,122 @@
+"""Whether an append may go in: the version that it expects of its key, and who its producer is.
+
+For whoever holds the log's lock, so that nothing comes between the look and the append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headwater.directory.log_directory import LogDirectory
+from headwater.directory.producer_memory import ProducerMemory
+from headwater.errors import Conflict, HeadwaterError
+from headwater.format.given import NO_VERSION
+from headwater.format.producers import ProducerAnswer
+from headwater.format.tail import TailSlot
+from headwater.log.rows import Rows
+
+VERSIONS_MAX = 65_536  # keys whose last offset is kept in memory, for entities that are appended to again and again
+
+VersionOf = Callable[[bytes, TailSlot], int | None]
+
+
+class Admission:
+    """What one writer knows of keys and producers."""
+
+    def __init__(self, place: LogDirectory, version_of: VersionOf) -> None:
+        self.producers = ProducerMemory(place)
+        self._place = place
+        self._version_of = version_of
+        self._versions: dict[bytes, int | None] = {}
+        self._known_at = (-1, -1)  # the generation and offset as of which `_versions` is right
+
+    @property
+    def watching(self) -> bool:
+        """Whether it wants to be told of all that is committed."""
+        return bool(self._versions)
+
+    def sift(self, group: list[Rows], slot: TailSlot) -> tuple[list[Rows], list[Rows]]:
+        """Those that may be committed now, and, behind them, those that depend on them.
+
+        The others were answered already, or are refused: their `error` says why.
+        """
+        admitted: list[Rows] = []
+        for number, rows in enumerate(group):
+            if admitted and rows.guarded and any(rows.depends_on(other) for other in admitted):
+                return admitted, group[number:]
+            try:
+                if not rows.guarded or not self.answered(rows, slot):
+                    admitted.append(rows)
+            except HeadwaterError as error:
+                rows.error = error
+        return admitted, []
+
+    def answered(self, rows: Rows, slot: TailSlot) -> bool:
+        """Whether the rows are a retry, which then has its answer. Raises Conflict or Fenced if they may not go in."""
+        if self.recalled(rows, slot):
+            return True
+        if rows.expected is not None:
+            assert rows.key is not None
+            actual = self._version(rows.key, slot)
+            if actual != (None if rows.expected == NO_VERSION else rows.expected):
+                raise self._conflict(rows, actual)
+        return False
+
+    def recalled(self, rows: Rows, slot: TailSlot) -> bool:
+        """Whether the rows are a retry, whatever version they expect. Raises Conflict or Fenced for an old request."""
+        answer = self.producers.answer(rows.producer, slot) if rows.producer is not None else None
+        if answer is not None:
+            _answer(rows, answer)
+        return answer is not None
+
+    def committed(self, group: list[Rows], slot: TailSlot) -> None:
+        """Follow what this writer has just committed, after which the log is as `slot` tells."""
+        stamped = False
+        followed = self._known_at == (slot.generation, group[0].offset)  # nobody came in between
+        for rows in group:
+            if rows.producer is not None:
+                self.producers.note(rows.producer, rows.offset, rows.ticks, rows.count)
+                stamped = True
+            if rows.columns is not None and rows.expected is None:
+                followed = False  # it may hold any keys
+            elif rows.key is not None:
+                self._versions[rows.key] = rows.offset + rows.count - 1
+        if stamped:  # else nobody has looked at what others brought before this commit
+            self.producers.read_to(slot)
+        if followed and len(self._versions) <= VERSIONS_MAX:
+            self._known_at = slot.generation, slot.visible_offset
+        else:
+            self._versions.clear()
+
+    def _version(self, key: bytes, slot: TailSlot) -> int | None:
+        now = slot.generation, slot.visible_offset
+        if now != self._known_at or len(self._versions) >= VERSIONS_MAX:
+            self._versions.clear()  # others have appended
+            self._known_at = now
+        version = self._versions.get(key, -1)
+        if version is not None and version < slot.segment:  # not known; or retention may have deleted it since
+            version = self._versions[key] = self._version_of(key, slot)
+        return version
+
+    def _conflict(self, rows: Rows, actual: int | None) -> Conflict:
+        wanted = "no event" if rows.expected == NO_VERSION else f"version {rows.expected}"
+        found = "has none" if actual is None else f"is at version {actual}"
+        return Conflict(
+            f"{self._place}: key {rows.key!r} {found}, and {wanted} was expected",
+            hint="read the key's events again, then decide",
+            code="version_conflict",
+            version=actual,
+            expected="none" if rows.expected == NO_VERSION else rows.expected,
+        )
+
+
+def _answer(rows: Rows, answer: ProducerAnswer) -> None:
+    if answer.count != rows.count:
+        assert rows.producer is not None
+        raise Conflict(
+            f"seq {answer.seq} of producer {rows.producer.id!r} was a request of {answer.count} events, "
+            f"and this one has {rows.count}",
+            hint="give each request a seq of its own",
+            code="seq_reused",
+        )
+    rows.offset, rows.ticks, rows.answered = answer.offset, answer.ticks, True

@@ -1,0 +1,278 @@
+"""Retention: deleting the oldest segments of a log, whole, when it outgrows what its topic keeps (docs/FORMAT.md).
+
+`due` tells which segments have to go, `delete` takes them away. A segment is deleted under the lock of the log, so that
+neither a repair nor a topic made anew in this place comes in between, and under the lock of its own file, so that no
+sealer renames a packed one over it afterwards. Appends do not wait: the log's lock is held for the removal of one name;
+the syncs, and giving the space back, come after it. Safe from any thread and process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from io import FileIO
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from headwater.directory.failures import being_sealed, locked, unavailable
+from headwater.directory.log_directory import LogDirectory
+from headwater.directory.seal import BUSY_POLL_S
+from headwater.directory.segment import read_header
+from headwater.directory.tail import Tail
+from headwater.disk.disk import wait_for_lock
+from headwater.errors import Corrupt, NotFound, Unavailable
+from headwater.format import segment as segment_format
+from headwater.format.names import offset_of
+from headwater.format.segment import HEADER_BYTES
+from headwater.format.tail import TailSlot
+from headwater.info import DeletedSegment
+from headwater.log.failures import deleted
+from headwater.log.retention_rules import TICKS_PER_MS, Rules, surplus
+
+Outcome = Literal["deleted", "gone", "busy"]  # by this call, by somebody else, or not because it is being sealed
+
+
+class SegmentFiles(msgspec.Struct, frozen=True):
+    """A segment and all its files."""
+
+    base: int
+    end: int
+    bytes: int
+
+
+def survey(place: LogDirectory, slot: TailSlot) -> list[SegmentFiles]:
+    """The segments of a log, oldest first; the active one is the last. Space that it has reserved does not count.
+
+    None if the slot is so old that what was active then is deleted.
+    """
+    sizes: dict[int, int] = {}
+    active = place.segment(slot.segment).name
+    for name, size in place.disk.sizes(place.path).items():
+        base = _base_of(name)
+        if base is not None:
+            counted = min(size, slot.visible_position) if name == active else size
+            if name.endswith(".blobs"):
+                counted = sum(place.disk.sizes(place.path / name).values())
+            sizes[base] = sizes.get(base, 0) + counted
+    bases = [base for base in place.segments() if base <= slot.segment]
+    ends = [*bases[1:], slot.visible_offset]
+    return [SegmentFiles(base, ends[number], sizes.get(base, 0)) for number, base in enumerate(bases)]
+
+
+def due(place: LogDirectory, slot: TailSlot, segments: list[SegmentFiles], rules: Rules) -> list[SegmentFiles]:
+    """The finished segments that have to go, oldest first.
+
+    All that is below the active segment is durable, because a roll syncs it: nothing else is ever deleted.
+    """
+    durable = min(slot.segment, slot.durable_offset)
+    finished = [segment for segment in segments[:-1] if segment.end <= durable]
+    total = sum(segment.bytes for segment in segments)
+    return surplus(finished, total, len(segments), rules, place.clock.ticks(), partial(_last_ticks, place))
+
+
+def outlived(place: LogDirectory, slot: TailSlot, rules: Rules) -> bool:
+    """Whether every event of the active segment is too old to be kept, and may go once the segment is finished."""
+    age_ms = rules.settings.retention_age_ms
+    old = age_ms and slot.last_ticks < place.clock.ticks() - age_ms * TICKS_PER_MS
+    return bool(old and slot.visible_position > HEADER_BYTES and rules.free(slot.visible_offset))
+
+
+def full(place: LogDirectory, slot: TailSlot, rules: Rules) -> Unavailable | None:
+    """Why no new segment may be begun; None if it may: what is due for deletion makes its space afterwards."""
+    hard = rules.settings.retention_bytes_hard
+    segments = survey(place, slot)
+    total = sum(segment.bytes for segment in segments)
+    if total <= hard or total - sum(segment.bytes for segment in due(place, slot, segments, rules)) <= hard:
+        return None
+    behind = rules.settings.retention_consumers and rules.passed is not None
+    if rules.archived is not None and due(place, slot, segments, msgspec.structs.replace(rules, archived=None)):
+        return Unavailable(
+            f"{place} is full: it has {total} bytes, may have {hard}, and what is old is not archived yet",
+            hint="is the archiver running, and the archive in reach? headwater archive",
+            code="log_full",
+            bytes=total,
+            maximum=hard,
+        )
+    return Unavailable(
+        f"{place} is full: it has {total} bytes, and may have {hard}",
+        hint="let the slowest consumer catch up, or change the retention: headwater retain"
+        if behind
+        else "delete what is old, or change the retention: headwater retain",
+        code="log_full",
+        bytes=total,
+        maximum=hard,
+    )
+
+
+def delete(place: LogDirectory, segments: list[SegmentFiles], *, wait: bool) -> list[DeletedSegment]:
+    """Delete segments, the oldest first; each is gone durably before the next. Returns those that went by this call.
+
+    One that is being sealed is waited for, up to a limit (Unavailable); without `wait`, it is left for the next time,
+    and so are those behind it.
+    """
+    done: list[DeletedSegment] = []
+    try:
+        if segments:
+            _mark(place, segments)
+            # Another process may have deleted older ones just now: if a power loss brought one of them back, and not
+            # the one that is deleted here, there would be a gap.
+            place.disk.sync_directory(place.path)
+        for segment in segments:
+            outcome = _take_away(place, segment.base, place.limits.lock_wait_s if wait else 0.0)
+            if outcome == "busy":
+                break
+            _remove_rest(place, segment.base)
+            if outcome == "deleted":
+                done.append(DeletedSegment(place.topic, place.partition, segment.base, segment.end, segment.bytes))
+    except OSError as error:
+        if place.disk.inode(place.path) is None:
+            raise deleted(place) from error
+        raise unavailable(place, "a segment cannot be deleted", error) from error
+    return done
+
+
+def _mark(place: LogDirectory, segments: list[SegmentFiles]) -> None:
+    """Say where the log may begin once these are deleted; nothing if all of them are gone. The caller syncs that."""
+    for segment in segments:
+        try:
+            fd = place.disk.open_read(place.segment(segment.base))
+        except FileNotFoundError:
+            continue  # another process has deleted it
+        try:
+            with _locked(place):
+                _check_own(place, fd)
+                place.mark(max(segment.end for segment in segments))
+            return
+        finally:
+            place.disk.close(fd)
+
+
+def orphans(place: LogDirectory, oldest: int) -> dict[int, list[str]]:
+    """What a crash left of deleted segments: the names of files below the oldest segment, by the segment."""
+    found: dict[int, list[str]] = {}
+    for name in sorted(place.disk.names(place.path)):
+        base = _base_of(name)
+        if base is not None and base < oldest and not name.endswith(".log"):
+            found.setdefault(base, []).append(name)
+    # Asked for by its name: a directory that is read while a packed segment takes its place may not show either.
+    return {base: names for base, names in found.items() if place.disk.inode(place.segment(base)) is None}
+
+
+def sweep(place: LogDirectory) -> None:
+    """Remove what a crash left of deleted segments."""
+    bases = place.segments()
+    try:
+        left = orphans(place, bases[0]) if bases else {}
+        if left:
+            # Whoever deleted the segment may have died before that was durable: if a power loss brought it back, it
+            # would need its blobs.
+            place.disk.sync_directory(place.path)
+        for base in left:
+            _remove_rest(place, base)
+    except OSError as error:
+        raise unavailable(place, "what is left of a deleted segment cannot be removed", error) from error
+
+
+def _take_away(place: LogDirectory, base: int, wait_s: float) -> Outcome:
+    """Remove the file of a segment, waiting for whoever seals it; raises Unavailable when that takes too long."""
+    deadline = place.clock.monotonic() + wait_s
+    while (outcome := _try_to_take_away(place, base)) == "busy" and wait_s:
+        if place.clock.monotonic() > deadline:
+            raise being_sealed(place, base)
+        place.clock.sleep(BUSY_POLL_S)
+    return outcome
+
+
+def _try_to_take_away(place: LogDirectory, base: int) -> Outcome:
+    """Remove the file of a segment, durably."""
+    disk, path = place.disk, place.segment(base)
+    try:
+        fd = disk.open_read(path)
+    except FileNotFoundError:
+        disk.sync_directory(
+            place.path
+        )  # whoever removed it may not have come to this, and the next one must not go first
+        return "gone"
+    with disk.guard(fd):  # closed last, and outside the log's lock: this is what gives the space back
+        with _locked(place):
+            if not disk.try_lock(fd) or disk.inode(path) != disk.inode(fd):
+                return "busy"
+            _check_own(place, fd)
+            disk.unlink(path)
+        disk.sync_directory(place.path)
+    return "deleted"
+
+
+def _locked(place: LogDirectory) -> FileIO:
+    """Take the log's lock until the `with` of what is returned ends; raises NotFound if the topic was deleted."""
+    disk = place.disk
+    try:
+        file = disk.guard(disk.open_write(place.lock))
+    except FileNotFoundError as error:
+        raise deleted(place) from error
+    try:
+        tail = Tail.open(place)
+        contend = tail.contend if tail is not None and tail.writable else None
+        if not wait_for_lock(disk.try_lock, file.fileno(), place.clock, place.limits.lock_wait_s, contend):
+            raise locked(place)
+        if disk.inode(place.lock) != disk.inode(file.fileno()):
+            raise deleted(place)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_own(place: LogDirectory, fd: int) -> None:
+    """Raise NotFound if the file is of a topic that was made in this place since."""
+    with contextlib.suppress(Corrupt):  # a damaged segment may go like any other, and a new one is not damaged
+        if segment_format.decode(place.disk.pread(fd, HEADER_BYTES, 0)).log_uuid != place.uuid:
+            raise deleted(place)
+
+
+def _remove_rest(place: LogDirectory, base: int) -> None:
+    """Remove the files beside a segment whose own file is gone. Not synced: what comes back is swept."""
+    disk, blobs = place.disk, place.blobs(base)
+    for name in disk.names(place.path):
+        if _base_of(name) == base and name != blobs.name:
+            _remove(place, base, place.path / name)
+    for name in disk.names(blobs):
+        _remove(place, base, blobs / name)
+    if disk.inode(blobs) is not None:
+        with _locked(place):
+            if disk.inode(place.segment(base)) is None:
+                disk.remove_tree(blobs)
+
+
+def _remove(place: LogDirectory, base: int, path: Path) -> None:
+    """Remove one file of a deleted segment: under the log's lock, or it might be of a topic made here since."""
+    disk = place.disk
+    if disk.is_directory(path):  # somebody put it there, or repair moved it away
+        with _locked(place):
+            if disk.inode(place.segment(base)) is None:
+                disk.remove_tree(path)
+        return
+    with contextlib.suppress(FileNotFoundError):  # somebody else sweeps too
+        fd = disk.open_read(path)
+        try:
+            with _locked(place):
+                if disk.inode(place.segment(base)) is None:
+                    disk.unlink(path)
+        finally:
+            disk.close(fd)  # outside the lock: this is what gives the space back
+
+
+def _last_ticks(place: LogDirectory, segment: SegmentFiles) -> int:
+    """The ticks of the last event of a finished segment. If they cannot be told, it counts as new."""
+    try:
+        return read_header(place, segment.end).previous_ticks
+    except (Corrupt, NotFound):
+        return place.clock.ticks()
+
+
+def _base_of(name: str) -> int | None:
+    """The first offset of the segment that a file belongs to; None for files of no segment and unfinished ones."""
+    suffix = name.partition(".")[2]
+    return None if name.endswith(".tmp") else offset_of(name, suffix)

@@ -1,1 +1,0 @@
-"""Import and export: a module for each format, one for the files, one for each direction (docs/TRANSFER.md)."""

@@ -1,0 +1,200 @@
+"""What the engine asks of a log, wherever it is kept: `LocalLog` and `ObjectLog` of the storage layer have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+from headwater.disk.disk import Word
+from headwater.event import Blob, Content
+from headwater.format.batch import Batch
+from headwater.format.losses import Ranges
+from headwater.format.producers import Producer, ProducerState
+from headwater.limits import Limits
+from headwater.log.extents import Extents
+from headwater.log.rows import Rows
+
+TypeTest = Callable[[bytes], bool]
+
+
+class LogIdentity(Protocol):
+    """Which log it is, and how it behaves. `str()` names it in messages."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def uuid(self) -> bytes: ...
+    @property
+    def limits(self) -> Limits: ...
+
+
+class LogProgress(Protocol):
+    """How far a log has come. What is secured can be told of outside of it: no crash takes it back."""
+
+    @property
+    def visible_offset(self) -> int: ...
+    @property
+    def secured_offset(self) -> int: ...
+    @property
+    def last_ticks(self) -> int: ...
+
+
+class LogCursor(Protocol):
+    """A place in a log that moves forward over batches."""
+
+    @property
+    def offset(self) -> int:
+        """The next one."""
+
+    @property
+    def lost(self) -> int:
+        """How many offsets it has passed whose events are lost: damaged, and cut out by `repair`."""
+
+    def batches(self, stop: int, types: TypeTest | None = None, key: bytes | None = None) -> Iterator[Batch]:
+        """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
+
+        They may overlap: after a pause, one may come that sealing has merged with those that came before it.
+        """
+
+
+class LogBell(Protocol):
+    """What to sleep on until a log has more."""
+
+    def expect(self) -> Word:
+        """The word to wait on, with its value as of now."""
+
+    def wake(self) -> None:
+        """Wake all who sleep on it."""
+
+
+class EventUpload(Protocol):
+    """One huge event whose pieces arrive in their own time; discard it in any case."""
+
+    def write(self, piece: bytes) -> None: ...
+    def commit(self) -> Rows: ...
+    def discard(self) -> None: ...
+
+
+class Log(Protocol):
+    """One partition. Safe from any thread."""
+
+    @property
+    def place(self) -> LogIdentity: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def node(self) -> int:
+        """What the ids of its events have in common."""
+
+    @property
+    def blob_bytes_in_memory(self) -> int: ...
+
+    def append(self, rows: Rows) -> None:
+        """Commit rows; returns when their durability is reached, with their offset and ticks set."""
+
+    def append_all(self, group: list[Rows]) -> None:
+        """Commit the rows of many requests together; each has then its offset and ticks, or its `error`."""
+
+    def upload(
+        self,
+        content: Content,
+        type: bytes,
+        key: bytes | None,
+        meta: bytes | None,
+        *,
+        sync: bool,
+        guard: tuple[int | None, Producer | None] | None = None,
+    ) -> EventUpload:
+        """One event whose pieces arrive in their own time."""
+
+    def producers(self) -> tuple[int, dict[str, ProducerState]]:
+        """Return what is remembered of producers now, and the offset as of which that is."""
+
+    def sync(self) -> None:
+        """Make all that is visible durable."""
+
+    def start(self) -> int:
+        """The oldest readable offset."""
+
+    def end(self) -> int:
+        """The offset that the next event will get."""
+
+    def seen(self) -> int:
+        """The same for whoever looks again and again: where a look costs, it may be as old as `pause_s` allows."""
+
+    def pause_s(self) -> float | None:
+        """After how many seconds a sleeper should look again even if nobody wakes it; None if somebody always does."""
+
+    def secured(self) -> int:
+        """Up to where it is durable, at least: a crash does not take that back. Does not look for more."""
+
+    def state(self) -> LogProgress:
+        """How far it has come; raises NotFound if its topic was deleted."""
+
+    def batches(
+        self,
+        start: int,
+        stop: int,
+        *,
+        backwards: bool = False,
+        types: TypeTest | None = None,
+        key: bytes | None = None,
+    ) -> Iterator[Batch]:
+        """Batches that hold the offsets from `start` to `stop`, whole; some that cannot hold what is wanted are not.
+
+        They may overlap, as those of a cursor. A warning of the logger `headwater` tells of lost events that they pass
+        over.
+        """
+
+    def version(self, key: bytes) -> int | None:
+        """The offset of the key's last event; None if there is none."""
+
+    def cursor(self, offset: int) -> LogCursor:
+        """A place that moves forward through the log."""
+
+    def ticks_before_start(self) -> int:
+        """The ticks of the last event before the oldest readable one; 0 if there never was one."""
+
+    def offset_at(self, ticks: int) -> int:
+        """The first offset whose event has these ticks or later ones; the end if there is none."""
+
+    def lost(self, start: int, stop: int) -> Ranges:
+        """The offsets from `start` to before `stop` whose events are lost; raises Corrupt on damage."""
+
+    def extents(self, start: int, stop: int, whole: int) -> Extents:
+        """Where the offsets from `start` to before `stop`, which are visible, can be cut; none if there are none.
+
+        What has up to `whole` bytes need not be cut. Reads no events; raises NotFound for what is gone.
+        """
+
+    def blob(self, batch: Batch) -> Blob:
+        """The data of a huge event."""
+
+    def wait_on(self) -> LogBell | None:
+        """What to sleep on until there is more; None where nothing comes."""
+
+    def stop_followers(self) -> None:
+        """Wake whoever sleeps on this log, so that it looks around."""
+
+    def settle(self) -> None:
+        """Finish what a process that died has left, so that it can be read; best effort."""
+
+    @property
+    def used(self) -> int:
+        """The turn of `open_files` in which it was used last."""
+
+    def idle(self) -> bool:
+        """Let go of what it holds, if it can be made anew when it is needed; False if it is in use. Never waits."""
+
+    def close(self) -> None:
+        """Let go of it, after appends under way."""
+
+    def after_fork(self) -> None:
+        """In a forked child: begin anew."""
+
+
+L = TypeVar("L", bound=Log)

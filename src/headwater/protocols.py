@@ -1,0 +1,261 @@
+"""What the verbs of a `Store` return and a program holds on to: followers, consumers, transactions, binders.
+
+These are the types to annotate with. Each backend has classes of its own that implement them; their docstrings say how
+they differ, if they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, Unpack, overload
+
+from headwater.document import Change, Document
+from headwater.event import Content, Event, Ref, Refs
+from headwater.format.given import Data, Meta
+from headwater.info import BinderInfo
+from headwater.position import Position
+from headwater.requests import EventOptions
+
+AtLeast = int | Ref | Event | Refs | Sequence[Ref | Event]
+"""What a read of documents waits for: an offset, or what was appended."""
+
+READ_TIMEOUT_S = 10.0  # how long such a read waits
+
+
+class Follow(Iterator[Event], Protocol):
+    """An endless read. Belongs to one thread; only `stop` may be called from others.
+
+    Ends when `timeout` seconds pass without an event, when it is stopped, or when the store is closed. Raises NotFound
+    when the topic is deleted. Events of one partition come in order; those of several partitions as they are found.
+    """
+
+    def stop(self) -> None:
+        """End the iteration within a second; events that were not handed out are not lost."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class Consumer(Iterator[Event], Protocol):
+    """One member of a named consumer. Close it, or use it in a `with` statement.
+
+    Delivery is at least once: events that were handed out and not acked go to the next member. Iterating ends after
+    `timeout` seconds without an event, and when the consumer is stopped or closed. It belongs to one thread; acks and
+    failures may come from any. If the `with` block raises, the event in hand has failed.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def id(self) -> str:
+        """The id of this member: the owner of its leases."""
+        ...
+
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions that it holds."""
+        ...
+
+    @property
+    def fences(self) -> dict[int, int]:
+        """The fence of each partition that it holds. It grows with every owner: others can refuse older ones."""
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """How many offsets were passed over because retention deleted them first, or because their events are lost."""
+        ...
+
+    @overload
+    def drain(self) -> Iterator[Event]: ...
+    @overload
+    def drain(self, handler: Callable[[Event], object]) -> int: ...
+    def drain(self, handler: Callable[[Event], object] | None = None) -> Iterator[Event] | int:
+        """Hand out what is there now, then end; with a `handler`, call it for each event and return how many it took.
+
+        An event is acked when the handler returns, and has failed if it raises.
+        """
+
+    def ack(self, event: Event | Iterable[Event], *more: Event) -> None:
+        """Mark events as handled; stored within `ack_ms`. Raises Fenced if another member has the partition now."""
+
+    def ack_to(self, at: Event | tuple[int, int]) -> None:
+        """Mark all events up to and including one as handled: an event, or a partition and an offset."""
+
+    def fail(self, event: Event, error: object = "") -> bool:
+        """Count a failure: the event comes again, or is dead-lettered after `failures_max`; True if it was."""
+
+    def failures(self, event: Event) -> int:
+        """Return how often an event has failed so far."""
+
+    def flush(self) -> None:
+        """Store all acks; they are durable when this returns."""
+
+    def seek(self, at: Position, partition: int | None = None) -> dict[int, int]:
+        """Move the consumer to a position, durably, in one partition or all; returns the new cursors."""
+
+    def lag(self) -> dict[int, int]:
+        """Return how many events wait in each partition that it holds."""
+
+    def stop(self) -> None:
+        """End the iteration, from any thread."""
+
+    def close(self) -> None:
+        """Store all acks and release the leases. May be called twice."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class Transaction(Protocol):
+    """Appends and acks that happen together or not at all; for one thread.
+
+    Nothing is visible before `commit`, which the end of a `with` block calls, unless the block raises.
+    """
+
+    refs: list[Ref]
+    """Where the events are, in the order of the appends, once it is committed."""
+
+    def append(self, topic: str, data: Data, **options: Unpack[EventOptions]) -> None:
+        """Append one event with the rest, with the options of `Store.append`.
+
+        `expected_version` is the key's before the transaction. Raises TooLarge for data that would need a file of its
+        own, and when the transaction outgrows its limits.
+        """
+
+    def append_many(
+        self,
+        topic: str,
+        data: Sequence[Data],
+        *,
+        types: Sequence[str] | str = "",
+        keys: Sequence[bytes | str | None] | None = None,
+        metas: Sequence[Meta | None] | None = None,
+        content: Content | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Append many events with the rest, as `Store.append_many` does."""
+
+    def ack(self, *events: Event, consumer: Any = None) -> None:
+        """Mark events as handled with the rest; `consumer` is the one that handed them out, if several did.
+
+        Raises Invalid if no consumer of this store holds an event. `commit` raises Fenced if another member took over.
+        """
+
+    def commit(self) -> list[Ref]:
+        """Commit; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done."""
+
+    def discard(self) -> None:
+        """Do nothing of it."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class AppendHandle(Protocol):
+    """An append that is on its way. Safe from any thread."""
+
+    def done(self) -> bool:
+        """Tell whether it is durable, or has failed."""
+
+    def result(self, timeout: float | None = None) -> Ref:
+        """Wait until the event is durable and return where it is.
+
+        Raises what kept it from being appended, and Unavailable if the time is over.
+        """
+
+
+class DocumentIterator(Iterator[Document], Protocol):
+    """Documents that were found. Close it, or read it to its end."""
+
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class Changes(Iterator[Change], Protocol):
+    """Changes of documents, as they come. For one thread; only `stop` may be called from others."""
+
+    @property
+    def place(self) -> str:
+        """Where to go on after the last change that was given."""
+        ...
+
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class Binder(Protocol):
+    """A collection of documents. Safe from any thread; raises NotFound while no projection has made it.
+
+    `at_least` has a read wait until the projections have passed what was appended: up to `timeout` seconds, then it
+    raises Unavailable with the code `view_behind`, or at once with `projection_stopped`.
+    """
+
+    name: str
+
+    def get(self, id: str, *, at_least: AtLeast | None = None, timeout: float = READ_TIMEOUT_S) -> Document | None:
+        """Return a document; None if there is none."""
+
+    def find(
+        self,
+        match: Mapping[str, Any] | None = None,
+        *,
+        sort: str | Sequence[str] = (),
+        skip: int = 0,
+        limit: int | None = None,
+        fields: Sequence[str] | None = None,
+        at_least: AtLeast | None = None,
+        timeout: float = READ_TIMEOUT_S,
+    ) -> DocumentIterator:
+        """Return the documents that match, as they are at this moment; each is read when it is asked for.
+
+        By id, unless `sort` says otherwise: a path, with `-` before it for descending order, or a list of those.
+        `fields` lists the only paths that are wanted. Close the iterator if you do not read it to its end. Raises
+        Invalid for a bad query, TooLarge if too many documents would have to be sorted without an index.
+        """
+
+    def count(
+        self,
+        match: Mapping[str, Any] | None = None,
+        *,
+        at_least: AtLeast | None = None,
+        timeout: float = READ_TIMEOUT_S,
+    ) -> int:
+        """Return how many documents match."""
+
+    def explain(self, match: Mapping[str, Any] | None = None, *, sort: str | Sequence[str] = ()) -> str:
+        """Return the plan of a query in a line: the index, or a scan."""
+
+    def follow(self, *, after: str | None = None, timeout: float | None = None) -> Changes:
+        """Return changes of documents, as they come, until `timeout` seconds bring none.
+
+        Without `after` it begins with all documents that are there, with "latest" with what comes, else behind a place.
+        Several changes of a document may be given as one. Every change has the place to go on from: nothing is lost
+        then, but what was given last may be repeated. Raises NotFound; Invalid for what is no place.
+        """
+
+    def index(self, field: str) -> None:
+        """Create an index over a field, durably; nothing happens if it is there.
+
+        Projections wait meanwhile: for a million documents some ten seconds. Raises Invalid for what is no path of a
+        field, TooLarge if there are too many.
+        """
+
+    def info(self) -> BinderInfo:
+        """Return what the binder holds, and what fills it."""

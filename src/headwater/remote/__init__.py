@@ -1,0 +1,1 @@
+"""The HTTP client: a log behind a server."""

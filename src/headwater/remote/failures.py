@@ -1,0 +1,95 @@
+"""From answers to errors: the class, code, hint and facts that the server raised (docs/HTTP.md, "Errors")."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headwater import errors
+from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable, Unsupported
+from headwater.remote.server_address import ServerAddress
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of an error."""
+
+    kind: str
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+    facts: dict[str, Any] = {}
+
+
+_decode = msgspec.json.Decoder(ErrorBody).decode
+_KINDS: dict[str, type[HeadwaterError]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HeadwaterError)
+}
+_RESERVED = ("message", "hint", "code")  # what an error has besides its facts
+
+
+def error_of(status: int, body: bytes, address: ServerAddress) -> HeadwaterError:
+    """The error that an answer tells of."""
+    try:
+        told = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _of_a_stranger(status, address)
+    return revive(told, status)
+
+
+def revive(told: ErrorBody, status: int = 500) -> HeadwaterError:
+    """The error that the server raised."""
+    kind = _KINDS.get(told.kind) or _by_status(status)
+    facts = {name: fact for name, fact in told.facts.items() if name not in _RESERVED}
+    return kind(told.message, hint=told.hint, code=told.code, **facts)
+
+
+def unreachable(address: ServerAddress, reason: str) -> Unavailable:
+    """That no connection could be made."""
+    return Unavailable(
+        f"{address} cannot be reached: {reason}",
+        hint="is 'headwater serve' running there, and is the address right?",
+        code="unreachable",
+    )
+
+
+def lost(address: ServerAddress, reason: str, **facts: Any) -> Unavailable:
+    """That a request may have been done, or not, and its answer is not to be had."""
+    again = "producer" in facts
+    return Unavailable(
+        f"the answer of {address} was lost: {reason}",
+        hint="it may have been done: "
+        + ("give the error's producer= to do it again safely" if again else "look before you do it again"),
+        code="answer_lost",
+        **facts,
+    )
+
+
+def not_headwater(address: ServerAddress) -> Unsupported:
+    """That an answer lacks what ours have."""
+    return Unsupported(
+        f"the answer of {address} is not one of a Headwater server",
+        hint="is it an older one, or does something stand before it that takes headers away?",
+        code="bad_answer",
+    )
+
+
+def cut_short(address: ServerAddress, reason: str) -> Unavailable:
+    """That an answer did not come to its end."""
+    return Unavailable(f"the answer of {address} was cut short: {reason}", hint="ask again", code="answer_cut_short")
+
+
+def _of_a_stranger(status: int, address: ServerAddress) -> HeadwaterError:
+    """An answer without an error of ours: of a proxy, or of a server that is not Headwater."""
+    return _by_status(status)(
+        f"{address} answered with status {status}",
+        hint="is this the address of a Headwater server, or what stands before it?",
+        code="bad_answer",
+        status=status,
+    )
+
+
+def _by_status(status: int) -> type[HeadwaterError]:
+    if status >= 500:
+        return Unavailable
+    return NotFound if status == 404 else Invalid

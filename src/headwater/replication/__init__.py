@@ -1,0 +1,1 @@
+"""A standby that follows another log, batch by batch."""

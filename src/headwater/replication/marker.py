@@ -1,0 +1,160 @@
+"""What makes a directory a replica: `replica.json` and the lock of who copies (docs/FORMAT.md, "Replica").
+
+A directory is made a replica before it is a log, and stops being one when it is promoted. It never goes the other way,
+so who opened one that is none need not look again. Safe from any thread and process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from headwater.directory.catalog import REPLICA_FILE, REPLICA_LOCK, SETTINGS_FILE
+from headwater.disk.disk import Clock, Disk, wait_for_lock
+from headwater.errors import Conflict, HeadwaterError, Invalid, NotFound, Unavailable
+from headwater.event import time_of
+from headwater.format import settings
+from headwater.format.settings import Replica
+
+LOCK_WAIT_S = 0.3
+
+
+class Marker:
+    """The marker of one directory."""
+
+    def __init__(self, path: Path, disk: Disk, clock: Clock) -> None:
+        self._path = path
+        self._disk = disk
+        self._clock = clock
+
+    def read(self) -> Replica | None:
+        """What the directory is a replica of, or was; None if it never was one. Raises Corrupt."""
+        path = self._path / REPLICA_FILE
+        try:
+            return settings.decode(self._disk.read_file(path), Replica)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except HeadwaterError as error:
+            raise type(error)(f"{path}: {error.message}", hint=error.hint, code=error.code, **error.facts) from None
+
+    def follows(self) -> bool:
+        """Whether it is a replica that was not promoted."""
+        found = self.read()
+        return found is not None and found.promoted is None
+
+    def refuse(self) -> None:
+        """Raise Unavailable while it is a replica: what is done to it is done to its source."""
+        found = self.read()
+        if found is not None and found.promoted is None:
+            raise Unavailable(
+                f"{self._path} is a replica of {found.source}, and can only be read",
+                hint=f"write to its source, or end that: headwater promote {self._path}",
+                code="replica",
+                source=found.source,
+            )
+
+    def promote(self) -> Replica:
+        """End being a replica, durably; returns what it was.
+
+        Raises NotFound if it is none, Conflict if it was promoted before, Unavailable while somebody copies to it.
+        """
+        if self.read() is None:
+            raise NotFound(f"{self._path} is not a replica", code="not_a_replica")
+        with self.held():
+            found = self.read()
+            assert found is not None
+            if found.promoted is not None:
+                raise Conflict(f"{self._path} was promoted at {found.promoted}", code="promoted")
+            if self._disk.inode(self._path / SETTINGS_FILE) is None:
+                raise NotFound(f"{self._path} holds nothing yet", hint="replicate to it first", code="not_a_log")
+            found = msgspec.structs.replace(found, promoted=self._now())
+            self._write(found)
+        return found
+
+    def begin(self, source: str, source_uuid: str, make: Callable[[], bool]) -> Replica:
+        """Make a new directory a replica, or find that it is one of this source. For who holds the lock; durable.
+
+        `make` makes it a log, when it is marked, and tells whether it was none before. Raises Conflict for a log that
+        is no replica, was promoted, or is one of another source.
+        """
+        found = self.read()
+        if self._disk.inode(self._path / SETTINGS_FILE) is None:
+            found = Replica(source=source, source_uuid=source_uuid, since=self._now())
+            self._write(found)
+            if not make():  # somebody made it a log meanwhile, and may append to it already
+                self._disk.unlink(self._path / REPLICA_FILE)
+                raise self._not_a_replica()
+        elif found is None:
+            raise self._not_a_replica()
+        elif found.promoted is not None:
+            raise Conflict(
+                f"{self._path} was promoted at {found.promoted}, and has gone its own way since",
+                hint="replicate to a new directory",
+                code="promoted",
+            )
+        elif found.source_uuid != source_uuid:
+            raise Conflict(
+                f"{self._path} is a replica of {found.source_uuid}, and {source} is {source_uuid}",
+                hint="replicate another log to a new directory",
+                code="other_source",
+            )
+        elif found.source != source:  # it has moved
+            found = msgspec.structs.replace(found, source=source)
+            self._write(found)
+        return found
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock of who copies or promotes; raises Unavailable if somebody has it. Makes the directory."""
+        path = self._path / REPLICA_LOCK
+        try:
+            with contextlib.suppress(FileExistsError):
+                self._disk.make_root(self._path)
+            with contextlib.suppress(FileExistsError):
+                self._disk.close(self._disk.create(path))
+            fd = self._disk.open_write(path)
+        except FileNotFoundError as error:
+            raise NotFound(f"{self._path.parent} is not there", hint="make that directory first") from error
+        except NotADirectoryError as error:
+            raise Invalid(f"{self._path} is not a directory", code="not_a_log") from error
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be written: {error.strerror}", code="read_only") from error
+        try:
+            # Who asks whether somebody has it takes it for a moment.
+            if not wait_for_lock(self._disk.hold, fd, self._clock, LOCK_WAIT_S):
+                raise Unavailable(
+                    f"somebody is copying to {self._path}",
+                    hint=f"stop that first: 'fuser {path}' names it",
+                    code="replicating",
+                )
+            yield
+        finally:
+            self._disk.release(fd)
+
+    def busy(self) -> bool:
+        """Whether somebody is copying to it now."""
+        try:
+            fd = self._disk.open_read(self._path / REPLICA_LOCK)
+        except OSError:
+            return False
+        try:
+            return not self._disk.hold(fd)
+        finally:
+            self._disk.release(fd)
+
+    def _not_a_replica(self) -> Conflict:
+        return Conflict(
+            f"{self._path} is a log of its own", hint="name a new directory for the replica", code="not_a_replica"
+        )
+
+    def _write(self, replica: Replica) -> None:
+        try:
+            self._disk.replace(self._path / REPLICA_FILE, settings.encode(replica))
+        except OSError as error:
+            raise Unavailable(f"{self._path / REPLICA_FILE} cannot be written: {error.strerror}") from error
+
+    def _now(self) -> str:
+        return time_of(self._clock.ticks()).isoformat()

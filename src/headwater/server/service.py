@@ -1,0 +1,125 @@
+"""What all handlers share: the store, appends that wait, live delivery, metrics, and threads for what blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from headwater.consumers.log_consumers import log_consumers
+from headwater.server.access import Access
+from headwater.server.apps import Application
+from headwater.server.arrivals import Arrivals
+from headwater.server.changes import ChangeFeeds
+from headwater.server.commits import Commits
+from headwater.server.feeds import Feeds
+from headwater.server.http.message import Budget
+from headwater.server.members import Members
+from headwater.server.metrics import Metrics
+from headwater.server.replicas import Replicas
+from headwater.server.settings import ServerSettings
+from headwater.store import Store
+from headwater.views.local_views import LocalViews
+
+_log = logging.getLogger("headwater.server")
+
+THAW_S, THAW_S_MAX = 1.0, 15.0  # how often to look whether a log is frozen, and to bring it back
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Service:
+    """A store that is served. Made on the loop, and belongs to its thread."""
+
+    def __init__(self, store: Store, access: Access, settings: ServerSettings, metrics: Metrics) -> None:
+        self.store = store
+        self.backend = store.directory
+        self.views = LocalViews(store)
+        self.access = access
+        self.settings = settings
+        self.limits = settings.limits
+        self.budget = Budget(settings.limits.held_bytes_max)
+        self.metrics = metrics
+        self.application: Application | None = None
+        self.loop = asyncio.get_running_loop()
+        self.durable: dict[tuple[str, str], Any] = {}  # by topic and name: which connection of ours has a subscription
+        self.ignores_credentials = False  # nobody checks them: neither `access`, nor an application around the server
+        self._said_ignored = False
+        self._under_way: dict[str, asyncio.Task[Any]] = {}
+        self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
+        self.commits = Commits(self.backend, self.loop, metrics)
+        self.feeds = Feeds(self.backend, self.blocking, self.loop, settings, metrics.live)
+        self.arrivals = Arrivals(self.backend.topic, self.blocking, settings.limits.awaited_topics_max)
+        self.changes = ChangeFeeds(self.views, self.blocking, self.loop, settings)
+        self.replicas = Replicas(self.backend, settings.limits.replicas_max)
+        self.members = Members(self.backend, log_consumers(store.consumption), settings.limits, settings.heartbeat_s)
+        self._thawing = self.loop.create_task(self._thaw())
+
+    def ignored(self, headers: Mapping[str, str]) -> bool:
+        """Whether a client sent credentials that nobody checks; the log says so the first time."""
+        if not self.ignores_credentials or "authorization" not in headers:
+            return False
+        if not self._said_ignored:
+            self._said_ignored = True
+            _log.warning(
+                "a client sent credentials, which are not checked: this server has no users — give --auth FILE"
+            )
+        return True
+
+    async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call what reads or writes files, in a thread of its own, and wait for it."""
+        return await self.loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
+
+    async def shared(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """The same, but called once for all who ask for it under this name while it is under way."""
+        task = self._under_way.get(name)
+        if task is None:
+            task = self._under_way[name] = self.loop.create_task(self.blocking(function, *args, **kwargs))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits any more
+            task.add_done_callback(lambda _: self._under_way.pop(name))
+        found: R = await asyncio.shield(task)
+        return found
+
+    async def _thaw(self) -> None:
+        """Bring frozen logs back when the disk works again, as a restart does; seldomer the longer it does not."""
+        pause_s = THAW_S
+        while True:
+            await asyncio.sleep(pause_s)
+            frozen = self.backend.frozen()
+            if frozen:
+                await self.shared("thaw", self.backend.thaw)
+            pause_s = min(pause_s * 2, THAW_S_MAX) if frozen else THAW_S
+
+    async def make(self, topic: str) -> None:
+        """Make a topic that is not there: that of the bus as it is to be, any other with one partition."""
+        bus = self.settings.bus
+        create = partial(self.store.create, topic)
+        if topic == bus.topic:
+            create = partial(create, segment_bytes=bus.segment_bytes, retention_segments=bus.segments)
+        await self.shared(f"create {topic}", create)
+
+    def later(self, function: Callable[[], object]) -> None:
+        """Have this called in a thread, soon, and wait for nothing: for what must be let go of when a client leaves."""
+        self.loop.run_in_executor(self._threads, function)
+
+    async def pump(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        """Pieces that are read from files, one at a time, as fast as somebody takes them."""
+        while (found := [await self.loop.run_in_executor(self._threads, next, pieces, b"")])[0]:
+            yield found.pop()  # so that nothing is held here for a slow client
+
+    async def close(self) -> None:
+        """End live delivery, finish what waits, and let go of the threads. The log stays open: it is not ours."""
+        self.arrivals.close()
+        self._thawing.cancel()
+        self.feeds.close()
+        self.changes.close()
+        await self.loop.run_in_executor(None, self.replicas.close)
+        await self.loop.run_in_executor(None, self.members.close)
+        while not self.commits.idle:
+            await asyncio.sleep(0.005)
+        self.commits.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,155 @@
+"""Some events of a file on their way into a log, and what the user wants of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from headwater.event import Content
+from headwater.format.column import I64
+
+if TYPE_CHECKING:
+    from headwater.transfer.transfer import TransferLog
+
+T = TypeVar("T")
+
+ORIGINAL = ("time", "partition", "offset")  # what the log gives anew; kept in meta, if wanted, as original_time …
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """How a file is to be understood. `content` holds where the file does not say what the data is."""
+
+    content: Content | None = None
+    keep_times: bool = False
+    by_topic: bool = False  # whether it matters which topic an event names
+    data_column: str | None = None
+    key_column: str | None = None
+    type_column: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportTarget:
+    """Where events are appended, handed to the system only."""
+
+    log: TransferLog
+    topic: str
+    content: Content
+    partition: int | None
+
+    def append_one(self, data: bytes, type: str, key: bytes | None, meta: dict[str, str] | None) -> None:
+        """Append one event, of any size."""
+        options: dict[str, Any] = {"content": self.content, "durability": "os", "partition": self.partition}
+        self.log.append(self.topic, data, type=type, key=key, meta=meta, **options)
+
+
+class ImportChunk(Protocol):
+    """Events in the order of the file."""
+
+    def __len__(self) -> int: ...
+
+    def runs(self) -> Iterator[tuple[str | None, Content, ImportChunk]]:
+        """Neighbours of the same topic and content, which can be appended together."""
+        ...
+
+    def part(self, lo: int, hi: int) -> ImportChunk:
+        """The events `lo` to `hi`."""
+        ...
+
+    def sizes(self) -> I64:
+        """Bytes of each event's data."""
+        ...
+
+    def fits(self) -> bool:
+        """Whether one append takes all of them."""
+        ...
+
+    def append(self, place: ImportTarget) -> None:
+        """Append them together. Raises Invalid only if nothing was appended."""
+        ...
+
+    def append_alone(self, place: ImportTarget) -> None:
+        """Append the only one."""
+        ...
+
+
+@dataclass(slots=True)
+class EventChunk:
+    """Events as lists. What is not a list holds for all of them."""
+
+    data: list[bytes]
+    content: Content | list[Content]
+    topic: str | list[str | None] | None = None
+    types: str | list[str] = ""
+    keys: list[bytes | None] | None = None
+    metas: list[dict[str, str] | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def runs(self) -> Iterator[tuple[str | None, Content, ImportChunk]]:
+        return runs(self, self.topic, self.content)
+
+    def part(self, lo: int, hi: int) -> EventChunk:
+        return EventChunk(
+            self.data[lo:hi],
+            _part(self.content, lo, hi),
+            _part(self.topic, lo, hi),
+            _part(self.types, lo, hi),
+            _part(self.keys, lo, hi),
+            _part(self.metas, lo, hi),
+        )
+
+    def sizes(self) -> I64:
+        return np.fromiter(map(len, self.data), np.int64, len(self.data))
+
+    def fits(self) -> bool:
+        return True
+
+    def append(self, place: ImportTarget) -> None:
+        place.log.append_many(
+            place.topic,
+            self.data,
+            types=self.types,
+            keys=self.keys,
+            metas=self.metas,
+            content=place.content,
+            durability="os",
+            partition=place.partition,
+        )
+
+    def append_alone(self, place: ImportTarget) -> None:
+        type = self.types[0] if isinstance(self.types, list) else self.types
+        key = self.keys[0] if self.keys else None
+        place.append_one(self.data[0], type, key, self.metas[0] if self.metas else None)
+
+
+def runs(
+    chunk: ImportChunk, topic: str | list[str | None] | None, content: Content | list[Content]
+) -> Iterator[tuple[str | None, Content, ImportChunk]]:
+    """Parts of a chunk in which all events have the same topic and content."""
+    topics = topic if isinstance(topic, list) else [topic] * len(chunk)
+    contents = content if isinstance(content, list) else [content] * len(chunk)
+    if topics.count(topics[0]) == contents.count(contents[0]) == len(chunk):
+        yield topics[0], contents[0], chunk
+        return
+    kinds = list(zip(topics, contents, strict=True))
+    lo = 0
+    while lo < len(kinds):
+        hi = lo + 1
+        while hi < len(kinds) and kinds[hi] == kinds[lo]:
+            hi += 1
+        yield *kinds[lo], chunk.part(lo, hi)
+        lo = hi
+
+
+def original(meta: dict[str, str] | None, **facts: object) -> dict[str, str]:
+    """Meta with the time and place that an event had before. What an earlier import noted is older, and stays."""
+    return {f"original_{name}": str(fact) for name, fact in facts.items()} | (meta or {})
+
+
+def _part(values: T, lo: int, hi: int) -> T:
+    return values[lo:hi] if isinstance(values, list) else values  # type: ignore[return-value]  # a list stays one
