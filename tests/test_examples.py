@@ -19,7 +19,7 @@ from headwater import Event, Limits, Store
 from headwater.opening import open_directory
 from headwater.views.loading import load
 from tests.log.children import Child, Said
-from tests.views.running import until
+from tests.waiting import wait_for
 
 ORDERS = Path(__file__).parent.parent / "examples" / "orders.py"
 LIMITS = Limits(lease_ms=300, retry_ms=5, retry_ms_max=50)
@@ -54,6 +54,7 @@ def test_the_orders_tell_a_story(tmp_path: Path) -> None:
     check(tmp_path / "orders-data", tmp_path / "orders-payments.jsonl", 40, {"kettle": 12, "lamp": 30})
 
 
+@pytest.mark.usefixtures("java_classes")
 @pytest.mark.timeout(180)  # it starts a server, five processes and Spark
 def test_the_demonstration_tells_the_whole_story(tmp_path: Path) -> None:
     """With a smaller shop. It compares each step with the shop's books by itself, and ends where one differs."""
@@ -93,11 +94,11 @@ def test_orders_and_stock_add_up_however_often_the_processes_are_killed(orders: 
         children = [Child(work) for _ in range(2)]
         for number in range(KILLS):
             steps = PLACED + (number + random.random()) * PLACED / KILLS  # each order has one more, at least
-            until(lambda steps=steps: hw.describe("orders").events > steps)  # type: ignore[misc]
+            wait_for(lambda steps=steps: hw.describe("orders").events > steps)  # type: ignore[misc]
             time.sleep(random.random() * 0.005)  # not to wait for something: the moment is what varies
             children[number % 2].kill()
             children[number % 2] = Child(work)
-        until(lambda: not any(info.lag for info in hw.consumers()))
+        wait_for(lambda: not any(info.lag for info in hw.consumers()))
         for child in children:
             child.tell()
             child.result()

@@ -31,7 +31,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def hw(address: str) -> Iterator[Store]:
+def opened(address: str) -> Iterator[Store]:
     with headwater.open(address) as log:
         yield log
 

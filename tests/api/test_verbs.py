@@ -42,40 +42,40 @@ def datas(events: Iterator[Event]) -> list[bytes | None]:
 # Topics
 
 
-def test_a_topic_is_made_once(hw: Store, topic: str) -> None:
-    assert hw.create(topic, partitions=3) is True
-    assert hw.create(topic, partitions=3) is False
-    assert topic in hw.topics()
+def test_a_topic_is_made_once(opened: Store, topic: str) -> None:
+    assert opened.create(topic, partitions=3) is True
+    assert opened.create(topic, partitions=3) is False
+    assert topic in opened.topics()
     with pytest.raises(Invalid) as failed:
-        hw.create(topic, partitions=2)
+        opened.create(topic, partitions=2)
     assert failed.value.code == "partitions_differ"
 
 
-def test_splits_are_parts_of_a_topic(hw: Store, topic: str) -> None:
-    hw.create(topic, partitions=2)
+def test_splits_are_parts_of_a_topic(opened: Store, topic: str) -> None:
+    opened.create(topic, partitions=2)
     for number in range(8):
-        hw.append(topic, b"%d" % number * 1000, partition=number % 2)
-    time = next(iter(hw.read(topic, partition=0, start=2))).time
-    found = hw.splits(topic, split_bytes=1000)
+        opened.append(topic, b"%d" % number * 1000, partition=number % 2)
+    time = next(iter(opened.read(topic, partition=0, start=2))).time
+    found = opened.splits(topic, split_bytes=1000)
     assert [(each.topic, each.partition, each.start, each.end) for each in found] == [
         (topic, partition, offset, offset + 1) for partition in range(2) for offset in range(4)
     ]
     assert all(each.bytes > 1000 for each in found)
-    assert [(each.partition, each.start, each.end) for each in hw.splits(topic, start=[3, 4], end=[4, 4])] == [
+    assert [(each.partition, each.start, each.end) for each in opened.splits(topic, start=[3, 4], end=[4, 4])] == [
         (0, 3, 4)
     ]
-    assert [(each.start, each.end) for each in hw.splits(topic, start=time, end=4, partition=0)] == [(2, 4)]
+    assert [(each.start, each.end) for each in opened.splits(topic, start=time, end=4, partition=0)] == [(2, 4)]
     with pytest.raises(NotFound):
-        hw.splits("nothing")
+        opened.splits("nothing")
     with pytest.raises(Invalid) as failed:
-        hw.splits(topic, start=1)
+        opened.splits(topic, start=1)
     assert failed.value.code == "partition_needed"
 
 
-def test_a_topic_is_described(hw: Store, topic: str) -> None:
-    hw.create(topic, partitions=2, segment_bytes=MIB, compression="none", retention_bytes=5 * MIB)
-    hw.append(topic, b"x", partition=1)
-    found = hw.describe(topic)
+def test_a_topic_is_described(opened: Store, topic: str) -> None:
+    opened.create(topic, partitions=2, segment_bytes=MIB, compression="none", retention_bytes=5 * MIB)
+    opened.append(topic, b"x", partition=1)
+    found = opened.describe(topic)
     assert (found.name, found.events) == (topic, 1)
     assert [(each.partition, each.start, each.end, each.durable) for each in found.partitions] == [
         (0, 0, 0, 0),
@@ -83,35 +83,35 @@ def test_a_topic_is_described(hw: Store, topic: str) -> None:
     ]
     assert found.settings["segment_bytes"] == MIB
     assert found.settings["retention_bytes"] == 5 * MIB
-    assert len(hw.uuid) == 36
+    assert len(opened.uuid) == 36
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "ümläut 日本", "100%", "a?b#c&d=e", " space "])
-def test_any_name_is_a_topic(hw: Store, name: str, topic: str) -> None:
+def test_any_name_is_a_topic(opened: Store, name: str, topic: str) -> None:
     name = name + topic
-    hw.append(name, b"x")
-    assert name in hw.topics()
-    assert [(event.topic, event.data) for event in hw.read(name)] == [(name, b"x")]
+    opened.append(name, b"x")
+    assert name in opened.topics()
+    assert [(event.topic, event.data) for event in opened.read(name)] == [(name, b"x")]
 
 
-def test_a_deleted_topic_is_gone(hw: Store, topic: str) -> None:
-    hw.append(topic, b"x")
-    hw.delete(topic)
-    assert topic not in hw.topics()
-    for verb in (hw.describe, hw.read, hw.read_batches, hw.follow, hw.delete, hw.sync):
+def test_a_deleted_topic_is_gone(opened: Store, topic: str) -> None:
+    opened.append(topic, b"x")
+    opened.delete(topic)
+    assert topic not in opened.topics()
+    for verb in (opened.describe, opened.read, opened.read_batches, opened.follow, opened.delete, opened.sync):
         with pytest.raises(NotFound) as failed:
             verb(topic)
         assert failed.value.code == "topic_not_found"
-    assert hw.append(topic, b"y").offset == 0
+    assert opened.append(topic, b"y").offset == 0
 
 
 # Appending
 
 
-def test_an_event_comes_back_as_it_was_given(hw: Store, topic: str) -> None:
+def test_an_event_comes_back_as_it_was_given(opened: Store, topic: str) -> None:
     meta = {"trace": "1", "name": "Zoë", "quoted": 'a"b\\', "line": "a\r\nb: c"}
-    ref = hw.append(topic, {"total": 12}, type="placed ümlaut", key="schlüssel", meta=meta)
-    (event,) = hw.read(topic)
+    ref = opened.append(topic, {"total": 12}, type="placed ümlaut", key="schlüssel", meta=meta)
+    (event,) = opened.read(topic)
     assert (ref.topic, ref.partition, ref.offset, ref.durability) == (topic, 0, 0, "fsync")
     assert (event.topic, event.partition, event.offset) == (topic, 0, 0)
     assert (event.id, event.time, event.ticks, event.node) == (ref.id, ref.time, ref.ticks, ref.node)
@@ -133,39 +133,39 @@ def test_an_event_comes_back_as_it_was_given(hw: Store, topic: str) -> None:
         (b"\x05\x00\x00\x00\x00", "bson", ("bson", b"\x05\x00\x00\x00\x00")),
     ],
 )
-def test_content_is_kept(hw: Store, topic: str, data: Any, content: Any, expected: tuple[str, bytes]) -> None:
-    hw.append(topic, data, content=content)
-    hw.append_many(topic, [data, data], content=content)
-    assert [(event.content, event.data) for event in hw.read(topic)] == [expected] * 3
+def test_content_is_kept(opened: Store, topic: str, data: Any, content: Any, expected: tuple[str, bytes]) -> None:
+    opened.append(topic, data, content=content)
+    opened.append_many(topic, [data, data], content=content)
+    assert [(event.content, event.data) for event in opened.read(topic)] == [expected] * 3
 
 
 @pytest.mark.parametrize("key", [b"", b"\x00\xff&=+%20", b"k" * 1024, "a b"], ids=["none", "odd", "long", "text"])
-def test_any_key_is_kept(hw: Store, topic: str, key: bytes | str) -> None:
-    hw.create(topic, partitions=4)
-    ref = hw.append(topic, b"x", key=key)
-    hw.append(topic, b"y", key=b"another")
+def test_any_key_is_kept(opened: Store, topic: str, key: bytes | str) -> None:
+    opened.create(topic, partitions=4)
+    ref = opened.append(topic, b"x", key=key)
+    opened.append(topic, b"y", key=b"another")
     encoded = key.encode() if isinstance(key, str) else key
-    assert [(event.key, event.data) for event in hw.read(topic, key=key)] == [(encoded, b"x")]
-    assert hw.version(topic, key) == ref.offset
-    assert hw.version(topic, b"none such") is None
+    assert [(event.key, event.data) for event in opened.read(topic, key=key)] == [(encoded, b"x")]
+    assert opened.version(topic, key) == ref.offset
+    assert opened.version(topic, b"none such") is None
 
 
-def test_large_meta_is_kept(hw: Store, topic: str) -> None:
+def test_large_meta_is_kept(opened: Store, topic: str) -> None:
     meta = {"long": "ü" * 20_000}
-    hw.append(topic, b"x", meta=meta)
-    (event,) = hw.read(topic)
+    opened.append(topic, b"x", meta=meta)
+    (event,) = opened.read(topic)
     assert event.meta == meta
 
 
-def test_many_events_are_appended_over_partitions(hw: Store, topic: str) -> None:
-    hw.create(topic, partitions=3)
+def test_many_events_are_appended_over_partitions(opened: Store, topic: str) -> None:
+    opened.create(topic, partitions=3)
     keys = [f"k{n % 7}" for n in range(100)]
     types = [f"t{n % 3}" for n in range(100)]
     metas = [{"n": str(n)} if n % 2 else None for n in range(100)]
     data = [str(n).encode() for n in range(100)]
-    refs = hw.append_many(topic, data, keys=keys, types=types, metas=metas)
+    refs = opened.append_many(topic, data, keys=keys, types=types, metas=metas)
     assert len(refs) == 100
-    found = {(event.partition, event.offset): event for event in hw.read(topic)}
+    found = {(event.partition, event.offset): event for event in opened.read(topic)}
     for n, ref in enumerate(refs):
         event = found[ref.partition, ref.offset]
         assert (event.data, event.key, event.type) == (data[n], keys[n].encode(), types[n])
@@ -173,54 +173,54 @@ def test_many_events_are_appended_over_partitions(hw: Store, topic: str) -> None
     assert len({ref.partition for ref in refs}) > 1
 
 
-def test_no_events_are_appended_as_none(hw: Store, topic: str) -> None:
-    hw.create(topic)
-    assert list(hw.append_many(topic, [])) == []
-    assert list(hw.read(topic)) == []
+def test_no_events_are_appended_as_none(opened: Store, topic: str) -> None:
+    opened.create(topic)
+    assert list(opened.append_many(topic, [])) == []
+    assert list(opened.read(topic)) == []
 
 
-def test_events_without_a_key_take_turns(hw: Store, topic: str) -> None:
-    hw.create(topic, partitions=3)
-    assert {hw.append(topic, b"x").partition for _ in range(9)} == {0, 1, 2}
+def test_events_without_a_key_take_turns(opened: Store, topic: str) -> None:
+    opened.create(topic, partitions=3)
+    assert {opened.append(topic, b"x").partition for _ in range(9)} == {0, 1, 2}
 
 
-def test_an_arrow_table_is_appended_and_read(hw: Store, topic: str) -> None:
+def test_an_arrow_table_is_appended_and_read(opened: Store, topic: str) -> None:
     count = 20_000
     table = pa.table({"data": [b"%d" % n for n in range(count)], "key": [b"k%d" % (n % 5) for n in range(count)]})
-    hw.create(topic, partitions=2)
-    refs = hw.append_arrow(topic, table)
+    opened.create(topic, partitions=2)
+    refs = opened.append_arrow(topic, table)
     assert (len(refs), refs.durability) == (count, "fsync")
-    found = hw.read_arrow(topic, columns=["partition", "offset", "key", "data", "id"])
+    found = opened.read_arrow(topic, columns=["partition", "offset", "key", "data", "id"])
     assert found.num_rows == count
     assert set(found.column("data").to_pylist()) == set(table.column("data").to_pylist())
-    assert hw.read_arrow(topic, columns=["data"], key="k3").num_rows == count // 5
+    assert opened.read_arrow(topic, columns=["data"], key="k3").num_rows == count // 5
     with pytest.raises(Invalid):
-        hw.read_arrow(topic, columns=["nonsense"])
+        opened.read_arrow(topic, columns=["nonsense"])
 
 
-def test_a_version_is_expected(hw: Store, topic: str) -> None:
-    first = hw.append(topic, b"1", key="k", expected_version="none")
-    hw.append(topic, b"2", key="k", expected_version=first.offset)
+def test_a_version_is_expected(opened: Store, topic: str) -> None:
+    first = opened.append(topic, b"1", key="k", expected_version="none")
+    opened.append(topic, b"2", key="k", expected_version=first.offset)
     with pytest.raises(Conflict) as failed:
-        hw.append(topic, b"3", key="k", expected_version=first.offset)
+        opened.append(topic, b"3", key="k", expected_version=first.offset)
     assert (failed.value.code, failed.value.version) == ("version_conflict", 1)
     with pytest.raises(Conflict):
-        hw.append_many(topic, [b"3", b"4"], keys=["k", "k"], expected_version="none")
+        opened.append_many(topic, [b"3", b"4"], keys=["k", "k"], expected_version="none")
     with pytest.raises(Invalid):
-        hw.append(topic, b"3", expected_version=1)
-    assert len(list(hw.read(topic))) == 2
+        opened.append(topic, b"3", expected_version=1)
+    assert len(list(opened.read(topic))) == 2
 
 
-def test_a_producer_appends_once(hw: Store, topic: str) -> None:
-    first = hw.append(topic, b"x", producer=("till ü", 1, 1))
-    assert hw.append(topic, b"x", producer=("till ü", 1, 1)) == first
-    many = hw.append_many(topic, [b"y", b"z"], producer=("till ü", 1, 2))
-    assert list(hw.append_many(topic, [b"y", b"z"], producer=("till ü", 1, 2))) == list(many)
-    hw.append(topic, b"new", producer=("till ü", 2, 3))
+def test_a_producer_appends_once(opened: Store, topic: str) -> None:
+    first = opened.append(topic, b"x", producer=("till ü", 1, 1))
+    assert opened.append(topic, b"x", producer=("till ü", 1, 1)) == first
+    many = opened.append_many(topic, [b"y", b"z"], producer=("till ü", 1, 2))
+    assert list(opened.append_many(topic, [b"y", b"z"], producer=("till ü", 1, 2))) == list(many)
+    opened.append(topic, b"new", producer=("till ü", 2, 3))
     with pytest.raises(Fenced) as failed:
-        hw.append(topic, b"old", producer=("till ü", 1, 4))
+        opened.append(topic, b"old", producer=("till ü", 1, 4))
     assert failed.value.epoch == 2
-    assert datas(hw.read(topic)) == [b"x", b"y", b"z", b"new"]
+    assert datas(opened.read(topic)) == [b"x", b"y", b"z", b"new"]
 
 
 @pytest.mark.parametrize(
@@ -240,21 +240,21 @@ def test_a_producer_appends_once(hw: Store, topic: str) -> None:
     ],
 )
 def test_what_cannot_be_appended_is_refused(
-    hw: Store, topic: str, wrong: dict[str, Any], kind: type[HeadwaterError]
+    opened: Store, topic: str, wrong: dict[str, Any], kind: type[HeadwaterError]
 ) -> None:
-    hw.create(topic)
+    opened.create(topic)
     with pytest.raises(kind):
-        hw.append(topic, b"x", **wrong)
-    assert list(hw.read(topic)) == []
+        opened.append(topic, b"x", **wrong)
+    assert list(opened.read(topic)) == []
 
 
-def test_a_huge_event_is_streamed_in_and_out(hw: Store, topic: str) -> None:
-    hw.create(topic, data_bytes_max=64 * MIB)
+def test_a_huge_event_is_streamed_in_and_out(opened: Store, topic: str) -> None:
+    opened.create(topic, data_bytes_max=64 * MIB)
     piece = bytes(range(256)) * 4096
-    ref = hw.append(topic, (piece for _ in range(12)), type="film", key="k", meta={"name": "film"}, content="bytes")
-    hw.append(topic, io.BytesIO(piece * 2))
-    hw.append(topic, piece * 3)
-    huge, second, third = hw.read(topic)
+    ref = opened.append(topic, (piece for _ in range(12)), type="film", key="k", meta={"name": "film"}, content="bytes")
+    opened.append(topic, io.BytesIO(piece * 2))
+    opened.append(topic, piece * 3)
+    huge, second, third = opened.read(topic)
     assert (huge.data, huge.size, huge.type, huge.key) == (None, 12 * MIB, "film", b"k")
     assert (huge.id, huge.meta) == (ref.id, {"name": "film"})
     out = io.BytesIO()
@@ -281,76 +281,78 @@ def test_huge_data_that_was_changed_on_its_way_is_refused(
                 list(event.blob.chunks())
 
 
-def test_data_above_the_limit_of_its_topic_is_refused(hw: Store, topic: str) -> None:
-    hw.create(topic, data_bytes_max=1000)
+def test_data_above_the_limit_of_its_topic_is_refused(opened: Store, topic: str) -> None:
+    opened.create(topic, data_bytes_max=1000)
     for data in (b"x" * 1001, io.BytesIO(b"x" * 1001), io.BytesIO(b"x" * 3 * MIB)):
         with pytest.raises(TooLarge) as failed:
-            hw.append(topic, data)
+            opened.append(topic, data)
         assert failed.value.limit == "data_bytes_max"
-    assert list(hw.read(topic)) == []
+    assert list(opened.read(topic)) == []
 
 
-def test_a_stream_that_fails_appends_nothing(hw: Store, topic: str) -> None:
+def test_a_stream_that_fails_appends_nothing(opened: Store, topic: str) -> None:
     def failing() -> Iterator[bytes]:
         yield b"x" * MIB
         yield b"x" * MIB
         raise RuntimeError("the source broke")
 
-    hw.create(topic)
+    opened.create(topic)
     with pytest.raises(RuntimeError, match="the source broke"):
-        hw.append(topic, failing())
-    hw.append(topic, b"after")
-    assert datas(hw.read(topic)) == [b"after"]
+        opened.append(topic, failing())
+    opened.append(topic, b"after")
+    assert datas(opened.read(topic)) == [b"after"]
 
 
-def test_durability_is_what_was_asked_for(hw: Store, topic: str) -> None:
-    assert hw.append(topic, b"x", durability="os").durability == "os"
-    assert hw.append_many(topic, [b"x"], durability="os").durability == "os"
-    hw.sync(topic)
-    assert hw.describe(topic).partitions[0].durable == 2
+def test_durability_is_what_was_asked_for(opened: Store, topic: str) -> None:
+    assert opened.append(topic, b"x", durability="os").durability == "os"
+    assert opened.append_many(topic, [b"x"], durability="os").durability == "os"
+    opened.sync(topic)
+    assert opened.describe(topic).partitions[0].durable == 2
 
 
 # Transactions
 
 
-def test_a_transaction_is_all_or_nothing(hw: Store, topic: str) -> None:
+def test_a_transaction_is_all_or_nothing(opened: Store, topic: str) -> None:
     other = f"{topic} too"
-    hw.create(other, partitions=2)
-    with hw.transaction() as tx:
+    opened.create(other, partitions=2)
+    with opened.transaction() as tx:
         tx.append(topic, {"a": 1}, key="k", type="t", meta={"m": "1"}, expected_version="none")
         tx.append(other, b"\xff", partition=1)
         tx.append_many(other, ["x", "y"], types="many")
     assert [(ref.topic, ref.offset) for ref in tx.refs][:2] == [(topic, 0), (other, 0)]
-    assert [event.id for event in hw.read(topic)] == [tx.refs[0].id]
+    assert [event.id for event in opened.read(topic)] == [tx.refs[0].id]
     assert (tx.refs[1].partition, len(tx.refs)) == (1, 4)
-    (event,) = hw.read(topic)
+    (event,) = opened.read(topic)
     assert (event.value, event.key, event.type, event.meta) == ({"a": 1}, b"k", "t", {"m": "1"})
-    assert set(datas(hw.read(other, type="many"))) == {b"x", b"y"}
-    tx = hw.transaction()
+    assert set(datas(opened.read(other, type="many"))) == {b"x", b"y"}
+    tx = opened.transaction()
     tx.append(other, b"no")
     tx.append(topic, b"no", key="k", expected_version="none")
     with pytest.raises(Conflict):
         tx.commit()
-    with pytest.raises(ZeroDivisionError), hw.transaction() as tx:  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), opened.transaction() as tx:  # noqa: PT012
         tx.append(other, b"no")
         raise ZeroDivisionError
-    assert len(list(hw.read(other))) == 3
+    assert len(list(opened.read(other))) == 3
     with pytest.raises(Closed):
         tx.append(other, b"late")
-    assert hw.transaction().commit() == []
+    assert opened.transaction().commit() == []
 
 
 # Reading
 
 
 @pytest.fixture
-def filled(hw: Store, topic: str) -> str:
+def filled(opened: Store, topic: str) -> str:
     """A topic with 60 events in batches of several sizes, in one partition."""
-    hw.create(topic)
+    opened.create(topic)
     for n in range(10):
-        hw.append(topic, {"n": n}, type=f"t{n % 3}", key=f"k{n % 4}")
+        opened.append(topic, {"n": n}, type=f"t{n % 3}", key=f"k{n % 4}")
     data = [{"n": n} for n in range(10, 60)]
-    hw.append_many(topic, data, types=[f"t{n % 3}" for n in range(10, 60)], keys=[f"k{n % 4}" for n in range(10, 60)])
+    opened.append_many(
+        topic, data, types=[f"t{n % 3}" for n in range(10, 60)], keys=[f"k{n % 4}" for n in range(10, 60)]
+    )
     return topic
 
 
@@ -358,27 +360,27 @@ def numbers(events: Iterator[Event]) -> list[int]:
     return [event.value["n"] for event in events]
 
 
-def test_reads_begin_and_end_where_they_are_told(hw: Store, filled: str) -> None:
-    everything = list(hw.read(filled))
+def test_reads_begin_and_end_where_they_are_told(opened: Store, filled: str) -> None:
+    everything = list(opened.read(filled))
     assert numbers(iter(everything)) == list(range(60))
-    assert numbers(hw.read(filled, start=5, end=12)) == list(range(5, 12))
-    assert numbers(hw.read(filled, start=everything[30].id, end=everything[33].id)) == [30, 31, 32]
+    assert numbers(opened.read(filled, start=5, end=12)) == list(range(5, 12))
+    assert numbers(opened.read(filled, start=everything[30].id, end=everything[33].id)) == [30, 31, 32]
     middle = everything[8].time + timedelta(microseconds=1)
-    assert numbers(hw.read(filled, start=middle))[0] == 9
-    assert numbers(hw.read(filled, end=middle))[-1] == 8
-    assert numbers(hw.read(filled, start="latest")) == []
-    assert numbers(hw.read(filled, start=55, end="latest")) == list(range(55, 60))
-    assert numbers(hw.read(filled, reverse=True)) == list(range(59, -1, -1))
-    assert numbers(hw.read(filled, start=8, end=13, reverse=True)) == [12, 11, 10, 9, 8]
-    assert numbers(hw.read(filled, start=7, end=3)) == []
+    assert numbers(opened.read(filled, start=middle))[0] == 9
+    assert numbers(opened.read(filled, end=middle))[-1] == 8
+    assert numbers(opened.read(filled, start="latest")) == []
+    assert numbers(opened.read(filled, start=55, end="latest")) == list(range(55, 60))
+    assert numbers(opened.read(filled, reverse=True)) == list(range(59, -1, -1))
+    assert numbers(opened.read(filled, start=8, end=13, reverse=True)) == [12, 11, 10, 9, 8]
+    assert numbers(opened.read(filled, start=7, end=3)) == []
 
 
-def test_reads_are_filtered(hw: Store, filled: str) -> None:
-    assert numbers(hw.read(filled, type="t1|t9")) == [n for n in range(60) if n % 3 == 1]
-    assert numbers(hw.read(filled, key="k2")) == [n for n in range(60) if n % 4 == 2]
-    assert numbers(hw.read(filled, match={"n": {"$gt": 50}}, type="t0")) == [51, 54, 57]
-    assert numbers(hw.read(filled, match={"n": 44}, reverse=True)) == [44]
-    assert numbers(hw.read(filled, type="none")) == []
+def test_reads_are_filtered(opened: Store, filled: str) -> None:
+    assert numbers(opened.read(filled, type="t1|t9")) == [n for n in range(60) if n % 3 == 1]
+    assert numbers(opened.read(filled, key="k2")) == [n for n in range(60) if n % 4 == 2]
+    assert numbers(opened.read(filled, match={"n": {"$gt": 50}}, type="t0")) == [51, 54, 57]
+    assert numbers(opened.read(filled, match={"n": 44}, reverse=True)) == [44]
+    assert numbers(opened.read(filled, type="none")) == []
 
 
 @pytest.mark.parametrize(
@@ -392,39 +394,39 @@ def test_reads_are_filtered(hw: Store, filled: str) -> None:
     ],
 )
 def test_what_cannot_be_read_is_refused(
-    hw: Store, filled: str, wrong: dict[str, Any], kind: type[HeadwaterError]
+    opened: Store, filled: str, wrong: dict[str, Any], kind: type[HeadwaterError]
 ) -> None:
     with pytest.raises(kind):
-        list(hw.read(filled, **wrong))
+        list(opened.read(filled, **wrong))
 
 
-def test_batches_tell_their_events(hw: Store, filled: str) -> None:
-    batches = list(hw.read_batches(filled, start=3))
+def test_batches_tell_their_events(opened: Store, filled: str) -> None:
+    batches = list(opened.read_batches(filled, start=3))
     assert sum(map(len, batches)) == 57
     assert [offset for batch in batches for offset in batch.offsets().tolist()] == list(range(3, 60))
     assert [event.offset for batch in batches for event in batch.events()] == list(range(3, 60))
     assert {batch.partition for batch in batches} == {0}
     assert batches[-1].to_arrow(["offset", "data"]).num_rows == len(batches[-1])
-    picked = list(hw.read_batches(filled, key="k1", reverse=True))
+    picked = list(opened.read_batches(filled, key="k1", reverse=True))
     assert [event.offset for batch in picked for event in batch.reversed()] == list(range(57, 0, -4))
 
 
-def test_events_of_several_partitions_come_by_time(hw: Store, topic: str) -> None:
-    hw.create(topic, partitions=3)
+def test_events_of_several_partitions_come_by_time(opened: Store, topic: str) -> None:
+    opened.create(topic, partitions=3)
     for n in range(30):
-        hw.append(topic, {"n": n}, partition=n * n % 3)
+        opened.append(topic, {"n": n}, partition=n * n % 3)
     for n in range(30, 60, 10):
-        hw.append_many(topic, [{"n": n + i} for i in range(10)], keys=[f"k{i}" for i in range(10)])
-    found = list(hw.read(topic))
+        opened.append_many(topic, [{"n": n + i} for i in range(10)], keys=[f"k{i}" for i in range(10)])
+    found = list(opened.read(topic))
     assert len(found) == 60
     assert [event.ticks for event in found] == sorted(event.ticks for event in found)
     assert numbers(iter(found[:30])) == list(range(30))
-    assert [event.id for event in hw.read(topic, reverse=True)] == [event.id for event in reversed(found)]
-    partitions = [batch.partition for batch in hw.read_batches(topic)]
+    assert [event.id for event in opened.read(topic, reverse=True)] == [event.id for event in reversed(found)]
+    partitions = [batch.partition for batch in opened.read_batches(topic)]
     assert partitions == sorted(partitions)
-    assert {event.partition for event in hw.read(topic, partition=1, start=0)} == {1}
+    assert {event.partition for event in opened.read(topic, partition=1, start=0)} == {1}
     with pytest.raises(Invalid) as failed:
-        list(hw.read(topic, start=3))
+        list(opened.read(topic, start=3))
     assert failed.value.code == "partition_needed"
 
 
@@ -442,42 +444,42 @@ def test_events_of_batches_that_overlap_in_time_come_by_time(server: Server, top
         assert numbers(hw.read(topic, reverse=True)) == list(range(119, -1, -1))
 
 
-def test_a_read_can_be_left(hw: Store, filled: str) -> None:
+def test_a_read_can_be_left(opened: Store, filled: str) -> None:
     for _ in range(40):
-        events = hw.read(filled)
+        events = opened.read(filled)
         assert next(events).offset == 0
         del events
-    assert hw.version(filled, "k1") == 57
+    assert opened.version(filled, "k1") == 57
 
 
-def test_deleted_events_are_gone(hw: Store, topic: str) -> None:
-    hw.create(topic, segment_bytes=4096)
+def test_deleted_events_are_gone(opened: Store, topic: str) -> None:
+    opened.create(topic, segment_bytes=4096)
     for n in range(6):
-        hw.append(topic, bytes([n]) * 3000)
-    would = hw.retain(topic, before=4, dry_run=True)
-    deleted = hw.retain(topic, before=4)
+        opened.append(topic, bytes([n]) * 3000)
+    would = opened.retain(topic, before=4, dry_run=True)
+    deleted = opened.retain(topic, before=4)
     # Not their bytes: what is finished is packed and indexed meanwhile.
     assert [(each.first, each.end) for each in would] == [(each.first, each.end) for each in deleted]
     assert deleted[0].first == 0
     oldest = deleted[-1].end
     with pytest.raises(NotFound) as failed:
-        list(hw.read(topic, start=0))
+        list(opened.read(topic, start=0))
     assert (failed.value.code, failed.value.oldest) == ("offset_gone", oldest)
-    assert next(hw.read(topic)).offset == oldest
-    hw.retain(topic, retention_segments=1)
-    assert hw.describe(topic).settings["retention_segments"] == 1
+    assert next(opened.read(topic)).offset == oldest
+    opened.retain(topic, retention_segments=1)
+    assert opened.describe(topic).settings["retention_segments"] == 1
     with pytest.raises(Invalid):
-        hw.retain(topic, before=datetime(2025, 1, 1))  # noqa: DTZ001
+        opened.retain(topic, before=datetime(2025, 1, 1))  # noqa: DTZ001
 
 
 # Following
 
 
-def test_following_brings_what_is_there_and_what_comes(hw: Store, topic: str) -> None:
-    hw.append(topic, b"0", type="a")
-    follower = hw.follow(topic, start="earliest", timeout=20)
+def test_following_brings_what_is_there_and_what_comes(opened: Store, topic: str) -> None:
+    opened.append(topic, b"0", type="a")
+    follower = opened.follow(topic, start="earliest", timeout=20)
     assert next(follower).data == b"0"
-    writer = threading.Thread(target=lambda: [hw.append(topic, b"%d" % n, type="a") for n in range(1, 6)])
+    writer = threading.Thread(target=lambda: [opened.append(topic, b"%d" % n, type="a") for n in range(1, 6)])
     writer.start()
     assert [next(follower).data for _ in range(5)] == [b"1", b"2", b"3", b"4", b"5"]
     writer.join()
@@ -485,50 +487,50 @@ def test_following_brings_what_is_there_and_what_comes(hw: Store, topic: str) ->
     assert list(follower) == []
 
 
-def test_a_follower_begins_where_the_log_ends_at_the_call(hw: Store, topic: str) -> None:
-    hw.create(topic, partitions=2)
-    hw.append(topic, b"before")
-    with hw.follow(topic, timeout=20) as follower:
-        hw.append(topic, b"after")
+def test_a_follower_begins_where_the_log_ends_at_the_call(opened: Store, topic: str) -> None:
+    opened.create(topic, partitions=2)
+    opened.append(topic, b"before")
+    with opened.follow(topic, timeout=20) as follower:
+        opened.append(topic, b"after")
         assert next(follower).data == b"after"
 
 
-def test_following_is_filtered(hw: Store, topic: str) -> None:
-    hw.create(topic)
-    follower = hw.follow(topic, type="b", key="k", match={"n": {"$gte": 2}}, timeout=20)
+def test_following_is_filtered(opened: Store, topic: str) -> None:
+    opened.create(topic)
+    follower = opened.follow(topic, type="b", key="k", match={"n": {"$gte": 2}}, timeout=20)
     for n in range(5):
-        hw.append(topic, {"n": n}, type="b" if n % 2 == 0 else "a", key="k")
+        opened.append(topic, {"n": n}, type="b" if n % 2 == 0 else "a", key="k")
     assert [next(follower).value["n"] for _ in range(2)] == [2, 4]
     follower.stop()
 
 
-def test_following_ends_after_its_timeout(hw: Store, topic: str) -> None:
-    hw.append(topic, b"x")
+def test_following_ends_after_its_timeout(opened: Store, topic: str) -> None:
+    opened.append(topic, b"x")
     began = datetime.now(UTC)
-    assert datas(hw.follow(topic, start="earliest", timeout=0.2)) == [b"x"]
+    assert datas(opened.follow(topic, start="earliest", timeout=0.2)) == [b"x"]
     assert timedelta(seconds=0.2) <= datetime.now(UTC) - began < timedelta(seconds=15)
-    assert datas(hw.follow(topic, timeout=0)) == []
-    follower = hw.follow(topic, start="earliest", timeout=0)
+    assert datas(opened.follow(topic, timeout=0)) == []
+    follower = opened.follow(topic, start="earliest", timeout=0)
     assert datas(follower) == [b"x"]  # what is there is not waited for
-    hw.append(topic, b"y")
-    assert next(hw.follow(topic, start=1, timeout=20)).data == b"y"
+    opened.append(topic, b"y")
+    assert next(opened.follow(topic, start=1, timeout=20)).data == b"y"
 
 
-def test_a_follower_that_ended_can_be_asked_again(hw: Store, topic: str) -> None:
-    hw.create(topic)
-    follower: Any = hw.follow(topic, timeout=0.1)
+def test_a_follower_that_ended_can_be_asked_again(opened: Store, topic: str) -> None:
+    opened.create(topic)
+    follower: Any = opened.follow(topic, timeout=0.1)
     for n in range(3):
         assert datas(follower) == []
-        hw.append(topic, b"%d" % n)
-        assert next(iter(hw.read(topic, start=n))).offset == n
+        opened.append(topic, b"%d" % n)
+        assert next(iter(opened.read(topic, start=n))).offset == n
         follower._timeout = 20
         assert next(follower).data == b"%d" % n
         follower._timeout = 0.1
 
 
-def test_following_is_stopped_from_another_thread(hw: Store, topic: str) -> None:
-    hw.create(topic)
-    follower = hw.follow(topic)
+def test_following_is_stopped_from_another_thread(opened: Store, topic: str) -> None:
+    opened.create(topic)
+    follower = opened.follow(topic)
     ended = threading.Event()
 
     def iterate() -> None:
@@ -559,20 +561,20 @@ def test_following_ends_when_the_log_is_closed(address: str, topic: str) -> None
         hw.topics()
 
 
-def test_following_a_topic_that_is_deleted_raises(hw: Store, topic: str) -> None:
-    hw.create(topic)
-    follower = hw.follow(topic, timeout=20)
-    hw.delete(topic)
+def test_following_a_topic_that_is_deleted_raises(opened: Store, topic: str) -> None:
+    opened.create(topic)
+    follower = opened.follow(topic, timeout=20)
+    opened.delete(topic)
     with pytest.raises(NotFound):
         next(follower)
 
 
-def test_following_does_not_go_on_in_another_topic_of_the_same_name(hw: Store, topic: str) -> None:
-    hw.append(topic, b"old")
-    follower = hw.follow(topic, start="earliest", timeout=20)
+def test_following_does_not_go_on_in_another_topic_of_the_same_name(opened: Store, topic: str) -> None:
+    opened.append(topic, b"old")
+    follower = opened.follow(topic, start="earliest", timeout=20)
     assert next(follower).data == b"old"
-    hw.delete(topic)
-    hw.append_many(topic, [b"new"] * 5)
+    opened.delete(topic)
+    opened.append_many(topic, [b"new"] * 5)
     with pytest.raises(NotFound):
         next(follower)
 
@@ -580,14 +582,16 @@ def test_following_does_not_go_on_in_another_topic_of_the_same_name(hw: Store, t
 # Transfers
 
 
-def test_a_topic_goes_through_a_file(hw: Store, topic: str, tmp_path: Path) -> None:
-    hw.append_many(topic, [{"n": n} for n in range(100)], keys=[f"k{n}" for n in range(100)])
+def test_a_topic_goes_through_a_file(opened: Store, topic: str, tmp_path: Path) -> None:
+    opened.append_many(topic, [{"n": n} for n in range(100)], keys=[f"k{n}" for n in range(100)])
     file = tmp_path / "events.jsonl"
-    assert hw.export(topic, file) == 100
+    assert opened.export(topic, file) == 100
     copy = f"{topic} copy"
-    assert hw.import_(copy, file) == 100
-    assert [(event.key, event.data) for event in hw.read(copy)] == [(event.key, event.data) for event in hw.read(topic)]
-    assert hw.export(topic, tmp_path / "some.parquet", key="k7") == 1
+    assert opened.import_(copy, file) == 100
+    assert [(event.key, event.data) for event in opened.read(copy)] == [
+        (event.key, event.data) for event in opened.read(topic)
+    ]
+    assert opened.export(topic, tmp_path / "some.parquet", key="k7") == 1
 
 
 # Closing
@@ -623,60 +627,60 @@ def test_what_needs_the_directory_says_where_to_run_it(server: Server) -> None:
 # Consumers
 
 
-def test_a_consumer_goes_on_where_its_acks_ended(hw: Store, filled: str) -> None:
-    with hw.consumer("billing", filled, timeout=20) as consumer:
+def test_a_consumer_goes_on_where_its_acks_ended(opened: Store, filled: str) -> None:
+    with opened.consumer("billing", filled, timeout=20) as consumer:
         for event in consumer:
             if event.value["n"] == 12:
                 break
             consumer.ack(event)
         consumer.flush()
-        (info,) = hw.consumers(filled)
+        (info,) = opened.consumers(filled)
         assert (info.name, info.topic, info.cursor, info.end, info.lag) == ("billing", filled, 12, 60, 48)
-    with hw.consumer("billing", filled, type="t0", timeout=20) as consumer:
+    with opened.consumer("billing", filled, type="t0", timeout=20) as consumer:
         assert next(consumer).value["n"] == 12
         assert consumer.drain(lambda _: None) >= 1
-    assert hw.seek("billing", filled, 7) == {0: 7}
-    assert hw.consumers(filled)[0].cursor == 7
-    hw.forget("billing", filled)
-    assert hw.consumers(filled) == []
-    for ask in (lambda: hw.seek("billing", filled, 0), lambda: hw.forget("billing", filled)):
+    assert opened.seek("billing", filled, 7) == {0: 7}
+    assert opened.consumers(filled)[0].cursor == 7
+    opened.forget("billing", filled)
+    assert opened.consumers(filled) == []
+    for ask in (lambda: opened.seek("billing", filled, 0), lambda: opened.forget("billing", filled)):
         with pytest.raises(NotFound) as failed:
             ask()
         assert failed.value.code == "consumer_not_found"
 
 
-def test_draining_handles_what_waits_and_tells_of_more(hw: Store, filled: str) -> None:
+def test_draining_handles_what_waits_and_tells_of_more(opened: Store, filled: str) -> None:
     seen: list[int] = []
 
     def handle(event: Event) -> None:
         seen.append(event.offset)
         if event.offset == 10:
-            hw.append(filled, {"n": 60})
+            opened.append(filled, {"n": 60})
 
-    assert hw.drain("billing", filled, handle) == DrainResult(60, True)
+    assert opened.drain("billing", filled, handle) == DrainResult(60, True)
     assert seen == list(range(60))
-    assert hw.drain("billing", filled, handle, seconds=20) == DrainResult(1, False)
-    assert hw.consumers(filled)[0].owner is None
-    assert hw.drain("billing", filled, handle, seconds=0) == DrainResult(0, False)
-    hw.append(filled, {"n": 61})
-    assert hw.drain("billing", filled, handle, seconds=0) == DrainResult(0, True)
+    assert opened.drain("billing", filled, handle, seconds=20) == DrainResult(1, False)
+    assert opened.consumers(filled)[0].owner is None
+    assert opened.drain("billing", filled, handle, seconds=0) == DrainResult(0, False)
+    opened.append(filled, {"n": 61})
+    assert opened.drain("billing", filled, handle, seconds=0) == DrainResult(0, True)
 
 
-def test_acks_and_appends_are_one_transaction(hw: Store, filled: str) -> None:
-    with hw.consumer("mover", filled, timeout=20) as consumer:
+def test_acks_and_appends_are_one_transaction(opened: Store, filled: str) -> None:
+    with opened.consumer("mover", filled, timeout=20) as consumer:
         event = next(consumer)
-        with hw.transaction() as tx:
+        with opened.transaction() as tx:
             tx.append(f"{filled} moved", event.data or b"")
             tx.ack(event)
-    assert hw.consumers(filled)[0].cursor == 1
-    assert datas(hw.read(f"{filled} moved")) == [b'{"n":0}']
+    assert opened.consumers(filled)[0].cursor == 1
+    assert datas(opened.read(f"{filled} moved")) == [b'{"n":0}']
 
 
-def test_what_fails_is_set_aside_and_replayed(hw: Store, topic: str) -> None:
-    hw.append(topic, b"poison")
-    with hw.consumer("c", topic, timeout=20, failures_max=1) as consumer:
+def test_what_fails_is_set_aside_and_replayed(opened: Store, topic: str) -> None:
+    opened.append(topic, b"poison")
+    with opened.consumer("c", topic, timeout=20, failures_max=1) as consumer:
         assert consumer.fail(next(consumer), "it does not work") is True
-    (dead,) = hw.read(f"{topic}.dead")
+    (dead,) = opened.read(f"{topic}.dead")
     assert dead.data == b"poison"
-    assert hw.replay(topic) == 1
-    assert datas(hw.read(topic)) == [b"poison", b"poison"]
+    assert opened.replay(topic) == 1
+    assert datas(opened.read(topic)) == [b"poison", b"poison"]

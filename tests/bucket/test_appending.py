@@ -107,11 +107,13 @@ def test_what_is_appended_later_goes_to_the_partition_of_its_key(opener: Opener)
 @pytest.mark.parametrize(
     ("options", "error"), [({"data": b"x" * 2_000_000}, Invalid), ({"data": b"", "key": b"x" * 5000}, TooLarge)]
 )
-def test_what_cannot_be_appended_is_refused_at_once(hw: Store, options: dict[str, Any], error: type[Exception]) -> None:
+def test_what_cannot_be_appended_is_refused_at_once(
+    bucket: Store, options: dict[str, Any], error: type[Exception]
+) -> None:
     with pytest.raises(error):
-        hw.append_later("t", **options)
-    hw.create("t")
-    assert list(hw.read("t")) == []
+        bucket.append_later("t", **options)
+    bucket.create("t")
+    assert list(bucket.read("t")) == []
 
 
 # Pressure
@@ -242,23 +244,23 @@ def test_what_the_store_does_not_take_is_told_and_the_next_goes_on(opener: Opene
     assert datas(hw) == [b"0", b"1"]
 
 
-def test_an_interrupted_append_holds_nobody_up(hw: Store) -> None:
-    hw.append("t", b"0")
-    flusher = threading.Thread(target=hw.flush)
+def test_an_interrupted_append_holds_nobody_up(bucket: Store) -> None:
+    bucket.append("t", b"0")
+    flusher = threading.Thread(target=bucket.flush)
 
     def interrupt(method: str, key: str) -> None:
         if method == "create" and "/events/" in key:
             flusher.start()
-            wait_for(lambda: hw.logs._topics.get("t").logs[0]._appender._flushing)
+            wait_for(lambda: bucket.logs._topics.get("t").logs[0]._appender._flushing)
             raise KeyboardInterrupt
 
-    hooks_of(hw).before = interrupt
+    hooks_of(bucket).before = interrupt
     with pytest.raises(KeyboardInterrupt):
-        hw.append("t", b"1")
+        bucket.append("t", b"1")
     flusher.join(10)
     assert not flusher.is_alive()
-    hooks_of(hw).before = lambda _method, _key: None
-    assert hw.append("t", b"1").offset == 1
+    hooks_of(bucket).before = lambda _method, _key: None
+    assert bucket.append("t", b"1").offset == 1
 
 
 @pytest.mark.parametrize("end", ["flush", "close"])
@@ -332,37 +334,37 @@ def test_producers_are_remembered_behind_appends_without_one(opener: Opener) -> 
 # Transactions, and what cannot be done
 
 
-def test_a_transaction_is_one_object(hw: Store) -> None:
-    with hw.transaction() as tx:
+def test_a_transaction_is_one_object(bucket: Store) -> None:
+    with bucket.transaction() as tx:
         tx.append("t", b"bytes", key=b"k")
         tx.append("t", {"json": 1}, type="x")
         tx.append_many("t", ["text", "more"])
     assert [ref.offset for ref in tx.refs] == [0, 1, 2, 3]
-    assert len(objects(hw)) == 1
-    events = list(hw.read("t"))
+    assert len(objects(bucket)) == 1
+    events = list(bucket.read("t"))
     assert [event.value for event in events] == [b"bytes", {"json": 1}, "text", "more"]
     assert [ref.id for ref in tx.refs] == [event.id for event in events]
 
 
-def test_a_transaction_that_raises_or_is_empty_appends_nothing(hw: Store) -> None:
-    hw.create("t")
-    with contextlib.suppress(RuntimeError), hw.transaction() as tx:
+def test_a_transaction_that_raises_or_is_empty_appends_nothing(bucket: Store) -> None:
+    bucket.create("t")
+    with contextlib.suppress(RuntimeError), bucket.transaction() as tx:
         tx.append("t", b"x")
         raise RuntimeError
-    with hw.transaction():
+    with bucket.transaction():
         pass
-    assert datas(hw) == []
+    assert datas(bucket) == []
 
 
-def test_a_transaction_over_several_partitions_is_unsupported_and_appends_nothing(hw: Store) -> None:
-    hw.create("t", partitions=2)
+def test_a_transaction_over_several_partitions_is_unsupported_and_appends_nothing(bucket: Store) -> None:
+    bucket.create("t", partitions=2)
     for topics in (("t", "t"), ("a", "b")):
-        tx = hw.transaction()
+        tx = bucket.transaction()
         for number, topic in enumerate(topics):
             tx.append(topic, b"x", partition=number if topic == "t" else 0)
         with pytest.raises(Unsupported, match="one partition"):
             tx.commit()
-    assert datas(hw) == datas(hw, "a") == datas(hw, "b") == []
+    assert datas(bucket) == datas(bucket, "a") == datas(bucket, "b") == []
 
 
 def test_a_repeated_transaction_of_a_producer_is_done_once(opener: Opener) -> None:
@@ -391,30 +393,30 @@ CANNOT: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("cannot", CANNOT)
-def test_what_a_bucket_cannot_do_is_unsupported_and_changes_nothing(hw: Store, cannot: str) -> None:
-    hw.append("t", b"there", key=b"k")
+def test_what_a_bucket_cannot_do_is_unsupported_and_changes_nothing(bucket: Store, cannot: str) -> None:
+    bucket.append("t", b"there", key=b"k")
     with pytest.raises(Unsupported) as caught:
-        CANNOT[cannot](hw)
+        CANNOT[cannot](bucket)
     assert caught.value.hint
-    assert datas(hw) == [b"there"]
+    assert datas(bucket) == [b"there"]
 
 
-def test_a_version_in_a_transaction_is_unsupported_and_nothing_of_it_is_appended(hw: Store) -> None:
-    hw.create("t")
-    tx = hw.transaction()
+def test_a_version_in_a_transaction_is_unsupported_and_nothing_of_it_is_appended(bucket: Store) -> None:
+    bucket.create("t")
+    tx = bucket.transaction()
     tx.append("t", b"first")
     tx.append("t", b"x", key=b"k", expected_version="none")
     with pytest.raises(Unsupported):
         tx.commit()
-    assert datas(hw) == []
+    assert datas(bucket) == []
 
 
-def test_an_ack_in_a_transaction_is_unsupported(hw: Store) -> None:
-    hw.append("t", b"x")
-    with hw.consumer("c", "t") as consumer:
+def test_an_ack_in_a_transaction_is_unsupported(bucket: Store) -> None:
+    bucket.append("t", b"x")
+    with bucket.consumer("c", "t") as consumer:
         event = next(consumer)
         with pytest.raises(Unsupported, match="ack"):
-            hw.transaction().ack(event)
+            bucket.transaction().ack(event)
 
 
 def test_a_large_table_is_split_into_objects(opener: Opener) -> None:

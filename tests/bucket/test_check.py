@@ -33,7 +33,7 @@ def filled(opener: Opener) -> Store:
 
 
 def place_of(hw: Store) -> ObjectPlace:
-    return bucket_of(hw).partition_log("t", 0).place
+    return bucket_of(hw)._topics.live("t").logs[0].place
 
 
 def test_a_sound_bucket_has_no_damage(filled: Store) -> None:

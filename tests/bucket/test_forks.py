@@ -11,26 +11,26 @@ from headwater.store import Store
 from tests.log.children import Child, Said
 
 
-def test_a_child_is_told_and_the_parent_goes_on(hw: Store) -> None:
-    hw.append("t", b"0")
-    waiting = hw.append_later("t", b"1")
-    consumer = hw.consumer("c", "t")
+def test_a_child_is_told_and_the_parent_goes_on(bucket: Store) -> None:
+    bucket.append("t", b"0")
+    waiting = bucket.append_later("t", b"1")
+    consumer = bucket.consumer("c", "t")
     assert next(consumer).data == b"0"
 
     def use(_said: Said) -> list[str]:
         told = []
         calls: list[Any] = [
-            lambda: hw.append("t", b"x"),
-            lambda: hw.append_later("t", b"x"),
-            lambda: list(hw.read("t")),
-            hw.topics,
-            hw.flush,
+            lambda: bucket.append("t", b"x"),
+            lambda: bucket.append_later("t", b"x"),
+            lambda: list(bucket.read("t")),
+            bucket.topics,
+            bucket.flush,
         ]
         for call in calls:
             with pytest.raises(HeadwaterError) as caught:
                 call()
             told.append(f"{caught.value.code}: {caught.value}")
-        hw.close()
+        bucket.close()
         return told
 
     told = Child(use).result()
@@ -38,5 +38,5 @@ def test_a_child_is_told_and_the_parent_goes_on(hw: Store) -> None:
     assert waiting.result(10).offset == 1
     assert next(consumer).data == b"1"
     consumer.close()
-    assert hw.append("t", b"2").offset == 2
-    assert len(list(hw.read("t"))) == 3
+    assert bucket.append("t", b"2").offset == 2
+    assert len(list(bucket.read("t"))) == 3

@@ -93,7 +93,7 @@ def environment(
 
 
 @pytest.fixture
-def hw(environment: dict[str, str]) -> Iterator[Store]:
+def bucket(environment: dict[str, str]) -> Iterator[Store]:
     with headwater.open(environment["HEADWATER_LOG"], coordinator=environment.get("HEADWATER_COORDINATOR")) as opened:
         assert isinstance(opened, Store)
         opened.create("Aufträge 1", partitions=2)
@@ -148,10 +148,10 @@ def lags(hw: Store) -> list[int]:
     return [info.lag for info in hw.consumers("Aufträge 1")]
 
 
-def test_it_handles_what_came_and_ignores_what_is_no_event(hw: Store, instance: Callable[[], Any]) -> None:
+def test_it_handles_what_came_and_ignores_what_is_no_event(bucket: Store, instance: Callable[[], Any]) -> None:
     function = instance()
-    woken = fill(hw, 6)
-    others = [each.key for each in bucket_of(hw)._store.list("topics/") if "/events/" not in each.key]
+    woken = fill(bucket, 6)
+    others = [each.key for each in bucket_of(bucket)._store.list("topics/") if "/events/" not in each.key]
     assert others
     log = os.environ["HEADWATER_LOG"]
     elsewhere = urlsplit(log)._replace(netloc="other").geturl()
@@ -161,21 +161,21 @@ def test_it_handles_what_came_and_ignores_what_is_no_event(hw: Store, instance: 
         {"Records": [None, {}, {"eventSource": "aws:s3", "eventName": "ObjectCreated:Put", "s3": {}}]},
         {"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": "no json"}]},
         notification(log, *others),
-        notification(elsewhere, *keys(hw)),
-        notification(log, *keys(hw), name="ObjectRemoved:Delete"),
-        notification(log, *(key.replace("topics/", "topics/x") for key in keys(hw))),
+        notification(elsewhere, *keys(bucket)),
+        notification(log, *keys(bucket), name="ObjectRemoved:Delete"),
+        notification(log, *(key.replace("topics/", "topics/x") for key in keys(bucket))),
         notification(log, "elsewhere/" + foreign),
     ):
         assert function.handler(ignored, Context()) == {"handled": 0, "more": False, "batchItemFailures": []}
     assert function.handler(woken, Context()) == {"handled": 6, "more": False, "batchItemFailures": []}
     assert len(places(function.seen)) == 6
-    assert function.handler(fill(hw, 2), Context())["handled"] == 2
-    assert lags(hw) == [0, 0]
+    assert function.handler(fill(bucket, 2), Context())["handled"] == 2
+    assert lags(bucket) == [0, 0]
 
 
-def test_when_the_time_is_over_it_asks_to_be_called_again(hw: Store, instance: Callable[[], Any]) -> None:
+def test_when_the_time_is_over_it_asks_to_be_called_again(bucket: Store, instance: Callable[[], Any]) -> None:
     function = instance()
-    woken = fill(hw, 6)
+    woken = fill(bucket, 6)
     with pytest.raises(function.MoreWaits):
         function.handler(woken, Context(0.0))
     queue = {"Records": [{"eventSource": "aws:sqs", "messageId": "m-1", "body": json.dumps(woken)}]}
@@ -183,9 +183,9 @@ def test_when_the_time_is_over_it_asks_to_be_called_again(hw: Store, instance: C
     assert function.handler(queue, Context()) == {"handled": 6, "more": False, "batchItemFailures": []}
 
 
-def test_two_at_once_handle_all_between_them(hw: Store, instance: Callable[[], Any]) -> None:
+def test_two_at_once_handle_all_between_them(bucket: Store, instance: Callable[[], Any]) -> None:
     functions = [instance(), instance()]
-    woken = fill(hw, 12)
+    woken = fill(bucket, 12)
     failed: list[BaseException] = []
 
     def invoke(function: Any) -> None:
@@ -207,7 +207,7 @@ def test_two_at_once_handle_all_between_them(hw: Store, instance: Callable[[], A
     assert not failed
     seen = places([event for function in functions for event in function.seen])
     assert len(seen) == 12
-    assert lags(hw) == [0, 0]
+    assert lags(bucket) == [0, 0]
 
 
 KILLED = """
@@ -229,9 +229,9 @@ module.handler(json.loads(sys.argv[2]), Context())
 
 
 def test_what_a_killed_invocation_had_in_its_hands_is_handled_by_the_next(
-    hw: Store, instance: Callable[[], Any]
+    bucket: Store, instance: Callable[[], Any]
 ) -> None:
-    woken = fill(hw, 8)
+    woken = fill(bucket, 8)
     command = [sys.executable, "-c", KILLED, str(EXAMPLE), json.dumps(woken)]
     killed = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert killed.stdout is not None
@@ -245,6 +245,6 @@ def test_what_a_killed_invocation_had_in_its_hands_is_handled_by_the_next(
     told = function.handler(woken, Context())
     assert told["more"] is False
     assert told["handled"] >= 6
-    held = [info for info in hw.consumers("Aufträge 1") if info.cursor]
+    held = [info for info in bucket.consumers("Aufträge 1") if info.cursor]
     assert {info.fence for info in held} == {2}  # taken over
-    assert lags(hw) == [0, 0]
+    assert lags(bucket) == [0, 0]

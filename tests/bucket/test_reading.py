@@ -109,18 +109,18 @@ def test_a_follower_that_has_caught_up_looks_ever_more_rarely(opener: Opener) ->
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_places_are_found_by_time_and_id(hw: Store, sealed: bool) -> None:
-    fill(hw, 12)
+def test_places_are_found_by_time_and_id(bucket: Store, sealed: bool) -> None:
+    fill(bucket, 12)
     if sealed:
-        hw.seal("t")
-        fill(hw, 3)
-    events = list(hw.read("t"))
+        bucket.seal("t")
+        fill(bucket, 3)
+    events = list(bucket.read("t"))
     for number in range(0, len(events), 6):  # times have a coarser grain than ids
         event = events[number]
-        assert [e.offset for e in hw.read("t", start=event.id)] == list(range(number, len(events)))
-        assert next(hw.read("t", start=event.time)).offset == number
-        assert [e.offset for e in hw.read("t", end=event.time)] == list(range(number))
-    assert list(hw.read("t", start=events[-1].time + timedelta(seconds=1))) == []
+        assert [e.offset for e in bucket.read("t", start=event.id)] == list(range(number, len(events)))
+        assert next(bucket.read("t", start=event.time)).offset == number
+        assert [e.offset for e in bucket.read("t", end=event.time)] == list(range(number))
+    assert list(bucket.read("t", start=events[-1].time + timedelta(seconds=1))) == []
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "another's"])

@@ -27,11 +27,13 @@ LOSSES = [
     Loss("random", "ordered"),
     Loss("random", "adversarial"),
 ]
-SAMPLED = {"transactions": 7, "producers": 7}  # every so many crashes are tried in each run, all in the long tests
+STRIDES = {"transactions": 7, "producers": 7}  # of the longest workloads
+STRIDE = 5  # of the others; prime to the number of losses, so that each of them comes in turn
 
 
 def some(crashes: Iterator[Crash], workload: str) -> Iterator[Crash]:
-    return islice(crashes, 0, None, SAMPLED.get(workload, 1))
+    """Every so many of them; the long tests try all."""
+    return islice(crashes, 0, None, STRIDES.get(workload, STRIDE))
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -59,7 +61,7 @@ def test_a_second_crash_during_recovery_loses_nothing(workload: str, arena: Path
     cuts = islice(powerless(trace, [Loss("random", "ordered", 7)]), 60, None, 90)
     for crash in chain(kills, cuts):
         again = crashed_again(crash, [Loss("random", "adversarial")], arena)
-        assert check_all(some(again, workload), arena) > 5
+        assert check_all(some(again, workload), arena) > 3
 
 
 def test_space_that_was_given_back_stays_away_when_another_segment_follows(arena: Path) -> None:
@@ -83,12 +85,12 @@ def test_a_journal_is_begun_anew_within_the_transactions(arena: Path) -> None:
 
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("workload", SAMPLED)
+@pytest.mark.parametrize("workload", WORKLOADS)
 def test_no_crash_after_any_operation_loses_anything(workload: str, arena: Path) -> None:
     trace = record(WORKLOADS[workload], arena / "recorded")
-    assert check_all(killed(trace), arena) > 300
-    assert check_all(powerless(trace, LOSSES), arena) > 300
-    assert check_all(killed_then_powerless(trace, [DROPPED], arena), arena) > 60
+    assert check_all(killed(trace), arena) > 200
+    assert check_all(powerless(trace, LOSSES), arena) > 200
+    assert check_all(killed_then_powerless(trace, [DROPPED], arena), arena) > 20
 
 
 @pytest.mark.torture

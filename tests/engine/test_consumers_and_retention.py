@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
 from headwater.errors import Unavailable
 from headwater.store import Store
-from tests.log.unsynced import open_unsynced
 
 SEGMENT_BYTES = 4096
 EVENT = b"x" * 1000
 
 
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_unsynced(tmp_path / "data") as engine:
-        engine.create("t", segment_bytes=SEGMENT_BYTES)
-        yield engine
+@pytest.fixture(autouse=True)
+def topics(hw: Store) -> None:
+    hw.create("t", segment_bytes=SEGMENT_BYTES)
 
 
 def fill(hw: Store, count: int) -> None:

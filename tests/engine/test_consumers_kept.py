@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,14 +43,8 @@ class Elsewhere:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def hw(path: Path) -> Iterator[Store]:
-    with open_unsynced(path, limits=LIMITS) as engine:
-        yield engine
+def limits() -> Limits:
+    return LIMITS
 
 
 def all_of(hw: Store, kept: Elsewhere) -> list[int]:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,8 @@ LIMITS = Limits(lease_ms=LEASE_MS, ack_ms=20, retry_ms=1)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def hw(path: Path) -> Iterator[Store]:
-    with open_unsynced(path, limits=LIMITS) as engine:
-        yield engine
+def limits() -> Limits:
+    return LIMITS
 
 
 def fill(hw: Store, count: int, partitions: int = 1) -> None:

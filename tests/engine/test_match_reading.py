@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from headwater import Invalid, Limits, Store
 from headwater.errors import NotFound
 
 OVER_TEN = {"total": {"$gt": 10}}
-
-
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with headwater.open(tmp_path / "data", durability="os") as hw:
-        yield hw
 
 
 def offsets(hw: Store, topic: str = "t", **options: Any) -> list[int]:

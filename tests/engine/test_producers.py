@@ -25,16 +25,9 @@ from tests.log.test_groups import GatedDisk, in_one_group
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def hw(path: Path) -> Iterator[Store]:
-    with open_unsynced(path) as engine:
-        engine.create("t")
-        yield engine
+@pytest.fixture(autouse=True)
+def topics(hw: Store) -> None:
+    hw.create("t")
 
 
 def told(ref: Ref) -> tuple[Any, ...]:
@@ -194,8 +187,8 @@ def test_answers_outlive_what_becomes_of_the_log(path: Path, again: str) -> None
     hw.close()
 
 
-def test_answers_outlive_many_rolls_and_sealing_drops_the_stamps(path: Path) -> None:
-    with open_unsynced(path) as hw:
+def test_answers_outlive_many_rolls_and_sealing_drops_the_stamps(tmp_path: Path) -> None:
+    with open_unsynced(tmp_path / "own") as hw:
         hw.create("t", segment_bytes=4096)
         refs = {}
         for number in range(120):
@@ -203,9 +196,9 @@ def test_answers_outlive_many_rolls_and_sealing_drops_the_stamps(path: Path) -> 
             refs[producer] = told(hw.append("t", b"x" * 200, producer=producer))
         assert hw.describe("t").partitions[0].segments > 4
         hw.seal("t")
-        assert [path.suffix for path in sorted((path / "topics/t/0").glob("*.producers"))] == [".producers"]
-    assert stamps(path) == 0
-    with open_unsynced(path) as hw:
+        assert [path.suffix for path in sorted((tmp_path / "own" / "topics/t/0").glob("*.producers"))] == [".producers"]
+    assert stamps(tmp_path / "own") == 0
+    with open_unsynced(tmp_path / "own") as hw:
         for producer in list(refs)[-9:]:
             assert told(hw.append("t", b"", producer=producer)) == refs[producer]
         with pytest.raises(Conflict):

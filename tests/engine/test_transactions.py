@@ -30,17 +30,10 @@ from tests.log.unsynced import UnsyncedDisk, open_unsynced
 from tests.opened import begin
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def hw(path: Path) -> Iterator[Store]:
-    with open_unsynced(path) as engine:
-        engine.create("a")
-        engine.create("b")
-        yield engine
+@pytest.fixture(autouse=True)
+def a_and_b(hw: Store) -> None:
+    hw.create("a")
+    hw.create("b")
 
 
 def journals(path: Path) -> list[Path]:
@@ -213,8 +206,8 @@ def test_transactions_make_topics_that_are_not_there(hw: Store) -> None:
     assert ends(hw, "new", "newer") == [1, 1]
 
 
-def test_transactions_roll_segments_which_are_then_sealed(path: Path) -> None:
-    with open_unsynced(path) as hw:
+def test_transactions_roll_segments_which_are_then_sealed(tmp_path: Path) -> None:
+    with open_unsynced(tmp_path / "own") as hw:
         for topic in ("a", "b"):
             hw.create(topic, segment_bytes=4096)
         for number in range(20):
@@ -223,7 +216,7 @@ def test_transactions_roll_segments_which_are_then_sealed(path: Path) -> None:
                 tx.append("b", b"%d" % number * 300, key=b"k", expected_version=number - 1 if number else "none")
         assert hw.describe("a").partitions[0].segments > 1
         hw.seal("a")
-    with open_unsynced(path) as hw:
+    with open_unsynced(tmp_path / "own") as hw:
         assert datas(hw.read("a")) == datas(hw.read("b")) == [b"%d" % number * 300 for number in range(20)]
         assert not hw.check().damaged
 
@@ -319,10 +312,10 @@ def test_a_transaction_of_more_than_one_batch_may_have_is_journaled(path: Path) 
 
 
 @pytest.mark.parametrize("how", ["threads", "processes"])
-def test_transactions_in_opposite_orders_do_not_wait_for_each_other_forever(path: Path, how: str) -> None:
+def test_transactions_in_opposite_orders_do_not_wait_for_each_other_forever(tmp_path: Path, how: str) -> None:
     topics = ["a", "b", "c"]
     count = 15
-    with open_unsynced(path) as hw:
+    with open_unsynced(tmp_path / "own") as hw:
         for topic in topics:
             hw.create(topic, partitions=2)
 
@@ -334,16 +327,16 @@ def test_transactions_in_opposite_orders_do_not_wait_for_each_other_forever(path
                         tx.append(topic, b"%d %d" % (order, number), partition=partition)
 
     def work(order: int, _: Said) -> None:
-        with open_unsynced(path) as hw:
+        with open_unsynced(tmp_path / "own") as hw:
             commit_all(hw, order)
 
     if how == "threads":
-        with open_unsynced(path) as hw:
+        with open_unsynced(tmp_path / "own") as hw:
             assert run_together([partial(commit_all, hw, order) for order in (1, -1, 1, -1)]) == [None] * 4
     else:
         for child in [Child(partial(work, order)) for order in (1, -1, 1, -1)]:
             child.result()
-    with open_unsynced(path) as hw:
+    with open_unsynced(tmp_path / "own") as hw:
         assert ends(hw, *topics) == [4 * count] * 6
         order = [datas(hw.read("a", partition=0)), *(datas(hw.read(t, partition=p)) for t in topics for p in (0, 1))]
         assert all(each == order[0] for each in order)  # one after the other, everywhere

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,6 @@ import headwater
 from headwater.errors import Fenced, Invalid
 from headwater.store import Store
 from tests.log.children import Child, Said
-
-
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with headwater.open(tmp_path / "data") as engine:
-        yield engine
 
 
 def cursor_of(hw: Store, consumer: str, topic: str) -> list[int]:

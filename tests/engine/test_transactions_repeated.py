@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,6 @@ from tests.log.unsynced import open_unsynced
 from tests.opened import begin, join
 
 FIRST = ("till-3", 1, 1)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def hw(path: Path) -> Iterator[Store]:
-    with open_unsynced(path) as engine:
-        yield engine
 
 
 def told(refs: list[Ref]) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,6 @@ bson = pytest.importorskip("bson")
 EXACT = ("jsonl", "arrow", "arrows", "parquet")  # those that hold everything of an event
 FORMATS = (*EXACT, "puro")
 EXAMPLES = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_unsynced(tmp_path / "data") as engine:
-        yield engine
 
 
 def meaning(event: Event) -> tuple[Any, ...]:

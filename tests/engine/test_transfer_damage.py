@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,6 @@ from headwater.transfer import exporting, files, jsonl, puro
 from tests.log.unsynced import open_unsynced
 
 FORMATS = ("jsonl", "arrow", "arrows", "parquet", "puro")
-
-
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_unsynced(tmp_path / "data") as engine:
-        yield engine
 
 
 def exported(hw: Store, format: str) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,12 @@ from headwater.store import Store
 from headwater.transfer import exporting, puro
 from headwater.transfer.chunks import EventChunk, ImportOptions
 from headwater.transfer.files import Input
-from tests.log.unsynced import open_unsynced
 from tests.server.serving import serving
 
 variants = pytest.mark.parametrize("variant", VARIANTS)
 WRITTEN_BY_PURO = bytes.fromhex("db130974657374746f70696304badf000ddeadbeef")
 TOMBSTONE = bytes.fromhex("ae03010000")
 EXAMPLES = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_unsynced(tmp_path / "data") as engine:
-        yield engine
 
 
 def exported(hw: Store, variant: PuroVariant | None, topic: str = "t") -> bytes:

@@ -24,16 +24,9 @@ from tests.log.test_groups import GatedDisk, in_one_group, run_together
 from tests.log.unsynced import open_unsynced
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def hw(path: Path) -> Iterator[Store]:
-    with open_unsynced(path) as engine:
-        engine.create("t")
-        yield engine
+@pytest.fixture(autouse=True)
+def topics(hw: Store) -> None:
+    hw.create("t")
 
 
 # One writer
@@ -142,8 +135,8 @@ def test_huge_events_may_expect_a_version(path: Path) -> None:
     assert list((path / "topics/t/0/spool").iterdir()) == []
 
 
-def test_versions_survive_rolls_and_sealing(path: Path) -> None:
-    with open_unsynced(path) as hw:
+def test_versions_survive_rolls_and_sealing(tmp_path: Path) -> None:
+    with open_unsynced(tmp_path / "own") as hw:
         hw.create("t", segment_bytes=4096)
         last: dict[bytes, int] = {}
         for number in range(60):

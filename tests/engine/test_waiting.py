@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ from headwater.requests import Append, AppendMany
 from headwater.store import Store
 
 
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with headwater.open(tmp_path / "data") as hw:
-        hw.create("orders")
-        hw.create("spread", partitions=3)
-        yield hw
+@pytest.fixture(autouse=True)
+def topics(hw: Store) -> None:
+    hw.create("orders")
+    hw.create("spread", partitions=3)
 
 
 def many(hw: Store, topic: str, data: list[bytes], keys: list[bytes] | None = None, **options: Any) -> Any:

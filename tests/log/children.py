@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 
 from headwater.consumers.file_leases import FileLeases
 from headwater.consumers.log_consumer import LogConsumer
+from tests.waiting import wait_for
 
 PATIENCE_S = 40.0  # a child that is silent for longer is stuck
 
@@ -123,11 +123,14 @@ def stop_with(consumer: LogConsumer) -> None:
 
 def stop_outside(pid: int, file: Path) -> None:
     """Stop a process that this one has started, while it does not have a file locked; the same from outside."""
-    while True:
+
+    def stopped_without_the_lock() -> bool:
         os.kill(pid, signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
         with file.open() as opened, contextlib.suppress(BlockingIOError):
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return True
         os.kill(pid, signal.SIGCONT)
-        time.sleep(0.01)  # for it to let go of the file
+        return False
+
+    wait_for(stopped_without_the_lock)

@@ -19,6 +19,7 @@ from headwater.opening import directory_parts
 from headwater.replication.replicator import Replicator
 from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
+from tests.waiting import wait_for
 
 FEW = 60  # topics of one transaction
 WAIT_S = 60.0
@@ -75,10 +76,7 @@ class Listener:
 
     def stop(self, last: bytes) -> None:
         """End both when the last event has come to them."""
-        until_s, pause = time.monotonic() + WAIT_S, threading.Event()
-        while not (self.consumed[-1:] == self.followed[-1:] == [last]):
-            assert time.monotonic() < until_s, (self.consumed[-3:], self.followed[-3:])
-            pause.wait(0.005)
+        wait_for(lambda: self.consumed[-1:] == self.followed[-1:] == [last])
         self.stream.stop()
         self.member.stop()
         for thread in self._threads:

@@ -6,7 +6,7 @@ import fcntl
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,6 @@ from tests.strategies import Row
 
 TINY_SEGMENT = 4096
 LIMITS = Limits(blob_bytes_min=300, pack_bytes=600, pack_events=20)
-
-
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_unsynced(tmp_path / "data") as engine:
-        yield engine
 
 
 @pytest.fixture

@@ -44,12 +44,6 @@ class TestLocalLog(KeyConformance):
             engine.close()
 
 
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with headwater.open(tmp_path / "data") as engine:
-        yield engine
-
-
 def test_what_was_only_handed_to_the_system_is_not_called_durable(hw: Store) -> None:
     hw.append("t", b"", durability="os")
     told = hw.describe("t").partitions[0]

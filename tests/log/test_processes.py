@@ -24,17 +24,6 @@ from tests.log.conformance import datas
 from tests.log.unsynced import UnsyncedDisk, open_unsynced
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def hw(path: Path) -> Iterator[Store]:
-    with open_unsynced(path) as engine:
-        yield engine
-
-
 def numbers(events: Iterator[Any], process: int) -> list[int]:
     """The numbers that one process gave to its events, in the order of the log."""
     found = [(event.data or b"").split(b" ") for event in events]

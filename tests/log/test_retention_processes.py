@@ -20,11 +20,6 @@ EVENTS = 6000
 LIMITS = Limits(blob_bytes_min=1500)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
 def data_of(offset: int) -> bytes:
     return (b"%d " % offset).ljust(2000 if offset % 97 == 0 else 40, b".")
 

@@ -34,6 +34,7 @@ class Server:
         command = [sys.executable, "-m", "headwater.cli", "serve", str(path), *where, *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.output = b""
+        self._asked = False
         self.url = self._wait_for_url()
         self.port = int(self.url.rpartition(":")[2])
         tcp = _TCP_URL.search(self.output)
@@ -49,10 +50,15 @@ class Server:
         self.process.send_signal(signal.SIGKILL)
         self.process.communicate()
 
+    def ask_to_stop(self) -> None:
+        """Ask it to end, once; it waits a little for clients that are connected."""
+        if not self._asked and self.process.poll() is None:
+            self._asked = True
+            self.process.send_signal(signal.SIGTERM)
+
     def stop(self, timeout_s: float = 20.0) -> int:
         """Ask it to end, and return its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        self.ask_to_stop()
         try:
             output, _ = self.process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from headwater.disk.disk import Disk
 from headwater.event import ticks_of
 from headwater.server import accesslog
 from headwater.server.accesslog import AccessLog, RequestRecord, line_of
+from tests.waiting import wait_for
 
 
 def access(**changes: Any) -> RequestRecord:
@@ -166,7 +166,7 @@ def test_a_full_disk_costs_lines_and_not_the_server(tmp_path: Path) -> None:
     disk.may.set()
     log = AccessLog(tmp_path / "access.log", disk)
     note(log, "/lost")
-    until(lambda: log.dropped == 1)
+    wait_for(lambda: log.dropped == 1)
     disk.fails = False
     note(log, "/kept")
     log.close()
@@ -182,7 +182,7 @@ def test_after_a_rotation_lines_go_to_the_new_file(tmp_path: Path) -> None:
     note(log, "/before")
     path.rename(old)
     log.reopen()
-    until(path.exists)
+    wait_for(path.exists)
     note(log, "/after")
     log.close()
     assert [line["path"] for line in lines(old)] == ["/before"]
@@ -195,7 +195,7 @@ def test_a_file_that_cannot_be_opened_again_is_told_in_the_old_one(tmp_path: Pat
     log = AccessLog(directory / "access.log")
     directory.rename(tmp_path / "moved")
     log.reopen()
-    until(lambda: (tmp_path / "moved" / "access.log").stat().st_size > 0)
+    wait_for(lambda: (tmp_path / "moved" / "access.log").stat().st_size > 0)
     note(log)
     log.close()
     notice, line = lines(tmp_path / "moved" / "access.log")
@@ -215,13 +215,3 @@ def test_a_long_address_is_cut(tmp_path: Path) -> None:
     note(log, "/" + "x" * 5000)
     log.close()
     assert len(lines(tmp_path / "access.log")[0]["path"]) == accesslog.TARGET_CHARS_MAX
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for the writing thread."""
-    wait = threading.Event()
-    for _ in range(1000):
-        if true():
-            return
-        wait.wait(0.01)
-    pytest.fail("it did not happen")

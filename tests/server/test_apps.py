@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from headwater.opening import open_directory
 from headwater.server.apps import Application
 from headwater.server.metrics import ApplicationMeter
 from tests.server.process import Server, http
+from tests.waiting import wait_for
 
 SHOP = """
 import os, time
@@ -76,16 +76,14 @@ WAIT_S = 30.0
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """What a condition gives, once it gives something."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        try:
-            if found := condition():
-                return found
-        except (headwater.HeadwaterError, httpx.HTTPError):
-            pass
-        time.sleep(0.01)
-    raise AssertionError("it has never come true")
+    """What a condition gives, once it gives something; a server that is not there yet gives nothing."""
+
+    def quietly() -> Any:
+        with suppress(headwater.HeadwaterError, httpx.HTTPError):
+            return condition()
+        return None
+
+    return wait_for(quietly)
 
 
 def gone(pid: int) -> bool:
@@ -188,10 +186,17 @@ def test_an_application_that_is_killed_is_started_again_and_goes_on(tmp_path: Pa
 def test_who_waits_for_an_answer_when_the_application_dies_is_told(tmp_path: Path, shop: Path) -> None:
     with running(tmp_path / "data", shop) as (server, hw):
         child = hw.query("who")
-        killing = subprocess.Popen([sys.executable, "-c", f"import os,time;time.sleep(1);os.kill({child},9)"])
-        answer = http.post(f"{server.url}/query/slow", json={"seconds": 60})
+        told = tmp_path / "told"
+
+        def kill_while_it_works() -> None:
+            wait_for(told.exists)
+            os.kill(child, signal.SIGKILL)
+
+        killing = threading.Thread(target=kill_while_it_works)
+        killing.start()
+        answer = http.post(f"{server.url}/query/slow", json={"seconds": 60, "tell": str(told)})
         assert (answer.status_code, answer.json()["code"]) == (503, "application_down")
-        killing.wait()
+        killing.join()
 
 
 def test_an_interrupt_from_the_terminal_ends_both_properly(tmp_path: Path, shop: Path) -> None:

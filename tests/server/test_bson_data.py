@@ -104,36 +104,36 @@ def test_http_refuses_large_ones_and_takes_sound_ones_of_any_form(server: Server
 
 
 @pytest.fixture(params=["directory", "bucket", "server"])
-def hw(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Any]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Any]:
     places = {"directory": str(tmp_path / "data"), "bucket": f"objects://{tmp_path}/objects", "server": server.url}
     with headwater.open(places[request.param]) as opened:
         yield opened
 
 
 @bad
-def test_python_refuses_it_wherever_the_log_is(hw: Any, data: bytes) -> None:
-    hw.create("p")
-    before = [part.end for part in hw.describe("p").partitions]
+def test_python_refuses_it_wherever_the_log_is(opened: Any, data: bytes) -> None:
+    opened.create("p")
+    before = [part.end for part in opened.describe("p").partitions]
 
     def within() -> None:
-        with hw.transaction() as tx:
+        with opened.transaction() as tx:
             tx.append("p", data, content="bson")
 
     table = pa.table({"data": pa.array([GOOD, data], pa.binary())})
     for attempt in (
-        lambda: hw.append("p", data, content="bson"),
-        lambda: hw.append("p", bytearray(data), content="bson"),
-        lambda: hw.append("p", BytesIO(data), content="bson"),
-        lambda: hw.append_many("p", [GOOD, data], content="bson"),
-        lambda: hw.append_arrow("p", table, content="bson"),
+        lambda: opened.append("p", data, content="bson"),
+        lambda: opened.append("p", bytearray(data), content="bson"),
+        lambda: opened.append("p", BytesIO(data), content="bson"),
+        lambda: opened.append_many("p", [GOOD, data], content="bson"),
+        lambda: opened.append_arrow("p", table, content="bson"),
         within,
     ):
         with pytest.raises(Invalid) as caught:
             attempt()
         assert caught.value.code in ("bad_bson", "too_deep")
-    assert [part.end for part in hw.describe("p").partitions] == before
-    hw.append("p", BytesIO(GOOD), content="bson")
-    assert [event.value for event in hw.read("p")][-1] == {"n": 1}
+    assert [part.end for part in opened.describe("p").partitions] == before
+    opened.append("p", BytesIO(GOOD), content="bson")
+    assert [event.value for event in opened.read("p")][-1] == {"n": 1}
 
 
 @bad

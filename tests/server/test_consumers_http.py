@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def hw(server: Server) -> Iterator[Store]:
+def remote(server: Server) -> Iterator[Store]:
     with opened(server) as remote:
         yield remote
 
@@ -142,58 +142,60 @@ def post(server: Server, path: str, body: Any) -> tuple[int, Any]:
 # What the server answers
 
 
-def test_a_member_is_sent_lines_as_they_come(server: Server, hw: Store, log: Store, topic: str) -> None:
+def test_a_member_is_sent_lines_as_they_come(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2, partitions=2)
     raw = Raw(server, topic)
     assert raw.response.status == 200
     assert raw.response.headers["Content-Type"] == "application/x-ndjson"
     found = [json.loads(raw.line()) for _ in range(4)]
     assert sorted((line["partition"], line["offset"]) for line in found) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert owners(hw, topic) == [raw.response.headers["Headwater-Owner"]] * 2
-    assert raw.member not in owners(hw, topic), "who can list consumers could ack for them"
+    assert owners(remote, topic) == [raw.response.headers["Headwater-Owner"]] * 2
+    assert raw.member not in owners(remote, topic), "who can list consumers could ack for them"
     log.append(topic, {"new": 1}, key=b"\xff", type="t", meta={"m": "1"}, partition=1)
     line = json.loads(raw.line())
     assert (line["offset"], line["data"], line["key_base64"], line["type"]) == (2, {"new": 1}, "/w==", "t")
     status, told = raw.say(acks=[[0, 0], [1, 0, 3]], flush=True)
     assert status == 200
-    assert (cursor(hw, topic, 0), cursor(hw, topic, 1)) == (1, 3)
+    assert (cursor(remote, topic, 0), cursor(remote, topic, 1)) == (1, 3)
     assert told["state"]["sent"] == 5
     status, told = raw.say(to=[[0, 1]], fails=[[0, 1, "no"]], look=True, flush=True)
     assert (status, told["aside"], told["state"]["held"]["0"]["next"]) == (200, [False], 2)  # it was acked
     assert raw.say(leave=True)[0] == 200
-    assert owners(hw, topic) == [None, None]
+    assert owners(remote, topic) == [None, None]
     assert raw.line() == b""
     assert raw.say()[0] == 409
     raw.close()
 
 
-def test_the_member_leaves_when_the_connection_ends(server: Server, hw: Store, log: Store, topic: str) -> None:
+def test_the_member_leaves_when_the_connection_ends(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     raw = Raw(server, topic, "lease_ms=600000")
     assert raw.events(3) == [0, 1, 2]
     raw.say(acks=[[0, 0]])
     raw.close()
-    wait_for(lambda: owners(hw, topic) == [None])
-    assert cursor(hw, topic) == 1
+    wait_for(lambda: owners(remote, topic) == [None])
+    assert cursor(remote, topic) == 1
     status, told = raw.say(acks=[[0, 1]])
     assert (status, told["kind"], told["code"]) == (409, "Fenced", "member_gone")
 
 
-def test_a_client_that_dies_with_an_event_has_failed_at_it(server: Server, hw: Store, log: Store, topic: str) -> None:
+def test_a_client_that_dies_with_an_event_has_failed_at_it(
+    server: Server, remote: Store, log: Store, topic: str
+) -> None:
     fill(log, topic, 1)
     for _ in range(2):
         raw = Raw(server, topic, "failures_max=3")
         assert raw.events(1) == [0]
         raw.close()
-        wait_for(lambda: owners(hw, topic) == [None])
-    with now(hw, topic, failures_max=3) as consumer:
+        wait_for(lambda: owners(remote, topic) == [None])
+    with now(remote, topic, failures_max=3) as consumer:
         assert consumer.fail(next(consumer), "again")
     [dead] = log.read(f"{topic}.dead")
     assert dead.meta["dead_failures"] == "3"
 
 
 def test_an_idle_stream_shows_signs_of_life_and_a_silent_client_is_dropped(
-    server: Server, hw: Store, log: Store, topic: str
+    server: Server, remote: Store, log: Store, topic: str
 ) -> None:
     fill(log, topic, 1)
     raw = Raw(server, topic, "lease_ms=600")
@@ -204,14 +206,14 @@ def test_an_idle_stream_shows_signs_of_life_and_a_silent_client_is_dropped(
         beats += 1
         assert raw.say()[0] == 200
     assert beats >= 3
-    assert owners(hw, topic) == [raw.response.headers["Headwater-Owner"]]
+    assert owners(remote, topic) == [raw.response.headers["Headwater-Owner"]]
     silent_s = time.monotonic()
     lines = list(iter(raw.line, b""))
     assert 0.5 < time.monotonic() - silent_s < 5
     assert json.loads(lines[-1])["error"]["code"] == "member_gone"
-    assert owners(hw, topic) == [None]
+    assert owners(remote, topic) == [None]
     assert raw.say(acks=[[0, 0]])[1]["code"] == "member_gone"
-    assert cursor(hw, topic) == 0
+    assert cursor(remote, topic) == 0
     raw.close()
 
 
@@ -238,24 +240,24 @@ def test_bytes_fill_the_window_too(server: Server, log: Store, topic: str) -> No
     raw.leave()
 
 
-def test_a_partition_that_is_lost_makes_room(server: Server, hw: Store, log: Store, topic: str) -> None:
+def test_a_partition_that_is_lost_makes_room(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 500)
     raw = Raw(server, topic, "lease_ms=600000")
     raw.events(WINDOW)
-    hw.seek("c", topic, 400)
+    remote.seek("c", topic, 400)
     assert raw.events(WINDOW) == list(range(400, 400 + WINDOW))
     assert raw.say(acks=[[0, 0]])[0] == 409
     assert raw.say(acks=[[0, 3], [0, 400]], flush=True)[0] == 409
     assert raw.say(flush=True)[0] == 200
-    assert cursor(hw, topic) == 401  # what could be taken was
+    assert cursor(remote, topic) == 401  # what could be taken was
     raw.leave()
 
 
-def test_a_stream_may_end_when_nothing_comes(server: Server, hw: Store, log: Store, topic: str) -> None:
+def test_a_stream_may_end_when_nothing_comes(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2)
     raw = Raw(server, topic, "timeout=0.05")
     assert [json.loads(line)["offset"] for line in iter(raw.line, b"")] == [0, 1]
-    wait_for(lambda: owners(hw, topic) == [None])
+    wait_for(lambda: owners(remote, topic) == [None])
     raw.close()
 
 
@@ -270,14 +272,14 @@ def test_a_member_belongs_to_its_consumer(server: Server, log: Store, topic: str
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_only_a_post_joins(server: Server, hw: Store, log: Store, topic: str, method: str) -> None:
+def test_only_a_post_joins(server: Server, remote: Store, log: Store, topic: str, method: str) -> None:
     fill(log, topic, 1)
     connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
     connection.request(method, f"/consumer/c/{topic}/items")
     with connection.getresponse() as answer:
         assert (answer.status, answer.headers["Allow"]) == (405, "OPTIONS, POST")
     connection.close()
-    assert hw.consumers(topic) == []
+    assert remote.consumers(topic) == []
 
 
 def test_there_are_only_so_many_members(server: Server, log: Store, topic: str) -> None:
@@ -311,12 +313,12 @@ def test_there_are_only_so_many_members(server: Server, log: Store, topic: str) 
     ],
 )
 def test_a_member_that_cannot_be_is_refused(
-    server: Server, hw: Store, log: Store, topic: str, query: str, status: int
+    server: Server, remote: Store, log: Store, topic: str, query: str, status: int
 ) -> None:
     fill(log, topic, 1)
     found, told = Raw(server, topic, query).refusal()
     assert (found, told["kind"]) == (status, "Invalid")
-    assert all(owner is None for owner in owners(hw, topic))
+    assert all(owner is None for owner in owners(remote, topic))
 
 
 def test_joining_what_is_not_there_is_404_and_what_is_not_served_406(server: Server, log: Store, topic: str) -> None:
@@ -369,12 +371,12 @@ def test_ranges_that_were_not_handed_out_are_refused_at_once(server: Server, log
     raw.leave()
 
 
-def test_seek_and_forget_over_http(server: Server, hw: Store, log: Store, topic: str) -> None:
+def test_seek_and_forget_over_http(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2, partitions=2)
     for number in range(3):
         log.append(topic, b"%d" % number, partition=0)
         log.append(topic, b"%d" % number, partition=1)
-    with now(hw, topic):
+    with now(remote, topic):
         pass
     path = f"/consumer/c/{topic}"
     assert post(server, f"{path}/seek", {"at": 3, "partition": 1}) == (200, {"1": 3})
@@ -385,103 +387,105 @@ def test_seek_and_forget_over_http(server: Server, hw: Store, log: Store, topic:
     assert post(server, f"{path}/seek", {"at": 3})[0] == 400  # of which partition?
     assert post(server, f"{path}/seek", {"at": "never"})[1]["code"] == "bad_position"
     assert post(server, f"/consumer/nobody/{topic}/seek", {"at": 0})[0] == 404
-    hw.forget("c", topic)
-    assert hw.consumers(topic) == []
+    remote.forget("c", topic)
+    assert remote.consumers(topic) == []
     with pytest.raises(NotFound):
-        hw.forget("c", topic)
+        remote.forget("c", topic)
 
 
 # The verbs of the client
 
 
-def test_a_consumer_goes_on_where_its_acks_ended(hw: Store, log: Store, topic: str) -> None:
+def test_a_consumer_goes_on_where_its_acks_ended(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 10)
-    with now(hw, topic) as consumer:
+    with now(remote, topic) as consumer:
         for event in islice(consumer, 4):
             consumer.ack(event)
-    assert cursor(hw, topic) == 4
-    with now(hw, topic) as consumer:
+    assert cursor(remote, topic) == 4
+    with now(remote, topic) as consumer:
         assert numbers(consumer) == [4, 5, 6, 7, 8, 9]
         log.append(topic, b"10")
         assert numbers(consumer) == [10]  # it looks, also when it found nothing just before
-    assert [info.failures for info in hw.consumers(topic)] == [0], "leaving is no failure"
+    assert [info.failures for info in remote.consumers(topic)] == [0], "leaving is no failure"
 
 
-def test_events_are_the_same_as_those_that_were_appended(hw: Store, log: Store, topic: str) -> None:
+def test_events_are_the_same_as_those_that_were_appended(remote: Store, log: Store, topic: str) -> None:
     log.append(topic, b"\x00\xff bytes", key=b"\xfe", type="a", meta={"n": "1"})
     log.append(topic, "text\nof two lines", key="é")
     log.append(topic, {"total": 12.50, "big": 2**70})
     log.append(topic, b'{\n "spaced" : 1 }\n', content="json")
     log.append(topic, b"not json", content="json")
     log.append(topic, b"", content="text")
-    with now(hw, topic) as consumer:
+    with now(remote, topic) as consumer:
         assert list(consumer) == list(log.read(topic))
 
 
-def test_a_huge_event_is_read_when_it_is_wanted(hw: Store, log: Store, topic: str) -> None:
+def test_a_huge_event_is_read_when_it_is_wanted(remote: Store, log: Store, topic: str) -> None:
     data = os.urandom(1 << 20) * 11
     log.create(topic, data_bytes_max=len(data))
     log.append(topic, iter([data]))
-    with now(hw, topic) as consumer:
+    with now(remote, topic) as consumer:
         [event] = consumer
         assert (event.data, event.size) == (None, len(data))
         assert b"".join(event.chunks()) == data
         consumer.ack(event)
-    assert cursor(hw, topic) == 1
+    assert cursor(remote, topic) == 1
 
 
-def test_acks_out_of_order_and_to_an_event(hw: Store, log: Store, topic: str) -> None:
+def test_acks_out_of_order_and_to_an_event(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 8)
-    with now(hw, topic) as consumer:
+    with now(remote, topic) as consumer:
         events = list(consumer)
         consumer.ack(events[1], events[2])
         consumer.ack(events[5:7])
         consumer.flush()
-        assert cursor(hw, topic) == 0
+        assert cursor(remote, topic) == 0
         consumer.ack(events[0])
         consumer.ack(events[0])  # once is as good as twice
         consumer.flush()
-        assert cursor(hw, topic) == 3
+        assert cursor(remote, topic) == 3
         assert consumer.lag() == {0: 5}
         consumer.ack_to(events[4])
         consumer.flush()
-        assert cursor(hw, topic) == 7
+        assert cursor(remote, topic) == 7
         with pytest.raises(Fenced):
             consumer.ack_to((0, 8))
         with pytest.raises(Fenced):
             consumer.ack_to((1, 0))
-    with now(hw, topic) as consumer:
+    with now(remote, topic) as consumer:
         assert numbers(consumer) == [7]
 
 
-def test_acks_are_sent_soon_without_being_asked_for(hw: Store, log: Store, topic: str) -> None:
+def test_acks_are_sent_soon_without_being_asked_for(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
-    with hw.consumer("c", topic) as consumer:
+    with remote.consumer("c", topic) as consumer:
         consumer.ack(next(consumer))
-        wait_for(lambda: cursor(hw, topic) == 1)
+        wait_for(lambda: cursor(remote, topic) == 1)
 
 
 @pytest.mark.parametrize(("start", "expected"), [("earliest", [0, 1, 2]), ("latest", []), (2, [2])])
-def test_a_new_consumer_begins_at_its_start(hw: Store, log: Store, topic: str, start: Any, expected: list[int]) -> None:
+def test_a_new_consumer_begins_at_its_start(
+    remote: Store, log: Store, topic: str, start: Any, expected: list[int]
+) -> None:
     fill(log, topic, 3)
-    with now(hw, topic, start=start) as consumer:
+    with now(remote, topic, start=start) as consumer:
         assert numbers(consumer) == expected
-    with now(hw, topic, start="earliest") as consumer:
+    with now(remote, topic, start="earliest") as consumer:
         assert numbers(consumer) == expected
 
 
-def test_what_is_not_wanted_is_passed_over(hw: Store, log: Store, topic: str) -> None:
+def test_what_is_not_wanted_is_passed_over(remote: Store, log: Store, topic: str) -> None:
     for number in range(6):
         log.append(topic, {"n": number}, type="ab"[number % 2], key=b"\xff" if number > 2 else None)
-    with now(hw, topic, type="a", key=b"\xff", match={"n": {"$gt": 1}}) as consumer:
+    with now(remote, topic, type="a", key=b"\xff", match={"n": {"$gt": 1}}) as consumer:
         assert [event.offset for event in consumer] == [4]
         consumer.ack_to((0, 4))
-        wait_for(lambda: cursor(hw, topic) == 6)
+        wait_for(lambda: cursor(remote, topic) == 6)
 
 
-def test_events_come_as_they_are_appended(hw: Store, log: Store, topic: str) -> None:
+def test_events_come_as_they_are_appended(remote: Store, log: Store, topic: str) -> None:
     log.create(topic, partitions=3)
-    with hw.consumer("c", topic, timeout=PATIENCE_S) as consumer:
+    with remote.consumer("c", topic, timeout=PATIENCE_S) as consumer:
         feeder = threading.Thread(target=lambda: [log.append(topic, b"%d" % n, partition=n % 3) for n in range(30)])
         feeder.start()
         seen: list[Event] = []
@@ -494,10 +498,10 @@ def test_events_come_as_they_are_appended(hw: Store, log: Store, topic: str) -> 
 
 
 def test_a_failed_event_comes_again_before_the_others_and_is_set_aside_in_the_end(
-    hw: Store, log: Store, topic: str
+    remote: Store, log: Store, topic: str
 ) -> None:
     fill(log, topic, 4)
-    with hw.consumer("c", topic, timeout=1, failures_max=3) as consumer:
+    with remote.consumer("c", topic, timeout=1, failures_max=3) as consumer:
         seen, aside = [], []
         for event in consumer:
             seen.append(int(event.data or b""))
@@ -516,26 +520,26 @@ def test_a_failed_event_comes_again_before_the_others_and_is_set_aside_in_the_en
         "ValueError: no such customer",
         "c",
     )
-    assert cursor(hw, topic) == 4
+    assert cursor(remote, topic) == 4
     assert log.replay(topic) == 1
 
 
-def test_an_exception_in_the_block_is_a_failure_of_the_event_in_hand(hw: Store, log: Store, topic: str) -> None:
+def test_an_exception_in_the_block_is_a_failure_of_the_event_in_hand(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 2)
 
     def handle(error: BaseException) -> None:
-        with hw.consumer("c", topic) as consumer:
+        with remote.consumer("c", topic) as consumer:
             next(consumer)
             raise error
 
     for error in (ZeroDivisionError(), Unavailable("a full disk"), KeyboardInterrupt()):
         with pytest.raises(type(error)):
             handle(error)
-    assert owners(hw, topic) == [None]
-    assert hw.consumers(topic)[0].failures == 1
+    assert owners(remote, topic) == [None]
+    assert remote.consumers(topic)[0].failures == 1
 
 
-def test_drain_ends_at_what_was_there_and_tries_again_what_failed(hw: Store, log: Store, topic: str) -> None:
+def test_drain_ends_at_what_was_there_and_tries_again_what_failed(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 30, partitions=2)
     failed: set[tuple[int, int]] = set()
 
@@ -546,7 +550,7 @@ def test_drain_ends_at_what_was_there_and_tries_again_what_failed(hw: Store, log
             raise ValueError("not yet")
         log.append(topic, b"more", partition=event.partition)
 
-    with hw.consumer("c", topic) as consumer:
+    with remote.consumer("c", topic) as consumer:
         assert consumer.drain(handle) >= 60
         assert len(failed) == 2
         before = consumer.lag()
@@ -556,11 +560,11 @@ def test_drain_ends_at_what_was_there_and_tries_again_what_failed(hw: Store, log
         assert list(consumer.drain()) == []
 
 
-def test_drain_waits_for_partitions_of_others(hw: Store, log: Store, topic: str) -> None:
+def test_drain_waits_for_partitions_of_others(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 1, partitions=2)
-    with hw.consumer("c", topic) as one:
+    with remote.consumer("c", topic) as one:
         first = [next(one), next(one)]
-        with hw.consumer("c", topic) as two:
+        with remote.consumer("c", topic) as two:
             done: list[int] = []
             thread = threading.Thread(target=lambda: done.append(two.drain(lambda _: None)))
             thread.start()
@@ -573,9 +577,9 @@ def test_drain_waits_for_partitions_of_others(hw: Store, log: Store, topic: str)
             assert done == [0]
 
 
-def test_seek_goes_back_and_forth_and_drops_what_came_before(hw: Store, log: Store, topic: str) -> None:
+def test_seek_goes_back_and_forth_and_drops_what_came_before(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 20)
-    with now(hw, topic) as consumer:
+    with now(remote, topic) as consumer:
         events = list(islice(consumer, 5))  # the others wait in this process
         fence = consumer.fences[0]
         assert consumer.seek(15) == {0: 15}
@@ -593,37 +597,37 @@ def test_seek_goes_back_and_forth_and_drops_what_came_before(hw: Store, log: Sto
             consumer.seek(0, partition=7)
 
 
-def test_a_seek_by_somebody_else_refuses_late_acks(hw: Store, log: Store, topic: str) -> None:
+def test_a_seek_by_somebody_else_refuses_late_acks(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 6)
-    with hw.consumer("c", topic, timeout=PATIENCE_S) as consumer:
+    with remote.consumer("c", topic, timeout=PATIENCE_S) as consumer:
         events = list(islice(consumer, 6))
-        assert hw.seek("c", topic, 4) == {0: 4}
+        assert remote.seek("c", topic, 4) == {0: 4}
         assert next(consumer).offset == 4
         consumer.ack(events[0])  # taken, and too late
         with pytest.raises(Fenced):
             consumer.flush()
         consumer.flush()
-    assert cursor(hw, topic) == 4
+    assert cursor(remote, topic) == 4
 
 
-def test_what_came_twice_is_handed_out_once_when_it_is_acked(hw: Store, log: Store, topic: str) -> None:
+def test_what_came_twice_is_handed_out_once_when_it_is_acked(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 4)
-    with now(hw, topic) as consumer:
+    with now(remote, topic) as consumer:
         first, second = islice(consumer, 2)
-        hw.seek("c", topic, 0)  # the same member takes it again, and all of it is sent once more
+        remote.seek("c", topic, 0)  # the same member takes it again, and all of it is sent once more
         wait_for(lambda: consumer._member.received == 8)
         consumer.ack(first)
-        with hw.transaction() as tx:
+        with remote.transaction() as tx:
             tx.append(f"{topic}-out", b"x")
             tx.ack(second)
         assert numbers(consumer) == [2, 3]
         consumer.ack_to((0, 3))
-    assert cursor(hw, topic) == 4
+    assert cursor(remote, topic) == 4
 
 
-def test_members_share_the_partitions_and_take_over_what_is_left(hw: Store, log: Store, topic: str) -> None:
+def test_members_share_the_partitions_and_take_over_what_is_left(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3, partitions=4)
-    with hw.consumer("c", topic, timeout=PATIENCE_S) as one, hw.consumer("c", topic, timeout=PATIENCE_S) as two:
+    with remote.consumer("c", topic, timeout=PATIENCE_S) as one, remote.consumer("c", topic, timeout=PATIENCE_S) as two:
         assert one.id != two.id
         seen: list[tuple[int, int]] = []
 
@@ -647,22 +651,22 @@ def test_members_share_the_partitions_and_take_over_what_is_left(hw: Store, log:
         threads[0].join(PATIENCE_S)
 
 
-def test_what_is_taken_away_is_not_handed_out_from_the_buffer(hw: Store, log: Store, topic: str) -> None:
+def test_what_is_taken_away_is_not_handed_out_from_the_buffer(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 20)
-    with hw.consumer("c", topic, timeout=PATIENCE_S, lease_ms=600) as consumer:
+    with remote.consumer("c", topic, timeout=PATIENCE_S, lease_ms=600) as consumer:
         [first, *_] = islice(consumer, 2)
-        hw.forget("c", topic)
+        remote.forget("c", topic)
         with pytest.raises(NotFound):
             list(consumer)
         with pytest.raises(Fenced):
             consumer.ack(first)
 
 
-def test_too_many_events_without_an_ack_are_told(hw: Store, log: Store, topic: str) -> None:
+def test_too_many_events_without_an_ack_are_told(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, WINDOW + 10)
-    with hw.consumer("c", topic) as consumer, pytest.raises(Unavailable):
+    with remote.consumer("c", topic) as consumer, pytest.raises(Unavailable):
         list(consumer.drain())
-    with now(hw, topic) as consumer:
+    with now(remote, topic) as consumer:
         with pytest.raises(Unavailable) as caught:
             list(consumer)
         assert caught.value.code == "too_many_unacked"
@@ -670,9 +674,9 @@ def test_too_many_events_without_an_ack_are_told(hw: Store, log: Store, topic: s
         assert numbers(consumer) == list(range(WINDOW, WINDOW + 10))
 
 
-def test_a_window_makes_the_program_wait_for_its_own_acks(hw: Store, log: Store, topic: str) -> None:
+def test_a_window_makes_the_program_wait_for_its_own_acks(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3 * WINDOW)
-    with hw.consumer("c", topic) as consumer:
+    with remote.consumer("c", topic) as consumer:
         kept: list[Event] = []
         timers: list[threading.Timer] = []
         for seen, event in enumerate(consumer, 1):
@@ -685,12 +689,12 @@ def test_a_window_makes_the_program_wait_for_its_own_acks(hw: Store, log: Store,
                 break
         for timer in timers:
             timer.join()
-    assert cursor(hw, topic) == 3 * WINDOW
+    assert cursor(remote, topic) == 3 * WINDOW
 
 
-def test_closing_ends_iterations_and_refuses_acks(hw: Store, log: Store, topic: str) -> None:
+def test_closing_ends_iterations_and_refuses_acks(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
-    consumer = hw.consumer("c", topic)
+    consumer = remote.consumer("c", topic)
     event = next(consumer)
     consumer.close()
     consumer.close()
@@ -699,41 +703,41 @@ def test_closing_ends_iterations_and_refuses_acks(hw: Store, log: Store, topic: 
         consumer.ack(event)
     with pytest.raises(Closed):
         consumer.flush()
-    assert owners(hw, topic) == [None]
+    assert owners(remote, topic) == [None]
 
 
-def test_closing_the_log_closes_its_consumers(server: Server, hw: Store, log: Store, topic: str) -> None:
+def test_closing_the_log_closes_its_consumers(server: Server, remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
     with opened(server) as other:
         consumer = other.consumer("c", topic)
         consumer.ack(next(consumer))
-    assert (owners(hw, topic), cursor(hw, topic)) == ([None], 1)
+    assert (owners(remote, topic), cursor(remote, topic)) == ([None], 1)
 
 
-def test_stop_ends_an_iteration_that_waits(hw: Store, log: Store, topic: str) -> None:
+def test_stop_ends_an_iteration_that_waits(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 1)
-    with hw.consumer("c", topic) as consumer:
+    with remote.consumer("c", topic) as consumer:
         event = next(consumer)
         stopping = threading.Timer(0.05, consumer.stop)
         stopping.start()
         assert list(consumer) == []
         consumer.ack(event)
-    assert cursor(hw, topic) == 1
+    assert cursor(remote, topic) == 1
 
 
-def test_a_consumer_that_is_dropped_leaves(hw: Store, log: Store, topic: str) -> None:
+def test_a_consumer_that_is_dropped_leaves(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 1)
-    consumer = hw.consumer("dropped", topic, lease_ms=600_000)
+    consumer = remote.consumer("dropped", topic, lease_ms=600_000)
     next(consumer)
     del consumer
     gc.collect()
-    wait_for(lambda: owners(hw, topic) == [None])
+    wait_for(lambda: owners(remote, topic) == [None])
     wait_for(lambda: not [each for each in threading.enumerate() if each.name.startswith("headwater-dropped")])
 
 
-def test_a_forked_child_is_no_member(hw: Store, log: Store, topic: str) -> None:
+def test_a_forked_child_is_no_member(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 3)
-    with now(hw, topic) as consumer:
+    with now(remote, topic) as consumer:
         event = next(consumer)
         child = os.fork()
         if not child:
@@ -748,19 +752,19 @@ def test_a_forked_child_is_no_member(hw: Store, log: Store, topic: str) -> None:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
         consumer.ack(event)
-    assert cursor(hw, topic) == 1
+    assert cursor(remote, topic) == 1
 
 
-def test_bad_options_are_refused(hw: Store, log: Store, topic: str) -> None:
+def test_bad_options_are_refused(remote: Store, log: Store, topic: str) -> None:
     with pytest.raises(NotFound):
-        hw.consumer("c", topic)
+        remote.consumer("c", topic)
     fill(log, topic, 1)
     bad: list[dict[str, Any]] = [{"lease_ms": 1}, {"failures_max": 0}, {"start": 17}, {"type": "("}]
     for options in bad:
         with pytest.raises(Invalid):
-            hw.consumer("c", topic, **options)
+            remote.consumer("c", topic, **options)
     with pytest.raises(TooLarge):
-        hw.consumer("x" * 65, topic)
+        remote.consumer("x" * 65, topic)
     other = Event("another", 0, 0, 0, "", None, b"", "bytes", 0)
-    with now(hw, topic) as consumer, pytest.raises(Invalid):
+    with now(remote, topic) as consumer, pytest.raises(Invalid):
         consumer.ack(other)

@@ -29,11 +29,6 @@ PARTITIONS = 4
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
 def log(path: Path) -> Iterator[Store]:
     """The directory, beside the server."""
     with headwater.open(path) as engine:

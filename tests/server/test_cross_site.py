@@ -63,15 +63,22 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(params=["served", "mounted"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of `place`."""
+    path = tmp_path_factory.mktemp("prepared") / "data"
+    prepare(path)
+    return path
+
+
+@pytest.fixture(scope="module", params=["served", "mounted"])
+def place(request: pytest.FixtureRequest, prepared: Path) -> Iterator[str]:
     """The address of a log, served by itself or within another application."""
-    prepare(tmp_path / "data")
     with contextlib.ExitStack() as stack:
         if request.param == "served":
-            yield stack.enter_context(served(tmp_path / "data")).url
+            yield stack.enter_context(served(prepared)).url
         else:
-            log = headwater.asgi(tmp_path / "data")
+            log = headwater.asgi(prepared)
             app = Starlette(routes=[Mount("/log", log)], lifespan=log.lifespan)
             yield stack.enter_context(run(app)) + "/log"
 
@@ -82,24 +89,24 @@ def status(method: str, url: str, **headers: str) -> int:
         return answer.status_code
 
 
-def test_no_get_changes_anything(place: str, tmp_path: Path) -> None:
-    before = tree(tmp_path / "data")
+def test_no_get_changes_anything(place: str, prepared: Path) -> None:
+    before = tree(prepared)
     for route in READS:
         for method in ("GET", "HEAD"):
             assert status(method, place + path_of(route)) == 200, route.pattern
     assert status("GET", f"{place}/consumer/c/t/items") == 405  # as an image would have joined it
     assert status("HEAD", f"{place}/consumer/c/t/items") == 405
-    assert tree(tmp_path / "data") == before
+    assert tree(prepared) == before
 
 
 @pytest.mark.parametrize("site", CROSS)
-def test_what_a_browser_marks_as_of_another_origin_is_refused(place: str, tmp_path: Path, site: str) -> None:
-    before = tree(tmp_path / "data")
+def test_what_a_browser_marks_as_of_another_origin_is_refused(place: str, prepared: Path, site: str) -> None:
+    before = tree(prepared)
     for route in ROUTES:
         for extra in ({}, {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, {"Accept": "*/*"}):
             found = status(route.method, place + path_of(route), **{"Sec-Fetch-Site": site, **extra})
             assert found == 403, (route, extra)
-    assert tree(tmp_path / "data") == before
+    assert tree(prepared) == before
 
 
 def test_a_link_may_lead_only_to_what_needs_no_right(place: str) -> None:
@@ -224,7 +231,9 @@ def logged(log: Path) -> list[dict[str, Any]]:
 
 @needs_browser
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])  # to the browser, the same site, and another one
+@pytest.mark.parametrize(  # to the browser, the same site, and another one
+    "host", [pytest.param("127.0.0.1", marks=pytest.mark.torture), "localhost"]
+)
 def test_a_page_of_another_origin_changes_nothing_and_reads_nothing(
     server: Server, tmp_path: Path, browse: Any, host: str
 ) -> None:

@@ -23,6 +23,7 @@ from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
 from headwater.store import Store
 from tests.server.serving import answers
+from tests.waiting import wait_in_loop
 
 HOST = b"Host: localhost\r\n"
 POST = b"POST /topic/orders/items HTTP/1.1\r\n" + HOST
@@ -91,15 +92,11 @@ class Wire(asyncio.Transport):
 
     async def answered(self, count: int) -> None:
         """Wait for so many answers, or the end."""
-        async with asyncio.timeout(20):
-            while bytes(self.written).count(b"HTTP/1.1 ") < count and not self.closed:
-                await asyncio.sleep(0.0002)
+        await wait_in_loop(lambda: bytes(self.written).count(b"HTTP/1.1 ") >= count or self.closed)
 
     async def ended(self) -> None:
         """Wait until the server has said all."""
-        async with asyncio.timeout(20):
-            while not (self.closed or self.sent_end):
-                await asyncio.sleep(0.0002)
+        await wait_in_loop(lambda: self.closed or self.sent_end)
 
     def is_closing(self) -> bool:
         return self.closed

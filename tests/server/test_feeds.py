@@ -21,6 +21,7 @@ from headwater.log.reading import pick
 from headwater.server.settings import ServerSettings
 from headwater.store import Store
 from tests.server.sinks import Collector, Lines, begin, feeding
+from tests.waiting import wait_in_loop
 
 SMALL = ServerSettings(limits=ServerLimits(feed_chunk_bytes=2000, feed_recent_bytes=8000))
 
@@ -436,8 +437,7 @@ async def test_closing_ends_every_stream_once(log: Store) -> None:
         follow = await feeds.follow("orders", start="latest", bytes_max=1000)
         waiting = asyncio.ensure_future(anext(follow, None))
         await sinks[0].until_lines(1)
-        while not feeds._waiters:
-            await asyncio.sleep(0.001)
+        await wait_in_loop(lambda: feeds._waiters)
         feeds.close()
         assert [sink.ended for sink in sinks] == [1, 1, 1]
         assert await asyncio.wait_for(waiting, 10) is None
@@ -545,8 +545,7 @@ async def test_following_waits_for_its_end(log: Store) -> None:
                 found.extend(offset for batch in batches for offset in batch.offsets().tolist())
 
         task = asyncio.ensure_future(take())
-        while found != [0, 1]:
-            await asyncio.sleep(0.001)
+        await wait_in_loop(lambda: found == [0, 1])
         assert not task.done()
         await in_thread(append, log, 10)
         await asyncio.wait_for(task, 10)

@@ -17,9 +17,9 @@ from tests.log.unsynced import open_unsynced
 from tests.server.people import add, bearer
 from tests.server.process import Server, http, served
 
-TOPICS = 1100
+TOPICS = 450
 MADE = 40  # more, by the server, which syncs
-DESCRIPTORS = 200
+DESCRIPTORS = 120
 MIB = 1 << 20
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from time import monotonic
 
 import pytest
@@ -19,17 +18,15 @@ from headwater.server.member import MemberOwner, RemoteMember
 from headwater.server.members import Members
 from headwater.server.window import AckWindow
 from headwater.store import Store
-from tests.log.unsynced import open_unsynced
+from tests.waiting import wait_in_loop
 
 PATIENCE_S = 20.0
 LIMITS = ServerLimits(members_max=3, lease_ms_max=5000)
 
 
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_unsynced(tmp_path / "data") as engine:
-        engine.append_many("t", [b"a", b"b", b"c"])
-        yield engine
+@pytest.fixture(autouse=True)
+def topics(hw: Store) -> None:
+    hw.append_many("t", [b"a", b"b", b"c"])
 
 
 @pytest.fixture
@@ -56,13 +53,6 @@ class Taker:
 
     def end(self) -> None:
         self.ended = True
-
-
-async def until(holds: Callable[[], object]) -> None:
-    deadline = monotonic() + PATIENCE_S
-    while not holds():
-        assert monotonic() < deadline, "it never came to hold"
-        await asyncio.sleep(0.002)
 
 
 def join(members: Members, user: str = "ada", **options: object) -> RemoteMember:
@@ -105,12 +95,12 @@ def test_a_lease_is_not_longer_than_the_server_allows(members: Members) -> None:
 async def test_a_connection_that_is_full_is_sent_nothing_until_there_is_room(hw: Store, members: Members) -> None:
     member, taker = join(members), Taker(chunks_max=1)
     member.begin(taker)
-    await until(lambda: taker.chunks)
+    await wait_in_loop(lambda: taker.chunks)
     hw.append("t", b"d")
     state = await member.look()
     assert (len(taker.chunks), state.sent, state.idle) == (1, 3, False)
     member.resume()
-    await until(lambda: len(taker.chunks) == 2)
+    await wait_in_loop(lambda: len(taker.chunks) == 2)
     assert (await member.look()).sent == 4
 
 
@@ -132,7 +122,7 @@ async def test_who_waits_for_a_look_hears_when_the_member_ends(hw: Store, member
     member.consumer.wake()
     with pytest.raises(Fenced):
         await look_for_ever(member)
-    await until(lambda: taker.ended)
+    await wait_in_loop(lambda: taker.ended)
     assert b"consumer_not_found" in taker.chunks[-1]
 
 
@@ -147,7 +137,7 @@ async def test_the_end_of_the_connection_is_the_death_of_the_client_and_leaving_
     for end, failures in ((RemoteMember.leave, 0), (RemoteMember.close, 1)):
         member, taker = join(members), Taker()
         member.begin(taker)
-        await until(lambda taker=taker: taker.chunks)  # type: ignore[misc]
+        await wait_in_loop(lambda taker=taker: taker.chunks)  # type: ignore[misc]
         end(member)
         member.join()
         with hw.consumer("c", "t", timeout=0) as other:
@@ -202,7 +192,7 @@ async def test_one_that_is_bound_has_failed_at_nothing_when_it_ends(hw: Store, m
     said = []
     member, taker = join(members, bound=MemberOwner(10, lambda: said.append(1)) if bound else None), Taker()
     member.begin(taker)
-    await until(lambda: taker.chunks)
+    await wait_in_loop(lambda: taker.chunks)
     member.close()
     await asyncio.to_thread(member.join)
     with hw.consumer("c", "t") as consumer:
@@ -213,9 +203,9 @@ async def test_one_that_is_bound_has_failed_at_nothing_when_it_ends(hw: Store, m
 async def test_one_that_is_bound_ends_when_it_is_moved(hw: Store, members: Members) -> None:
     member, taker = join(members, bound=MemberOwner(10, lambda: None)), Taker()
     member.begin(taker)
-    await until(lambda: taker.chunks)
+    await wait_in_loop(lambda: taker.chunks)
     hw.seek("c", "t", 0)
-    await until(lambda: taker.ended)
+    await wait_in_loop(lambda: taker.ended)
     assert b"was taken over, or moved" in taker.chunks[-1]
 
 
@@ -235,7 +225,7 @@ async def test_one_that_is_bound_sends_nothing_from_the_place_it_was_moved_to(
 
     monkeypatch.setattr(member.consumer, "take", take_when_moved)
     member.begin(taker)
-    await until(lambda: taker.ended)
+    await wait_in_loop(lambda: taker.ended)
     assert len(taker.chunks) == 2
     assert b"was taken over, or moved" in taker.chunks[1]
 
@@ -243,10 +233,10 @@ async def test_one_that_is_bound_sends_nothing_from_the_place_it_was_moved_to(
 async def test_one_that_is_bound_sends_as_many_as_it_is_told(hw: Store, members: Members) -> None:
     member, taker = join(members, bound=MemberOwner(2, lambda: None)), Taker()
     member.begin(taker)
-    await until(lambda: taker.chunks)
+    await wait_in_loop(lambda: taker.chunks)
     state = await member.look()
     assert (state.sent, state.full) == (2, True)
     member.consumer.ack_to((0, 0))
     member.done(0, 0, 1)
-    await until(lambda: member.state.sent == 3)
+    await wait_in_loop(lambda: member.state.sent == 3)
     del hw

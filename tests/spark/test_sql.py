@@ -288,6 +288,7 @@ def test_the_command_is_told_what_it_can_use(run: Run, data: str) -> None:
     assert "say two things" in run("sql", data, "SELECT 1", "--json", "--format", "csv", code=2).err
 
 
+@pytest.mark.usefixtures("java_classes")
 def test_a_process_of_its_own(data: str) -> None:
     words = [*PROGRAM, "sql", data, "-", "--format", "csv"]
     query = "SELECT type, count(*) AS count FROM orders GROUP BY type ORDER BY type"

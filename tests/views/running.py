@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,16 +27,6 @@ def place_of(hw: Store, name: str, topic: str = "in") -> list[int]:
 def info_of(hw: Store, name: str) -> ViewInfo:
     [found] = [info for info in function_infos(hw) if info.name == name]
     return found
-
-
-def until(true: Callable[[], Any]) -> None:
-    """Wait for something that another thread does."""
-    pause = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.005)):
-        if true():
-            return
-        pause.wait(0.005)
-    raise AssertionError("it did not come about")
 
 
 @contextmanager

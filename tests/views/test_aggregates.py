@@ -44,12 +44,6 @@ class Account(Aggregate):
         self.notes.append(event.value)
 
 
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_directory(tmp_path / "data") as opened:
-        yield opened
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("server") / "data") as running:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from headwater import App, Conflict, Event, Invalid, Store
-from headwater.opening import open_directory
 from headwater.views import filling
 from headwater.views.codec import encode
 from headwater.views.filling import PipelineBatch
 from tests.opened import binder_of
-
-
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_directory(tmp_path / "data") as opened:
-        yield opened
 
 
 def documents(**found: int) -> list[tuple[str, bytes]]:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import headwater
-from headwater import App, Event, Store
-from headwater.opening import open_directory
+from headwater import App, Event, Limits, Store
 from headwater.views import tally
 from headwater.views.context import Context
 from headwater.views.tally import function_infos
-from tests.views.running import LIMITS, PATIENCE_S, acting_on, info_of, until
+from tests.views.running import LIMITS, PATIENCE_S, acting_on, info_of
+from tests.waiting import wait_for
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_directory(tmp_path / "data", limits=LIMITS) as opened:
-        yield opened
+def limits() -> Limits:
+    return LIMITS
 
 
 def test_another_process_can_tell_what_functions_have_done(hw: Store, tmp_path: Path) -> None:
@@ -94,7 +92,7 @@ def test_counts_that_somebody_locks_are_written_later(hw: Store) -> None:
     with acting_on(hw, app, "copy") as actor:
         locked.execute("BEGIN IMMEDIATE")
         hw.append_many("in", [b"x"] * 10)
-        until(lambda: len(list(hw.read("out"))) == 11 and actor.settled())
+        wait_for(lambda: len(list(hw.read("out"))) == 11 and actor.settled())
         locked.execute("ROLLBACK")
         locked.close()
     assert info_of(hw, "copy").events == 11

@@ -15,13 +15,13 @@ from headwater.opening import open_directory
 from headwater.views import acting
 from headwater.views.acting import Actor
 from headwater.views.context import Context
-from tests.views.running import LIMITS, PATIENCE_S, acting_on, info_of, place_of, until, values
+from tests.views.running import LIMITS, PATIENCE_S, acting_on, info_of, place_of, values
+from tests.waiting import wait_for
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_directory(tmp_path / "data", limits=LIMITS) as opened:
-        yield opened
+def limits() -> Limits:
+    return LIMITS
 
 
 # What a function does
@@ -291,7 +291,7 @@ def test_a_function_waits_for_its_topic_and_does_not_make_it(hw: Store) -> None:
         assert actor.settled()
         assert hw.topics() == []
         hw.append("in", b"x")
-        until(lambda: called == [b"x"] and actor.settled())
+        wait_for(lambda: called == [b"x"] and actor.settled())
 
 
 def test_a_topic_that_is_deleted_and_made_again_is_gone_on_with(hw: Store) -> None:
@@ -300,10 +300,10 @@ def test_a_topic_that_is_deleted_and_made_again_is_gone_on_with(hw: Store) -> No
     app.function("in", name="f")(lambda _, event: called.append(event.data))
     hw.append_many("in", [b"a", b"b"])
     with acting_on(hw, app, "f") as actor:
-        until(actor.settled)
+        wait_for(actor.settled)
         hw.delete("in")
         hw.append("in", b"c")
-        until(lambda: called == [b"a", b"b", b"c"] and actor.settled())
+        wait_for(lambda: called == [b"a", b"b", b"c"] and actor.settled())
 
 
 def test_a_partition_that_was_taken_over_is_not_finished_here(hw: Store) -> None:
@@ -329,9 +329,9 @@ def test_a_function_that_was_sought_back_runs_again(hw: Store) -> None:
     app.function("in", name="copy")(lambda ctx, event: ctx.append("out", event.data))
     hw.append("in", b"x")
     with acting_on(hw, app, "copy") as actor:
-        until(actor.settled)
+        wait_for(actor.settled)
         hw.seek("function.copy", "in", 0)
-        until(lambda: len(list(hw.read("out"))) == 2)
+        wait_for(lambda: len(list(hw.read("out"))) == 2)
 
 
 def test_trouble_of_the_log_is_told_tried_again_and_no_failure_of_the_event(
@@ -360,10 +360,10 @@ def test_trouble_of_the_log_is_told_tried_again_and_no_failure_of_the_event(
         return False
 
     with acting_on(hw, app, "copy") as actor:
-        until(lambda: told_of_it(actor))
+        wait_for(lambda: told_of_it(actor))
         assert told[0].code == "function_stuck"
         assert "the disk is full" in str(told[0])
-        until(lambda: not told_of_it(actor) and actor.settled())
+        wait_for(lambda: not told_of_it(actor) and actor.settled())
     assert [event.data for event in hw.read("out")] == [b"x"]
     assert "in.dead" not in hw.topics()
     assert len([each for each in caplog.records if "cannot go on" in each.getMessage()]) == 1

@@ -14,7 +14,8 @@ from headwater.opening import open_directory
 from headwater.views.context import Context
 from headwater.views.tally import function_infos
 from tests.log.children import Child, Said, stop_with
-from tests.views.running import PATIENCE_S, until
+from tests.views.running import PATIENCE_S
+from tests.waiting import wait_for
 
 # A dead process is known to be dead after its lease; whoever is killed again and again is not the event's fault.
 LIMITS = Limits(lease_ms=300, retry_ms=5)
@@ -55,11 +56,11 @@ def test_each_input_has_one_output_however_often_processes_are_killed(tmp_path: 
         children = [Child(lambda said: run(path, said, chain())) for _ in range(2)]
         for number in range(KILLS):
             done = (number + random.random()) * INPUTS / KILLS
-            until(lambda done=done: hw.describe("middle").events > done)  # type: ignore[misc]
+            wait_for(lambda done=done: hw.describe("middle").events > done)  # type: ignore[misc]
             time.sleep(random.random() * 0.005)  # not to wait for something: the moment is what varies
             children[number % 2].kill()
             children[number % 2] = Child(lambda said: run(path, said, chain()))
-        until(lambda: not any(info.lag for info in hw.consumers()))
+        wait_for(lambda: not any(info.lag for info in hw.consumers()))
         for child in children:
             child.tell()
             child.result()
@@ -86,8 +87,7 @@ def test_a_function_that_ends_its_process_is_set_aside_and_the_rest_goes_on(tmp_
         deaths = 0
         while True:
             child = Child(lambda said: run(path, said, app))
-            while child.alive and [info.cursor for info in hw.consumers("in")] != [60]:
-                time.sleep(0.01)
+            wait_for(lambda: not child.alive or [info.cursor for info in hw.consumers("in")] == [60])  # noqa: B023  (used at once)
             if child.alive:
                 break
             deaths += 1

@@ -36,9 +36,8 @@ LIMITS = Limits(lease_ms=100, ack_ms=1)
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_directory(tmp_path / "data", limits=LIMITS) as hw:
-        yield hw
+def limits() -> Limits:
+    return LIMITS
 
 
 def refusing(*offsets: int, partition: int = 0) -> Callable[[Any, Event], Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import bson
@@ -14,7 +12,6 @@ import pytest
 from headwater.errors import Invalid, Unavailable
 from headwater.event import Event
 from headwater.limits import DOCUMENT_BYTES_MAX, DOCUMENT_ID_BYTES_MAX, Limits
-from headwater.opening import open_directory
 from headwater.store import Store
 from headwater.views.app import App
 from tests.views import seen
@@ -23,9 +20,8 @@ SETTLE_S = 20.0
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_directory(tmp_path / "data", limits=Limits(lease_ms=1000, blob_bytes_min=2000)) as hw:
-        yield hw
+def limits() -> Limits:
+    return Limits(lease_ms=1000, blob_bytes_min=2000)
 
 
 def count(doc: Any, event: Event) -> Any:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headwater import App, Event, Invalid, NotFound, Store
-from headwater.opening import open_directory
 from headwater.views.context import Views
-
-
-@pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_directory(tmp_path / "data") as opened:
-        yield opened
 
 
 def shop() -> App:

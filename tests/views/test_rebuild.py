@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -33,9 +33,8 @@ KEYS = [f"k{number}" for number in range(5)]
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[Store]:
-    with open_directory(tmp_path / "data", limits=LIMITS) as hw:
-        yield hw
+def limits() -> Limits:
+    return LIMITS
 
 
 def app_of(version: int, fold: Callable[[Any, Event], Any] | None = None, **named: Any) -> App:

@@ -14,6 +14,7 @@ import pytest
 
 import headwater
 from tests.server import people
+from tests.server.process import Server as Process
 from tests.server.process import http, served
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import Wire, frame, wire
@@ -167,11 +168,13 @@ def test_a_name_without_the_right_is_refused_at_once_and_one_that_loses_it_when_
 
 @kinds
 def test_the_server_stops_while_one_waits(tmp_path: Path, durable: dict[str, str]) -> None:
-    with served(tmp_path / "data") as server, wire(server.tcp_url) as client:
+    server = Process(tmp_path / "data")
+    with wire(server.tcp_url) as client:
         id = subscribe(client, "none", **durable)
-        assert server.stop() == 0
+        server.ask_to_stop()
         type, body = client.receive()
         assert (type, body["subID"], body["errCode"]) == ("SUBEND", id, "stopping")
+    assert server.stop() == 0
 
 
 def test_http_and_python_say_that_the_topic_is_missing(server: Server, topic: str) -> None:

@@ -242,9 +242,10 @@ def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
     server = Process(tmp_path / "data")
     with wire(server.tcp_url) as client:
         subscription = subscribe(client, clicks)["subID"]
-        assert server.stop() == 0
+        server.ask_to_stop()
         type, told = client.receive()
         assert (type, told["subID"], told["errCode"]) == ("SUBEND", subscription, "stopping")
+    assert server.stop() == 0
 
 
 def test_changes_are_for_those_who_may_read_the_binder(tmp_path: Path) -> None:

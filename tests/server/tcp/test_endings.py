@@ -15,9 +15,10 @@ from headwater.server.tcp.answers import response
 from headwater.server.tcp.connection import LINGER_S, NEVER, Handler, TcpConnection
 from headwater.server.tcp.parts import ConnectionPart
 from headwater.server.tcp.slots import AnswerSlot
-from tests.server.tcp.driving import Driven, Transport, driven, until
+from tests.server.tcp.driving import Driven, Transport, driven
 from tests.server.tcp.test_order import CONNECT, FRAMES, HANDLERS, Asked, cut, emit
 from tests.server.tcp.wire import frame
+from tests.waiting import wait_in_loop
 
 LIMITS = ServerLimits(held_bytes_max=4 * MIB)
 LARGE = emit("a", event={"x": "y" * 300_000})
@@ -112,14 +113,14 @@ def test_a_large_frame_counts_while_it_comes_while_it_waits_and_while_it_is_stor
         budget = server.store.budget
         with server.connection(ALL) as (connection, transport):
             connection.data_received(CONNECT)
-            await until(lambda: codes(transport) == ["ok"])
+            await wait_in_loop(lambda: codes(transport) == ["ok"])
             connection.data_received(LARGE[:100_000])
             assert budget.held == 100_000
             connection.data_received(LARGE[100_000:])
             assert len(LARGE) - 4 <= budget.held <= len(LARGE)
             connection.data_received(LARGE)
             assert budget.held >= 2 * len(LARGE) - 8
-            await until(lambda: codes(transport) == ["ok"] * 3)
+            await wait_in_loop(lambda: codes(transport) == ["ok"] * 3)
             assert budget.held == 0
 
     server.runner.run(drive())
@@ -131,17 +132,17 @@ def test_a_frame_that_is_too_much_for_all_connections_together_ends_its_own(serv
         with server.connection(ALL) as (held, _), server.connection(ALL) as (connection, transport):
             held.hold(4 * MIB - 100_000)
             connection.data_received(CONNECT + PING)
-            await until(lambda: codes(transport) == ["ok", "ok"])
+            await wait_in_loop(lambda: codes(transport) == ["ok", "ok"])
             connection.data_received(PING + LARGE[:90_000])
             assert not transport.over
             connection.data_received(LARGE[90_000:180_000])
-            await until(lambda: transport.over)
+            await wait_in_loop(lambda: transport.over)
             assert codes(transport) == ["ok", "ok", "ok", "overloaded"]
             assert budget.held == 4 * MIB - 100_000
         with server.connection(ALL) as (held, _), server.connection(ALL) as (connection, transport):
             held.hold(4 * MIB - 100_000)
             connection.data_received(CONNECT + LARGE)
-            await until(lambda: transport.over)
+            await wait_in_loop(lambda: transport.over)
             assert codes(transport) == ["ok", "overloaded"]
 
     server.runner.run(drive())
@@ -151,7 +152,7 @@ def test_while_memory_is_scarce_a_connection_is_not_read_far_ahead(server: Drive
     async def drive() -> None:
         with server.connection(ALL) as (held, _), server.connection(ALL) as (connection, transport):
             connection.data_received(CONNECT + frame("FOREVER"))
-            await until(lambda: codes(transport) == ["ok"])
+            await wait_in_loop(lambda: codes(transport) == ["ok"])
             connection.data_received(PING * 4000)
             assert transport.is_reading()
             held.hold(3 * MIB)
@@ -169,7 +170,7 @@ def test_a_connection_is_not_read_far_ahead_of_its_answers(server: Driven) -> No
         for sent in (PING * (LIMITS.frames_waiting_max + 1), emit("a", event={"x": "y" * 60_000}) * 70):
             with server.connection(ALL) as (connection, transport):
                 connection.data_received(CONNECT + frame("FOREVER"))
-                await until(lambda: codes(transport) == ["ok"])  # it is called here
+                await wait_in_loop(lambda: codes(transport) == ["ok"])  # it is called here
                 assert transport.is_reading()
                 connection.data_received(sent)
                 assert not transport.is_reading()
@@ -187,7 +188,7 @@ def test_nobody_is_read_before_it_is_known_who_it_is(server: Driven) -> None:
         with server.connection() as (connection, transport):
             connection.data_received(CONNECT + LARGE[:1000])
             assert not transport.is_reading()
-            await until(lambda: codes(transport) == ["ok"])
+            await wait_in_loop(lambda: codes(transport) == ["ok"])
             assert transport.is_reading()
 
     server.runner.run(drive())
@@ -204,11 +205,11 @@ def test_a_user_that_was_removed_is_told_and_nothing_of_theirs_is_stored(server:
             server.access.removed = False
             with server.connection({**ALL, "ASK": ask}) as (connection, transport):
                 connection.data_received(CONNECT + emit("a"))
-                await until(lambda: codes(transport) == ["ok", "ok"])  # it is called here
+                await wait_in_loop(lambda: codes(transport) == ["ok", "ok"])  # it is called here
                 stored += 1
                 server.access.removed = True
                 connection.data_received(sent)
-                await until(lambda: transport.over)  # as above
+                await wait_in_loop(lambda: transport.over)  # as above
                 assert codes(transport) == ["ok", "ok", *told]
         assert server.engine.describe("a").events == stored
 
@@ -224,7 +225,7 @@ def test_what_is_open_is_closed_and_cannot_write_once_all_is_said(server: Driven
         for end in ("stop", "refusal", "lost"):
             with server.connection(ALL) as (connection, transport):
                 connection.data_received(CONNECT + frame("LISTEN"))
-                await until(lambda: codes(transport) == ["ok", "ok"])  # it is called here
+                await wait_in_loop(lambda: codes(transport) == ["ok", "ok"])  # it is called here
                 part = connection.parts["ACKEV", 1]
                 assert isinstance(part, Noisy)
                 if end == "stop":
@@ -264,7 +265,7 @@ def test_deadlines(server: Driven) -> None:
             assert transport.was_aborted()
         with server.connection(ALL) as (connection, transport):
             connection.data_received(CONNECT)
-            await until(lambda: codes(transport) == ["ok"])
+            await wait_in_loop(lambda: codes(transport) == ["ok"])
             assert left(connection) == limits.idle_s  # no more that for CONNECT
             connection.data_received(PING)
             assert left(connection) == limits.idle_s
@@ -275,7 +276,7 @@ def test_deadlines(server: Driven) -> None:
             assert "stands still" in transport.answers()[-1][1]["errMsg"]
         with server.connection(ALL) as (connection, transport):
             connection.data_received(CONNECT + frame("LISTEN"))
-            await until(lambda: codes(transport) == ["ok", "ok"])
+            await wait_in_loop(lambda: codes(transport) == ["ok", "ok"])
             connection.expire()  # it has a subscription
             assert left(connection) == limits.idle_s
             connection.data_received(frame("FOREVER"))
@@ -293,7 +294,7 @@ def test_a_client_that_takes_nothing_is_cut_off(server: Driven) -> None:
     async def drive() -> None:
         with server.connection(ALL) as (connection, transport):
             connection.data_received(CONNECT)
-            await until(lambda: codes(transport) == ["ok"])
+            await wait_in_loop(lambda: codes(transport) == ["ok"])
             transport._waiting = 100_000
             connection.pause_writing()
             connection.data_received(PING * 3)
@@ -307,7 +308,7 @@ def test_a_client_that_takes_nothing_is_cut_off(server: Driven) -> None:
             assert transport.was_aborted()
         with server.connection(ALL) as (connection, transport):
             connection.data_received(CONNECT)
-            await until(lambda: codes(transport) == ["ok"])
+            await wait_in_loop(lambda: codes(transport) == ["ok"])
             connection.pause_writing()
             waiting = asyncio.ensure_future(connection.room())
             connection.data_received(PING * 3)
@@ -328,7 +329,7 @@ def test_stopping_answers_what_was_asked_and_then_ends(server: Driven) -> None:
             connection.stop()
             idle.stop()
             connection.data_received(emit("a"))
-            await until(lambda: transport.over)
+            await wait_in_loop(lambda: transport.over)
             assert codes(transport) == ["ok"] * 17 + ["stopping"]
             assert codes(quiet) == ["stopping"]
             connection.stop()  # once more

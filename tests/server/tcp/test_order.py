@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from headwater.server.tcp.answers import response
 from headwater.server.tcp.connection import Handler, TcpConnection
 from headwater.server.tcp.slots import AnswerSlot
-from tests.server.tcp.driving import Driven, driven, until
+from tests.server.tcp.driving import Driven, driven
 from tests.server.tcp.wire import frame, framed
+from tests.waiting import wait_in_loop
 
 CONNECT = frame("CONNECT", {"version": "1.0"})
 
@@ -170,7 +171,7 @@ def test_frames_are_answered_and_take_effect_in_their_order(
                 connection.stop()
             elif not connection.eof_received():
                 transport.close()
-            await until(lambda: transport.over)
+            await wait_in_loop(lambda: transport.over)
             return transport.answers()
 
     answers = server.runner.run(drive())
@@ -200,7 +201,7 @@ def test_each_frame_is_answered_and_what_is_behind_one_that_ends_is_not_begun(se
             connection.data_received(emit("a") + asked.sent + emit("b"))
             if not connection.eof_received():
                 transport.close()
-            await until(lambda: transport.over)
+            await wait_in_loop(lambda: transport.over)
             await asyncio.sleep(0.001)
             return [body.get("errCode", "ok") for _, body in transport.answers()]
 
@@ -226,7 +227,7 @@ def test_a_frame_that_ends_may_come_in_one_write_with_all_others(
         with server.connection(HANDLERS) as (connection, transport):
             for piece in sent:
                 connection.data_received(piece)
-            await until(lambda: transport.over)
+            await wait_in_loop(lambda: transport.over)
             return [body.get("errCode", "ok") for _, body in transport.answers()]
 
     told = ["ok"] * (3 if transaction else 2) + [asked.told]

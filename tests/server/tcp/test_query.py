@@ -326,9 +326,10 @@ def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
     with wire(server.tcp_url) as client:
         assert ask(client) == DOCUMENTS
         results(client, 100, acknowledge=False)
-        assert server.stop() == 0
+        server.ask_to_stop()
         type, told = client.receive()
         assert (type, told["queryID"], told["errCode"]) == ("QUERYEND", 1, "stopping")
+    assert server.stop() == 0
 
 
 def test_a_slow_client_has_the_server_hold_little(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from headwater.format.codec import codec
 from tests.bsons import document, documents, mutations, text
-from tests.server.tcp.driving import Driven, driven, until
+from tests.server.tcp.driving import Driven, driven
 from tests.server.tcp.test_order import CONNECT
 from tests.server.tcp.wire import framed
+from tests.waiting import wait_in_loop
 
 CODES = ("bad_frame", "too_deep", "frame_too_large", "unknown_frame", "bad_field")
 LARGE = (2, b"large", text(b"x" * 70_000))
@@ -40,7 +41,7 @@ def send(server: Driven, sent: list[bytes]) -> tuple[list[str], list[bytes]]:
             connection.data_received(CONNECT + b"".join(framed(raw) for raw in sent))
             if not connection.eof_received():
                 transport.close()
-            await until(lambda: transport.over)
+            await wait_in_loop(lambda: transport.over)
             return [body.get("errCode", "ok") for _, body in transport.answers()[1:]]
 
     told = server.runner.run(drive())
