@@ -51,7 +51,7 @@ def scans(spark: SparkSession, events: Events, rounds: int) -> list[Row]:
 
 def one_table(spark: SparkSession, events: Events, rounds: int, archive: Path) -> list[Row]:
     """The archive has nearly all of it, and the tail is read from the log; beside Parquet of the same events."""
-    archiving = rate(events.count, lambda: headwater.spark.archive(spark, str(events.log), f"parquet:{archive}"))
+    archiving = rate(events.count, lambda: headwater.spark.archive(spark, str(events.log), str(archive)))
     with headwater.open(events.log, durability="os") as hw:
         append(hw, events.count, events.count // TAIL)
         hw.sync(TOPIC)

@@ -49,7 +49,7 @@ def compute(spark: SparkSession, log: Path, directory: Path, visits: int) -> Non
 def archive(spark: SparkSession, log: Path, directory: Path) -> None:
     """All that is sealed, as Parquet; then a few events more, and one table over both."""
     parquet = directory / "parquet"
-    _, took = timed(lambda: headwater.spark.archive(spark, str(log), f"parquet:{parquet}", seal=True))
+    _, took = timed(lambda: headwater.spark.archive(spark, str(log), str(parquet), seal=True))
     size = sum(file.stat().st_size for file in parquet.rglob("*.parquet"))
     note("archived as Parquet", f"{size / 1e6:.1f} MB in {parquet}", took)
     with headwater.open(log) as hw:

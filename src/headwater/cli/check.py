@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headwater.address import is_directory, is_server
+from headwater.address import is_bucket, is_directory
 from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
@@ -64,7 +64,7 @@ def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_js
 
 
 def _is_archive(data: str) -> bool:
-    if is_server(data):
+    if not is_directory(data) and not is_bucket(data):
         return False
     from headwater.history.records import is_archive
 
