@@ -23,4 +23,4 @@ def test_a_bucket_is_kept_by_commands(run: Run, tmp_path: Path) -> None:
 
 def test_a_directory_needs_no_maintenance(run: Run, data: Path) -> None:
     run("append", data, "t", "a")
-    assert "is not a bucket" in run("maintain", data, code=1).err
+    assert "a directory cannot be maintained by hand" in run("maintain", data, code=1).err

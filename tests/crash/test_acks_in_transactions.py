@@ -132,6 +132,6 @@ def test_a_power_loss_after_any_operation_leaves_what_was_appended_and_acked_as_
 
 def test_the_check_notices_acks_that_are_not_in_the_journal(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = record(arena / "recorded")
-    monkeypatch.setattr("headwater.engine.engine.restore", lambda *_: None)
+    monkeypatch.setattr("headwater.opening.restore", lambda *_: None)
     with pytest.raises(AssertionError, match="not what was"):
         lose_power(trace, LOSSES[0], arena)

@@ -455,7 +455,7 @@ def test_an_index_on_read_only_media_is_left_alone(tmp_path: Path, monkeypatch: 
         file.write_bytes(b"")
     with open_unsynced(tmp_path / "data") as hw:
         hw.directory._sealer = InlineSealer()
-        monkeypatch.setattr(hw._disk, "writable", lambda path: False)  # noqa: ARG005  # none of them
+        monkeypatch.setattr(hw.directory.disk, "writable", lambda path: False)  # noqa: ARG005  # none of them
         assert hw.version("t", b"a") == 0
         assert file.read_bytes() == b""
 

@@ -303,7 +303,7 @@ def test_the_command_line_says_that_memory_is_short(tmp_path: Path) -> None:
         for _ in range(4):
             hw.append_many("t", [bytes([number]) * 1_000_000 for number in range(50)])
     code = (
-        "import resource, sys, headwater.cli.app, headwater.engine.engine, headwater\n"
+        "import resource, sys, headwater.cli.app, headwater.directory.directory, headwater\n"
         "import headwater.cli.read, headwater.cli.events\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20),) * 2)\n"

@@ -260,7 +260,7 @@ def test_a_deletion_that_fails_in_the_background_is_told_and_tried_at_the_next_r
         tried.set()
         raise PermissionError(13, "no")
 
-    monkeypatch.setattr(hw._disk, "unlink", fail)
+    monkeypatch.setattr(hw.directory.disk, "unlink", fail)
     for _ in range(10):
         hw.append("t", DATA, durability="os")
     assert tried.wait(20)

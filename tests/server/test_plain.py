@@ -183,7 +183,9 @@ def test_an_answer_that_finds_no_room_is_left_to_the_loop() -> None:
 
 def test_while_something_waits_to_be_written_only_the_loop_writes() -> None:
     near, far = socket.socketpair()
-    connections: Any = SimpleNamespace(app=SimpleNamespace(store=SimpleNamespace(metrics=None)), loop=None, limits=None)
+    connections: Any = SimpleNamespace(
+        app=SimpleNamespace(service=SimpleNamespace(metrics=None)), loop=None, limits=None
+    )
     connection, size = ServerConnection(connections), 0
     connection._transport = SimpleNamespace(get_write_buffer_size=lambda: size, get_extra_info=lambda _: near)
     assert connection.way() is not None
@@ -214,15 +216,15 @@ def _one_append() -> tuple[PlainAppends, Any, Any]:
     connection = SimpleNamespace(user=EVERYONE, rests=[], client=None, granted_user=None, granted_head=None)
     connection.way, connection.plain_head = lambda: None, b"HTTP/1.1 200 OK\r\n"
     connection.answer_plainly, connection.answered_plainly = connection.rests.append, lambda: None
-    store = SimpleNamespace(
-        engine=SimpleNamespace(prepare=lambda *_: waiting, limits=DEFAULTS),
+    service = SimpleNamespace(
+        backend=SimpleNamespace(prepare=lambda *_: waiting, limits=DEFAULTS),
         access=SimpleNamespace(known=lambda *_: connection.user),
         commits=SimpleNamespace(submit=lambda *_: None, write_answers=lambda _: None),
         metrics=Metrics(),
         ignored=lambda _: False,
     )
     return (
-        PlainAppends(cast(HttpApplication, SimpleNamespace(store=store, host_is_fine=lambda *_: True))),
+        PlainAppends(cast(HttpApplication, SimpleNamespace(service=service, host_is_fine=lambda *_: True))),
         connection,
         waiting,
     )

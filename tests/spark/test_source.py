@@ -343,7 +343,7 @@ def test_a_task_imports_no_more_than_it_needs(data: str) -> None:
         f"source = pyspark_headwater.DefaultSource({{'path': {data!r}, 'topic': 'orders', 'type': 'p.*'}})\n"
         "reader = source.reader(StructType().add('offset', LongType()).add('type', StringType()))\n"
         "print(sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)))\n"
-        "unneeded = 'pandas', 'headwater.spark.writing.sink', 'headwater.spark.reading.fields', 'headwater.client'\n"
+        "unneeded = 'pandas', 'headwater.spark.writing.sink', 'headwater.spark.reading.fields', 'headwater.remote'\n"
         "print([name for name in unneeded if name in sys.modules])\n"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)

@@ -28,7 +28,7 @@ from headwater.directory.repair import Action
 from headwater.directory.sealer import Sealer, seal_all
 from headwater.directory.transaction import DirectoryTransaction
 from headwater.disk.disk import Clock, Disk
-from headwater.errors import HeadwaterError, NotFound, Unavailable, enough_memory
+from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, enough_memory
 from headwater.event import Durability
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
@@ -288,9 +288,13 @@ class Directory(LogBackend[LocalLog]):
 
     def _new_log(self, topic: TopicRecord, partition: int) -> LocalLog:
         place = self._catalogue.place(topic, partition)
-        log = LocalLog(
-            place, self._rolled, self._keeper.may_roll, self._damaged, self._archive.reader(place), self._guard
-        )
+        archived = self._archive.reader(place)
+        try:
+            log = LocalLog(place, self._rolled, self._keeper.may_roll, self._damaged, archived, self._guard)
+        except Corrupt:
+            if self._catalogue.find(topic.name).uuid != topic.uuid:  # deleted, and made again, while it was opened
+                raise deleted(place) from None
+            raise
         # What all of them found there is of this topic only if that was there before the first and after the last.
         if partition == topic.partitions - 1 and self._catalogue.find(topic.name).uuid != topic.uuid:
             raise deleted(place)

@@ -296,7 +296,7 @@ async def test_a_client_that_is_cut_off_while_the_consumer_is_joined_leaves_noth
             return join(*args, **options)
 
         store.members.join = slowly  # type: ignore[method-assign]
-        connection: Any = SimpleNamespace(store=store, limits=store.limits, loop=loop, parts={})
+        connection: Any = SimpleNamespace(service=store, limits=store.limits, loop=loop, parts={})
         subscription = await durable.owned(connection, "t", "d", "", "earliest", {})
         task = loop.create_task(subscribing.enter(subscription, {}))
         await joining.wait()
