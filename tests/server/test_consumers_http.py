@@ -22,6 +22,7 @@ from headwater.engine.engine import Engine
 from headwater.errors import Closed, Fenced, Invalid, NotFound, TooLarge, Unavailable
 from headwater.event import Event
 from tests.log.unsynced import open_unsynced
+from tests.planting import plant
 from tests.server.serving import Server, serving
 from tests.waiting import wait_for
 
@@ -411,7 +412,7 @@ def test_events_are_the_same_as_those_that_were_appended(hw: Remote, log: Engine
     log.append(topic, "text\nof two lines", key="é")
     log.append(topic, {"total": 12.50, "big": 2**70})
     log.append(topic, b'{\n "spaced" : 1 }\n', content="json")
-    log.append(topic, b"not json", content="json")
+    plant(log, topic, b"not json")
     log.append(topic, b"", content="text")
     with now(hw, topic) as consumer:
         assert list(consumer) == list(log.read(topic))

@@ -35,7 +35,16 @@ from headwater.format.puro_blocks import PuroFile, PuroVariant
 from headwater.format.settings import Retention
 from headwater.info import BinderInfo, ConsumerInfo, DeletedSegment, DrainResult, Split, TopicInfo, ViewInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, SPLIT_BYTES, Limits
-from headwater.requests import Append, AppendMany, FilterOptions, ProducerLike, Read, ReadOptions, wants_sync
+from headwater.requests import (
+    Append,
+    AppendMany,
+    FilterOptions,
+    ProducerLike,
+    Read,
+    ReadOptions,
+    checked_batches,
+    wants_sync,
+)
 
 if TYPE_CHECKING:
     pass
@@ -169,6 +178,10 @@ class Remote:
             expected_version=expected_version,
             producer=producer,
         )
+        return self.submit(request)
+
+    def submit(self, request: Append) -> Ref:
+        """Append one event, as `append` does."""
         return self._appends.one(request, self._reached(request.sync))
 
     def append_many(
@@ -204,6 +217,7 @@ class Remote:
             partition=partition,
             expected_version=expected_version,
             producer=producer,
+            checked=True,
         )
         return self._appends.many(request, self._reached(request.sync))
 
@@ -222,7 +236,7 @@ class Remote:
         """
         given.check_content(content)
         durability = self._waits_for(durability)
-        parts = arrow.split(table, self._limits.pack_events)
+        parts = list(checked_batches(table, content, self._limits.pack_events))
         reached: Durability = durability if len(parts) == 1 else "os"
         runs: list[Run] = []
         for part in parts:
@@ -243,10 +257,19 @@ class Remote:
         durability: Durability | None = None,
         partition: int | None = None,
         producer: ProducerLike | None = None,
+        checked: bool = False,
     ) -> Refs:
         """Like `append_many`, of events that are the columns of a batch already (format/batch.py), by their kind."""
         request = AppendMany.of(
-            topic, content, columns, count, self._limits, durability=durability, partition=partition, producer=producer
+            topic,
+            content,
+            columns,
+            count,
+            self._limits,
+            durability=durability,
+            partition=partition,
+            producer=producer,
+            checked=checked,
         )
         return self._appends.many(request, self._reached(request.sync))
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Invalid, NotFound, TooLarge
 from headwater.event import Event
+from headwater.format import given
+from headwater.requests import Append
 
 if TYPE_CHECKING:
     from headwater.engine.consumer import Consumer
@@ -76,17 +78,25 @@ def _append_and_ack(
     engine: Verbs[Any], consumer: Consumer, topic: str, event: Event, meta: dict[str, str], partition: int | None = None
 ) -> None:
     """Append an event to another topic, and ack it here: in one transaction if that can be."""
-    kept: dict[str, Any] = {"type": event.type, "key": event.key, "meta": meta, "content": event.content}
+    data = event.data if event.data is not None else event.chunks()
+    kept: dict[str, Any] = {
+        "type": given.encode_type(event.type),
+        "key": event.key,
+        "meta": given.encode_meta(meta, engine.limits),
+        "partition": partition,
+        "sync": True,
+        "as_stored": True,  # also if it was stored before its content was checked
+    }
+    request = Append(topic, data, event.content, **kept)
     try:
         if consumer.transactional and event.data is not None and len(event.data) <= engine.limits.blob_bytes_min:
             with engine.transaction() as tx:
-                tx.append(topic, event.data, **kept, partition=partition)
+                tx.add(request)
                 tx.ack(event, consumer=consumer)
             return
     except Invalid as error:
         if error.code != "ack_order":
             raise
-    data = event.data if event.data is not None else event.chunks()
-    engine.append(topic, data, **kept, partition=partition, durability="fsync")
+    engine.submit(request)
     consumer.ack(event)
     consumer.store()

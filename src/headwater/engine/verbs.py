@@ -29,9 +29,7 @@ from headwater.engine.transfer.transfer import Transfer
 from headwater.errors import Corrupt, Invalid, NotFound, Unsupported, enough_memory
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
-from headwater.format.batch import DATA
 from headwater.format.column import Column
-from headwater.format.contents import check_column
 from headwater.format.events import EventBatch
 from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
@@ -41,7 +39,7 @@ from headwater.info import ConsumerInfo, DrainResult, Split, TopicInfo
 from headwater.limits import SPLIT_BYTES, Limits
 from headwater.match.selection import Selection
 from headwater.position import Positions
-from headwater.requests import Append, AppendMany, FilterOptions, Read, ReadOptions, wants_sync
+from headwater.requests import Append, AppendMany, FilterOptions, Read, ReadOptions, checked_batches, wants_sync
 from headwater.storage.disk import Clock, Disk
 from headwater.storage.rows import Rows
 
@@ -139,7 +137,10 @@ class Verbs(ServedTopics[L]):
         is found. `producer` is (id, epoch, seq): the same seq again returns the first answer; see docs/TRANSACTIONS.md.
 
         `data` may be bytes, text (str), JSON (dict or list), or, for huge events, an open binary file or an iterator of
-        bytes, which is streamed with bounded memory. Appends of several threads that wait together share one sync.
+        bytes, which is streamed with bounded memory; JSON and BSON are held as a whole, as they are checked. Appends of
+        several threads that wait together share one sync.
+
+        Raises Invalid for data that is not what `content` says: `json`, `text` (UTF-8) or `bson`. `bytes` takes anything.
         """
         request = Append.of(
             topic,
@@ -163,7 +164,8 @@ class Verbs(ServedTopics[L]):
         log = opened.only if partition is None and opened.only else opened.choose(request.key, partition, producer)
         if not isinstance(data, bytes):
             log = self._topics.living(opened, log)
-            pieces = given.checked_pieces(data, request.content, log.place.limits)
+            content = None if request.as_stored else request.content
+            pieces = given.checked_pieces(data, content, log.place.limits)
             rows = _take_all(self._upload(log, request), pieces)
         else:
             limits = log.place.limits
@@ -196,6 +198,7 @@ class Verbs(ServedTopics[L]):
         """Append many events: all or nothing in each partition. Above a limit: TooLarge, and nothing is appended.
 
         Without keys, all go to one partition. The references are in the order of `data`; none if that is empty.
+        Data that is not what `content` says raises Invalid, whose `index` names the first such event.
         `expected_version` is for events that share one key. `producer` is as in `append`, in each partition.
         """
         given.check_content(content)
@@ -239,19 +242,18 @@ class Verbs(ServedTopics[L]):
         """Append the rows of an Arrow table with the columns `data` and, if there are, `key`, `type`, `meta`.
 
         It is split into batches as needed: what was appended before an error stays. References are grouped by batch.
+        Data that is not what `content` says raises Invalid, whose `index` names the first such row.
         """
         opened = self._open.get(topic) or self._topics.for_append(topic)
         sync = self._wants_sync(durability)
         given.check_content(content)
         runs: list[Run] = []
         logs: dict[int, L] = {}
-        for batch in arrow.split(table, self._limits.pack_events):
+        for batch in checked_batches(table, content, self._limits.pack_events):
             parts = []
             for chosen, part in opened.spread_arrow(batch, partition):
                 batch_content, columns = arrow.columns_of(part, content)
                 given.check_columns(columns, chosen.place.limits)
-                if batch_content == "bson":
-                    check_column(columns[DATA])
                 parts.append((chosen, Rows.many(batch_content, False, columns, part.num_rows)))
             for chosen, rows in parts:  # when all of them are checked
                 log = logs[chosen.place.partition] = self._topics.commit(opened, chosen, rows)
@@ -271,13 +273,22 @@ class Verbs(ServedTopics[L]):
         durability: Durability | None = None,
         partition: int | None = None,
         producer: Producer | tuple[str, int, int] | None = None,
+        checked: bool = False,
     ) -> Refs:
         """Like `append_many`, of events that are the columns of a batch already (format/batch.py), by their kind.
 
-        The topic must be there, else NotFound.
+        The topic must be there, else NotFound. `checked` says that the data is known to be what its content says.
         """
         request = AppendMany.of(
-            topic, content, columns, count, self._limits, durability=durability, partition=partition, producer=producer
+            topic,
+            content,
+            columns,
+            count,
+            self._limits,
+            durability=durability,
+            partition=partition,
+            producer=producer,
+            checked=checked,
         )
         parts = self.prepare_many(request)
         self.commit(parts)

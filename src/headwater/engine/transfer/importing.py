@@ -12,6 +12,7 @@ from headwater.engine.transfer.chunks import ImportChunk, ImportOptions, ImportT
 from headwater.engine.transfer.exporting import Progress
 from headwater.engine.transfer.files import Format, Input, Target
 from headwater.errors import HeadwaterError, Invalid
+from headwater.format.contents import CODES
 from headwater.limits import Limits
 from headwater.storage.disk import Disk
 
@@ -129,9 +130,13 @@ class ImportSink:
         if len(batch) == 1 or batch.fits():
             try:
                 batch.append(place)
-            except Invalid:
-                if len(batch) == 1:
+            except Invalid as error:
+                if len(batch) == 1 and error.code not in CODES:
                     raise
+                if len(batch) == 1:  # which says why, or takes it as it was stored
+                    batch.append_alone(place)
+                    self._count(place, 1)
+                    return
             else:
                 self._count(place, len(batch))
                 return

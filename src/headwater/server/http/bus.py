@@ -24,18 +24,15 @@ async def publish(store: ServedLog, request: Request) -> Response:
         raise Invalid("a type on the bus is one line", code="bad_parameter")
     data = await request.body(store.engine.limits.data_bytes_max)
     try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise Invalid(
-            f"the body is not UTF-8: {error.reason} at byte {error.start}",
-            hint="the bus carries text; encode other bytes, for example as base64",
-            code="not_utf8",
-        ) from error
-    try:
         ref = await _append(store, type, data)
     except NotFound:
         await store.make(store.settings.bus.topic)
         ref = await _append(store, type, data)
+    except Invalid as error:
+        if error.code != "not_utf8":
+            raise
+        hint = "the bus carries text; encode other bytes, for example as base64"
+        raise Invalid(error.message, hint=hint, code=error.code) from error
     return json({"id": str(ref.id)})
 
 

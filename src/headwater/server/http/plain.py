@@ -16,7 +16,7 @@ from headwater.event import Content, id_text
 from headwater.requests import Append
 from headwater.server import prompt
 from headwater.server.commits import Group
-from headwater.server.http.appending import CONTENT_BY_MEDIA, check_content
+from headwater.server.http.appending import CONTENT_BY_MEDIA
 from headwater.server.http.message import QueryParameters, whole
 from headwater.server.http.target import parts_of
 from headwater.server.rights import action_of
@@ -136,8 +136,6 @@ class PlainAppends:
                 return False
             connection.granted_user, connection.granted_head = user, head
         try:
-            if head.content == "text":
-                check_content(data, "text")
             limits = self._engine.limits
             waiting = self._engine.prepare(Append.of(head.topic, data, limits, content=head.content, **head.options))
             answer = PlainAnswer(self, connection, head, user.name, waiting)

@@ -5,15 +5,17 @@ A request with a producer may be sent again when its answer was lost: it is done
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta
 
+from headwater.engine.appends import Transaction
 from headwater.engine.engine import Engine
 from headwater.errors import Invalid
 from headwater.event import Durability, Ref
 from headwater.format import jsonl
+from headwater.format.contents import CODES, numbered
 from headwater.format.jsonl import EventLine
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
@@ -76,21 +78,28 @@ async def commit(store: ServedLog, request: Request) -> Response:
     return json({"refs": told, "durability": refs[0].durability if refs else "fsync"})
 
 
+def _append(transaction: Transaction[Any], append: AppendLine) -> None:
+    data, content = jsonl.data_of(append, None)
+    transaction.append(
+        str(append.topic),
+        data,
+        content=content,
+        type=append.type,
+        key=jsonl.key_of(append),
+        meta=append.meta,
+        partition=None if append.partition is UNSET else append.partition,
+        expected_version=append.expected_version,
+    )
+
+
 def _commit(engine: Engine, asked: TransactionRequest, members: dict[str, RemoteMember | None]) -> list[Ref]:
     """In a worker's thread: what it does is a handful of syncs."""
     transaction = engine.transaction(durability=asked.durability, producer=asked.producer)
-    for append in asked.appends:
-        data, content = jsonl.data_of(append, None)
-        transaction.append(
-            str(append.topic),
-            data,
-            content=content,
-            type=append.type,
-            key=jsonl.key_of(append),
-            meta=append.meta,
-            partition=None if append.partition is UNSET else append.partition,
-            expected_version=append.expected_version,
-        )
+    for number, append in enumerate(asked.appends):
+        try:
+            _append(transaction, append)
+        except Invalid as error:
+            raise numbered(error, number) if error.code in CODES else error from error
     for ack in asked.acks:
         member = members[ack.member]
         if member is None:  # if it was done before, the member has been free to leave

@@ -193,7 +193,7 @@ def _append(hw: Log, staging: StagingArea, write: StagedWrite, destination: Stag
         if write.repeatable:
             where["producer"] = (_producer(write), 0, write.batch << SEQ_BITS | number)
         try:
-            hw.append_columns(destination.topic, read.content, columns, read.count, **where)
+            hw.append_columns(destination.topic, read.content, columns, read.count, checked=True, **where)
         except Conflict as error:
             if error.code != "seq_forgotten":  # which says that a later chunk is there, and so this one
                 raise
