@@ -62,7 +62,7 @@ def interrupted(work: Callable[[], Any], number: int, within: tuple[str, ...] = 
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
-        if event == "opcode" and frame.f_lasti in at:
+        if event == "call" or (event == "opcode" and frame.f_lasti in at):  # RESUME is the call, not an opcode
             left -= 1
             if left < 0:
                 fired = True

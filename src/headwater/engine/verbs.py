@@ -140,7 +140,7 @@ class Verbs(ServedTopics[L]):
         bytes, which is streamed with bounded memory; JSON and BSON are held as a whole, as they are checked. Appends of
         several threads that wait together share one sync.
 
-        Raises Invalid for data that is not what `content` says: `json`, `text` (UTF-8) or `bson`. `bytes` takes anything.
+        Raises Invalid for data that is not what `content` says: `json`, `text` (UTF-8), `bson`; `bytes` takes anything.
         """
         request = Append.of(
             topic,

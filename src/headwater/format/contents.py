@@ -44,8 +44,8 @@ def check_data(data: bytes, content: Content, index: int | None = None) -> None:
         elif content == "bson":
             check_bson((data,))
     except _NOT_JSON as error:
-        what, code = ("text", "not_utf8") if content == "text" else ("JSON", "bad_json")
-        raise _wrong(what, error, code, index) from error
+        wrong = _not_text(error) if content == "text" else _not_json(error)
+        raise wrong if index is None else numbered(wrong, index) from error
     except Invalid as error:
         raise error if index is None else numbered(error, index) from error
 
@@ -86,7 +86,7 @@ class StreamedText:
         try:
             self._decode(piece, final)
         except UnicodeDecodeError as error:
-            raise _wrong("text", error, "not_utf8", None) from error
+            raise _not_text(error) from error
 
     def end(self) -> None:
         """Raise Invalid if the text ends within a character."""
@@ -159,9 +159,12 @@ def _bad(why: str) -> Invalid:
     return Invalid(f"the data is not BSON: {why}", hint=HINT, code="bad_bson")
 
 
-def _wrong(what: str, error: Exception, code: str, index: int | None) -> Invalid:
-    found = Invalid(f"the data is not {what}: {str(error) or type(error).__name__}", hint=HINT, code=code)
-    return found if index is None else numbered(found, index)
+def _not_json(error: Exception) -> Invalid:
+    return Invalid(f"the data is not JSON: {str(error) or type(error).__name__}", hint=HINT, code="bad_json")
+
+
+def _not_text(error: Exception) -> Invalid:
+    return Invalid(f"the data is not text: {error}", hint=HINT, code="not_utf8")
 
 
 def _is_utf8(column: Column) -> bool:

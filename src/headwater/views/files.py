@@ -17,7 +17,7 @@ from headwater.errors import Invalid, NotFound, TooLarge, Unavailable
 from headwater.format import names
 from headwater.limits import BINDER_NAME_BYTES_MAX
 from headwater.storage.disk import Clock, Disk
-from headwater.storage.lockfile import locked
+from headwater.storage.lockfile import is_locked, locked
 from headwater.views import database
 
 SUFFIX = ".sqlite"
@@ -107,10 +107,7 @@ class Files:
             fd = self._disk.open_write(self._lock(name))
         except OSError:
             return False  # it was never locked, or is not ours to lock
-        try:
-            return not self._disk.hold(fd)
-        finally:
-            self._disk.release(fd)
+        return is_locked(fd, self._disk)
 
     def take_place(self, name: str, file: Path) -> None:
         """Make a file the one that is read, atomically and durably. The caller is `building` it, and it is closed."""

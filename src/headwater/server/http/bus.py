@@ -32,7 +32,7 @@ async def publish(store: ServedLog, request: Request) -> Response:
         if error.code != "not_utf8":
             raise
         hint = "the bus carries text; encode other bytes, for example as base64"
-        raise Invalid(error.message, hint=hint, code=error.code) from error
+        raise Invalid(error.message, hint=hint, code="not_utf8") from error
     return json({"id": str(ref.id)})
 
 

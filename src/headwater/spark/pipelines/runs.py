@@ -21,7 +21,7 @@ from headwater.address import is_directory
 from headwater.errors import Conflict, Corrupt, Invalid, Unavailable
 from headwater.format import names
 from headwater.storage.disk import Clock, Disk
-from headwater.storage.lockfile import locked
+from headwater.storage.lockfile import is_locked, locked
 from headwater.views.pipeline import Pipeline
 
 T = TypeVar("T")
@@ -106,10 +106,7 @@ class Notebook:
             fd = self._disk.open_write(self.path / "lock")
         except OSError:
             return False
-        try:
-            return not self._disk.hold(fd)
-        finally:
-            self._disk.release(fd)
+        return is_locked(fd, self._disk)
 
     def plan(self) -> RunPlan | None:
         """What the last run did, or was doing."""
