@@ -21,7 +21,7 @@ from headwater.client.connection import BrokenConnectionError
 from headwater.client.failures import ErrorBody
 from headwater.client.transport import JSON, ResponseStream, Transport
 from headwater.document import Change, Document
-from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
+from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable, within_memory
 from headwater.event import Event, Ref, Refs
 from headwater.format import documents
 from headwater.info import BinderInfo
@@ -45,6 +45,7 @@ class _EndLine(msgspec.Struct, frozen=True):
 _decode_ending = msgspec.json.Decoder(_EndLine).decode
 
 
+@within_memory()
 class RemoteBinder:
     """A collection of documents on a server; raises NotFound while no projection has made it."""
 

@@ -25,7 +25,7 @@ from headwater.client.reading import RemoteBatches, RemoteFollow, events_of, pos
 from headwater.client.replication import RemoteSource
 from headwater.client.transaction import RemoteTransaction
 from headwater.client.transport import NOTHING, Transport
-from headwater.errors import Invalid, NotFound, Unsupported
+from headwater.errors import Invalid, NotFound, Unsupported, within_memory
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run, ticks_of
 from headwater.format import arrow, documents, events, given
 from headwater.format.column import Column
@@ -62,6 +62,7 @@ _decode_views = msgspec.json.Decoder(list[ViewInfo]).decode
 _decode_deleted = msgspec.json.Decoder(list[DeletedSegment]).decode
 
 
+@within_memory()
 class Remote:
     """An open server. Close it, or use it in a `with` statement."""
 

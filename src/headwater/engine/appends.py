@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, Unpack
 
 from headwater.engine.log import L
-from headwater.errors import Closed, TooLarge
+from headwater.errors import Closed, TooLarge, within_memory
 from headwater.event import Content, Durability, Event, Ref
 from headwater.format import given
 from headwater.format.given import Data, Meta
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headwater.engine.verbs import Verbs
 
 
+@within_memory()
 class Transaction(Generic[L]):
     """What is to be done at once. Nothing is seen or kept of it before `commit`; for one thread."""
 

@@ -24,7 +24,17 @@ from headwater.engine.consumer import Consumer
 from headwater.engine.coordinated_consumers import CoordinatedConsumers
 from headwater.engine.info import time_at
 from headwater.engine.verbs import Verbs
-from headwater.errors import Closed, Corrupt, Denied, HeadwaterError, Invalid, NotFound, Unavailable, Unsupported
+from headwater.errors import (
+    Closed,
+    Corrupt,
+    Denied,
+    HeadwaterError,
+    Invalid,
+    NotFound,
+    Unavailable,
+    Unsupported,
+    within_memory,
+)
 from headwater.event import Content, Durability, Event, Ref, time_of
 from headwater.format import given
 from headwater.format.given import Data, Meta
@@ -50,6 +60,7 @@ _buckets: WeakSet[Bucket] = WeakSet()  # which cannot be used in a forked child
 VIEWS_HINT = "use a directory or a server"
 
 
+@within_memory()
 class AppendHandle:
     """An append that is on its way. `result()` waits until it is durable; safe from any thread."""
 
@@ -70,6 +81,7 @@ class AppendHandle:
         return Ref(self._log.topic, self._log.partition, rows.offset, rows.ticks, self._log.node, "fsync")
 
 
+@within_memory()
 class BucketTransaction(Transaction[ObjectLog]):
     """A transaction in a bucket: over one partition. It is one object."""
 
@@ -99,6 +111,7 @@ class BucketTransaction(Transaction[ObjectLog]):
         return self._settled(journaled=True)
 
 
+@within_memory()
 class Bucket(Verbs[ObjectLog]):
     """An open bucket. Close it, or use it in a `with` statement: what waits to be appended is then."""
 

@@ -26,7 +26,7 @@ from headwater.engine.rules import not_found
 from headwater.engine.topics import OpenTopic
 from headwater.engine.transaction import DirectoryTransaction
 from headwater.engine.verbs import Verbs
-from headwater.errors import HeadwaterError, NotFound, Unavailable, enough_memory
+from headwater.errors import HeadwaterError, NotFound, Unavailable, enough_memory, within_memory
 from headwater.event import Durability
 from headwater.format import given
 from headwater.format.journal import Entry
@@ -50,6 +50,7 @@ from headwater.storage.sealer import Sealer, seal_all
 _engines: WeakSet[Engine] = WeakSet()  # which must begin anew in a forked child
 
 
+@within_memory()
 class Engine(Verbs[LocalLog]):
     """An open log directory. Close it, or use it in a `with` statement."""
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from headwater.engine.appends import Transaction
-from headwater.errors import Conflict, Fenced, HeadwaterError, Invalid, Unavailable
+from headwater.errors import Conflict, Fenced, HeadwaterError, Invalid, Unavailable, within_memory
 from headwater.event import Event, Ref
 from headwater.format.cursors import CursorSlot
 from headwater.format.journal import Entry, JournalMove
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headwater.engine.leases import CursorMove
 
 
+@within_memory()
 class DirectoryTransaction(Transaction[LocalLog]):
     """A transaction in a directory: over any topics and partitions, and with acks."""
 

@@ -26,7 +26,7 @@ from headwater.engine.transfer.exporting import Progress as TransferProgress
 from headwater.engine.transfer.files import Target
 from headwater.engine.transfer.puro import Report as TransferReport
 from headwater.engine.transfer.transfer import Transfer
-from headwater.errors import Corrupt, Invalid, NotFound, Unsupported, enough_memory
+from headwater.errors import Corrupt, Invalid, NotFound, Unsupported, enough_memory, out_of_memory, within_memory
 from headwater.event import At, Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
 from headwater.format.column import Column
@@ -54,6 +54,7 @@ class TopicCatalog(Catalog, Protocol):
         """Their names, sorted; empty if there are none."""
 
 
+@within_memory("append", "submit")
 class Verbs(ServedTopics[L]):
     """An open log. Close it, or use it in a `with` statement."""
 
@@ -142,20 +143,23 @@ class Verbs(ServedTopics[L]):
 
         Raises Invalid for data that is not what `content` says: `json`, `text` (UTF-8), `bson`; `bytes` takes anything.
         """
-        request = Append.of(
-            topic,
-            data,
-            self._limits,
-            type=type,
-            key=key,
-            meta=meta,
-            content=content,
-            durability=durability,
-            partition=partition,
-            expected_version=expected_version,
-            producer=producer,
-        )
-        return self.submit(request)
+        try:
+            request = Append.of(
+                topic,
+                data,
+                self._limits,
+                type=type,
+                key=key,
+                meta=meta,
+                content=content,
+                durability=durability,
+                partition=partition,
+                expected_version=expected_version,
+                producer=producer,
+            )
+            return self.submit(request)
+        except MemoryError as error:
+            raise out_of_memory("append failed") from error
 
     def submit(self, request: Append) -> Ref:
         """Append one event, as `append` does."""

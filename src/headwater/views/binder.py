@@ -10,7 +10,7 @@ from typing import Any
 
 from headwater.document import Document
 from headwater.engine.engine import Engine
-from headwater.errors import Invalid
+from headwater.errors import Invalid, within_memory
 from headwater.info import BinderInfo
 from headwater.views import database, finding, indexing, passing
 from headwater.views.codec import decode, document_id
@@ -30,6 +30,7 @@ TIMEOUT_S = 10.0
 _GET = "SELECT version, data FROM documents WHERE id = ?"
 
 
+@within_memory()
 class Binder:
     """A collection of documents. Safe from any thread; raises NotFound while no projection has made it.
 

@@ -140,7 +140,7 @@ class PlainAppends:
             waiting = self._engine.prepare(Append.of(head.topic, data, limits, content=head.content, **head.options))
             answer = PlainAnswer(self, connection, head, user.name, waiting)
             self._commits.submit(waiting, answer)
-        except HeadwaterError:
+        except (HeadwaterError, MemoryError):
             return False
         connection.plain_answer = answer
         return True
