@@ -7,8 +7,13 @@ a `hint` where a person can act. `str(error)` is one line: the message, and the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator
+from inspect import CO_GENERATOR
+from types import FunctionType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class HeadwaterError(Exception):
@@ -110,6 +115,46 @@ def enough_memory(what: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise out_of_memory(what) from error
+
+
+def within_memory(*but: str) -> Callable[[type[T]], type[T]]:
+    """Decorate a class so that none of its verbs raises MemoryError: public methods, generators, `next` and `with`.
+
+    `but` are those that see to it themselves, as they are called for each event.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        for name, verb in list(vars(kind).items()):
+            if isinstance(verb, FunctionType) and name not in but:
+                if verb.__code__.co_flags & CO_GENERATOR:
+                    setattr(kind, name, _generating(verb))
+                elif not name.startswith("_") or name in ("__next__", "__enter__", "__exit__"):
+                    setattr(kind, name, _calling(verb))
+        return kind
+
+    return decorate
+
+
+def _calling(verb: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(verb)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return verb(*args, **options)
+        except MemoryError as error:
+            raise out_of_memory(f"{verb.__name__} failed") from error
+
+    return call
+
+
+def _generating(verb: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(verb)
+    def generate(*args: Any, **options: Any) -> Iterator[Any]:
+        try:
+            yield from verb(*args, **options)
+        except MemoryError as error:
+            raise out_of_memory(f"{verb.__name__} failed") from error
+
+    return generate
 
 
 def _revive(kind: type[HeadwaterError], message: str, hint: str, code: str, facts: dict[str, Any]) -> HeadwaterError:

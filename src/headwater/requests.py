@@ -9,7 +9,7 @@ a line in `AppendOptions`, and one line for each wire. Immutable; safe from any 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import IO, Any, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
 
@@ -18,11 +18,14 @@ from headwater.event import Content, Durability, Event
 from headwater.format import given
 from headwater.format.batch import DATA, KEY
 from headwater.format.column import Column
-from headwater.format.contents import check_column
+from headwater.format.contents import check_column, check_data
 from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
 from headwater.limits import Limits
 from headwater.position import Position, Positions
+
+if TYPE_CHECKING:
+    pass
 
 ProducerLike = Producer | tuple[str, int, int]
 """A producer: its id, epoch and seq."""
@@ -126,6 +129,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     sync: bool | None = None  # None: as the store was opened
     expected: int | None = None  # the key's version; -1: it must have none
     producer: Producer | None = None
+    as_stored: bool = False  # a stream that is copied from a log, and is not checked against its content
 
     @classmethod
     def of(
@@ -143,17 +147,22 @@ class Append(msgspec.Struct, frozen=True, gc=False):
         expected_version: Version | None = None,
         producer: ProducerLike | None = None,
     ) -> Append:
-        """Check and encode what a user gives; raises Invalid and TooLarge."""
+        """Check and encode what a user gives; raises Invalid and TooLarge. A stream is checked as it is read."""
         if content is not None:
             given.check_content(content)
-        if (data.__class__ is bytes and content != "bson") or given.is_stream(data):
+        encoded: Any
+        if data.__class__ is bytes:
+            encoded, content = data, content or "bytes"
+            if content != "bytes":
+                check_data(encoded, content)
+        elif given.is_stream(data):
             encoded, content = data, content or "bytes"
         else:
             encoded, content = given.encode_data(data, content)  # type: ignore[arg-type]  # it is not a stream
         encoded_key = given.encode_key(key, limits) if key is not None else None
         return cls(
             topic,
-            encoded,  # type: ignore[arg-type]  # bytes, or a stream
+            encoded,
             content,
             given.encode_type(type) if type else b"",
             encoded_key,
@@ -194,13 +203,15 @@ class AppendMany(msgspec.Struct, frozen=True, gc=False):
         producer: ProducerLike | None = None,
         checked: bool = False,
         create: bool = True,
+        first: int = 0,
     ) -> AppendMany:
         """Check what is asked of columns; raises Invalid. Their sizes are checked where the topic is open.
 
-        `checked` says that the data is known to be what its content says.
+        `checked` says that the data is known to be what its content says; `first` is the index of the first event in
+        what the user gave.
         """
-        if content == "bson" and not checked:
-            check_column(columns[DATA])
+        if not checked:
+            check_column(columns[DATA], content, first=first)
         key = None
         if expected_version is not None:
             key = _only_key(columns.get(KEY))

@@ -16,7 +16,7 @@ from headwater.backend import Backend, ConsumerVerbs, ViewVerbs
 from headwater.directory.directory import Directory
 from headwater.directory.repair import Action
 from headwater.disk.disk import Disk
-from headwater.errors import Invalid, Unsupported, enough_memory
+from headwater.errors import Invalid, Unsupported, enough_memory, out_of_memory, within_memory
 from headwater.event import Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
 from headwater.format.events import EventBatch
@@ -65,6 +65,7 @@ TransferProgress = Callable[[int, int | None], None]
 PLACES = {"directory": "a directory", "bucket": "a bucket", "server": "a server"}
 
 
+@within_memory("append")
 class Store:
     """An event log: topics, consumers and documents. `headwater.open` returns one.
 
@@ -210,7 +211,9 @@ class Store:
         """Append one event and return where it is, once it is durable. Creates the topic if it is missing.
 
         `data` may be bytes, text (str), JSON (dict or list), or, for a huge event, an open binary file or an iterator
-        of bytes, which is streamed with bounded memory. `key` chooses the partition, unless `partition` does.
+        of bytes, which is streamed with bounded memory; JSON and BSON are held as a whole, as they are checked. Raises
+        Invalid for data that is not what `content` says (`json`, `text` in UTF-8, `bson`); `bytes` takes anything.
+        `key` chooses the partition, unless `partition` does.
         `durability` is `fsync` or `os`; None means: as the store was opened. Appends of several threads that wait
         together share one sync.
 
@@ -218,20 +221,23 @@ class Store:
         `version`, if there is another. `producer` is (id, epoch, seq): an append with a seq that was used before
         returns the first answer (docs/TRANSACTIONS.md). Raises Invalid, and TooLarge above a limit.
         """
-        request = Append.of(
-            topic,
-            data,
-            self.backend.limits,
-            type=type,
-            key=key,
-            meta=meta,
-            content=content,
-            durability=durability,
-            partition=partition,
-            expected_version=expected_version,
-            producer=producer,
-        )
-        return self.backend.append(request)
+        try:
+            request = Append.of(
+                topic,
+                data,
+                self.backend.limits,
+                type=type,
+                key=key,
+                meta=meta,
+                content=content,
+                durability=durability,
+                partition=partition,
+                expected_version=expected_version,
+                producer=producer,
+            )
+            return self.backend.append(request)
+        except MemoryError as error:
+            raise out_of_memory("append failed") from error
 
     @enough_memory("the events cannot be appended")
     def append_many(
@@ -251,6 +257,7 @@ class Store:
         """Append many events: all or nothing in each partition. Raises TooLarge above a limit: nothing is appended.
 
         Without keys, all go to one partition. The references are in the order of `data`; none if that is empty.
+        Data that is not what `content` says raises Invalid, whose `index` names the first such event.
         `expected_version` is for events that share one key. The other options are those of `append`.
         """
         limits = self.backend.limits
@@ -286,7 +293,8 @@ class Store:
         """Append the rows of an Arrow table with the column `data` and, optionally, `key`, `type` and `meta`.
 
         The table is split into batches as needed: what was appended before an error stays. The references are grouped
-        by batch. All is durable when this returns.
+        by batch. All is durable when this returns. Data that is not what `content` says raises Invalid, whose `index`
+        names the first such row.
         """
         given.check_content(content)
         parts = arrow.split(table, self.backend.limits.pack_events)
@@ -294,6 +302,7 @@ class Store:
         refs = self.backend.append_many(AppendMany(topic, "bytes", {}, 0, sync=sync))  # creates the topic
         reached = refs.durability
         runs: list[Run] = []
+        first = 0
         for part in parts:
             part_content, columns = arrow.columns_of(part, content)
             request = AppendMany.of(
@@ -304,7 +313,9 @@ class Store:
                 self.backend.limits,
                 durability=durability if len(parts) == 1 else "os",
                 partition=partition,
+                first=first,
             )
+            first += part.num_rows
             runs += self.backend.append_many(request).runs
         if len(parts) > 1 and reached == "fsync":
             self.backend.sync(topic)

@@ -122,10 +122,12 @@ def test_compacting_and_reading_segments(url: str, proxy: Chaos) -> None:
         for _ in range(DEFAULTS.compact_objects):
             bucket.append("t", bytes(100))
     with opened(url, UNCOMPACTED) as bucket:  # whoever has put them has them in its cache
-        bucket.describe("t")
         proxy.seen.clear()
+        bucket.describe("t")
+        # How many objects are read ahead to find the end is a race of threads. They are not read again.
+        proxy.seen[:] = [seen for seen in proxy.seen if "/events/" in seen.path and seen.status == 200]
         assert bucket.seal("t") == 1
-        assert each(count(proxy), DEFAULTS.compact_objects) == pytest.approx(told("it is compacted"), abs=0.02)
+        assert each(count(proxy), DEFAULTS.compact_objects) == told("it is compacted")
         bucket.maintain("t")
         looked = count(proxy)
         assert looked.put <= told("is superfluous").put

@@ -7,6 +7,7 @@ import pytest
 import headwater
 from headwater.cli.events import AlignedLines, data_text, key_text
 from tests.cli.conftest import Run
+from tests.planting import plant
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_json_tells_everything_and_what_it_cannot_hold_in_base64(run: Run, data:
 def test_json_data_stays_on_one_line_with_its_numbers_as_written(run: Run, data: Path) -> None:
     with headwater.open(data) as hw:
         hw.append("t", b'{\n "a": 1.10,\n "b": 123456789012345678901234567890\n}', content="json")
-        hw.append("t", b"{not json", content="json")
+        plant(hw, "t", b"{not json")
     first, second = run("read", data, "t", "--json").lines
     assert '"data":{"a":1.10,"b":123456789012345678901234567890}' in first
     assert '"data_base64":"e25vdCBqc29u"' in second

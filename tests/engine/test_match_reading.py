@@ -12,6 +12,7 @@ import pytest
 import headwater
 from headwater import Invalid, Limits, Store
 from headwater.errors import NotFound
+from tests.planting import plant
 
 OVER_TEN = {"total": {"$gt": 10}}
 
@@ -33,10 +34,10 @@ def append_mixed(hw: Store) -> list[int]:
     hw.append("t", '{"total": 99}', type="noted")
     hw.append("t", b'{"total": 99}', type="scanned")
     hw.append("t", bson.encode({"total": 12}), content="bson", type="placed")  # 4
-    hw.append("t", b'{"total": 99', content="json")
+    plant(hw, "t", b'{"total": 99')
     hw.append_many("t", [{"total": n} for n in range(20)], types=["placed", "paid"] * 10, keys=["a", "b"] * 10)
     hw.append_many("t", [bson.encode({"total": n / 2}) for n in range(30)], content="bson")
-    hw.append_many("t", [b'{"total": 50}', b"{", b"[50]", b"\xff", b'{"total": "50"}'], content="json")
+    plant(hw, "t", b'{"total": 50}', b"{", b"[50]", b"\xff", b'{"total": "50"}')
     hw.append_many("t", [{"total": 77}] * 600)
     return [0, 4, *range(17, 26), *range(47, 56), 56, *range(61, 661)]
 
@@ -80,7 +81,7 @@ def test_huge_events_match_up_to_what_is_read_into_memory(tmp_path: Path) -> Non
     with headwater.open(tmp_path / "data", durability="os", limits=limits) as hw:
         for size in (10, 2000, 9000):
             hw.append("t", {"total": 11, "text": "x" * size})
-        hw.append("t", b"\xff" * 2000, content="json")
+        plant(hw, "t", b"\xff" * 2000)
         hw.append("t", bson.encode({"total": 11, "text": "x" * 2000}), content="bson")
         assert offsets(hw, match=OVER_TEN) == [0, 1, 4]
         assert offsets(hw, match={"none": None}) == [0, 1, 4]

@@ -18,10 +18,12 @@ import headwater
 from headwater.disk.disk import Clock, Disk, wait_for_lock
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.limits import Limits
+from headwater.replication.marker import Marker
+from headwater.server.users import Account, changing, read
 from headwater.store import Store
 from tests.log.children import Child, Said
 from tests.log.interrupting import Interruption, interrupt_everywhere, interrupted
-from tests.log.unsynced import open_unsynced
+from tests.log.unsynced import UnsyncedDisk, open_unsynced
 from tests.opened import join
 from tests.waiting import wait_for
 
@@ -217,6 +219,43 @@ def test_a_consumer_may_be_interrupted_wherever_it_locks(hw: Store, transactiona
     assert number > 200
     assert [info.cursor for info in hw.consumers("t") if info.name == name] == [2]
     assert not hw.check().damaged
+
+
+def test_the_lock_of_a_replicator_may_be_interrupted_anywhere(tmp_path: Path) -> None:
+    marker = Marker(tmp_path / "replica", Disk(), Clock())
+
+    def hold() -> None:
+        with marker.held():
+            pass
+
+    times = 0
+    for work in (hold, marker.busy):
+        for _ in interrupt_everywhere(work):
+            times += 1
+            assert not marker.busy()
+            hold()
+    assert times > 20
+
+
+def test_changing_the_users_may_be_interrupted_anywhere(tmp_path: Path) -> None:
+    path = tmp_path / "users.json"
+    disk, clock = UnsyncedDisk(), Clock()
+
+    def add(name: str = "ada") -> None:
+        with changing(path, disk, clock) as accounts:
+            accounts[name] = Account(scopes=("read:*",))
+
+    times = 0
+    for _ in interrupt_everywhere(add):
+        times += 1
+        fd = os.open(tmp_path, os.O_RDONLY)
+        try:
+            assert disk.try_lock(fd), "it is locked"
+        finally:
+            os.close(fd)
+    add("eve")
+    assert times > 20
+    assert set(read(path, disk).accounts) == {"ada", "eve"}
 
 
 def test_deleting_a_topic_may_be_interrupted_anywhere(hw: Store) -> None:

@@ -21,6 +21,7 @@ from headwater.errors import Closed, Fenced, Invalid, NotFound, TooLarge, Unavai
 from headwater.event import Event
 from headwater.store import Store
 from tests.log.unsynced import open_unsynced
+from tests.planting import plant
 from tests.server.serving import Server, serving
 from tests.waiting import wait_for
 
@@ -414,7 +415,7 @@ def test_events_are_the_same_as_those_that_were_appended(remote: Store, log: Sto
     log.append(topic, "text\nof two lines", key="é")
     log.append(topic, {"total": 12.50, "big": 2**70})
     log.append(topic, b'{\n "spaced" : 1 }\n', content="json")
-    log.append(topic, b"not json", content="json")
+    plant(log, topic, b"not json")
     log.append(topic, b"", content="text")
     with now(remote, topic) as consumer:
         assert list(consumer) == list(log.read(topic))

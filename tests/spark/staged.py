@@ -63,9 +63,9 @@ class DyingStore(WrappedStore):
 
 def dying_log(hw: Store, steps: Steps) -> None:
     """Make appends and syncs of an opened log steps, too."""
-    for name in ("append_columns", "sync"):
-        verb = getattr(hw, name)
-        setattr(hw, name, lambda *args, verb=verb, **options: steps.around(lambda: verb(*args, **options)))
+    for name in ("append_many", "sync"):
+        verb = getattr(hw.backend, name)
+        setattr(hw.backend, name, lambda *args, verb=verb, **options: steps.around(lambda: verb(*args, **options)))
 
 
 def staging_at(path: Path, steps: Steps | None = None, clock: Clock | None = None) -> StagingArea:

@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 import headwater
 from headwater import Invalid
 from headwater.spark.reading import fields
+from tests.planting import plant
 
 SCHEMA = t.StructType(
     [
@@ -460,7 +461,7 @@ def test_failfast_names_the_event(tmp_path: Path, data: bytes) -> None:
     with headwater.open(tmp_path) as hw:
         hw.create("orders", partitions=2)
         hw.append_many("orders", [b'{"i":1}'] * 3, content="json", partition=1)
-        hw.append_many("orders", [b'{"i":1}', data], content="json", partition=1)
+        plant(hw, "orders", b'{"i":1}', data, partition=1)
         batches = list(hw.read_batches("orders"))
         reader = fields.reader(schema_of(i=t.IntegerType()), "failfast")
         with pytest.raises(Invalid, match="topic 'orders', partition 1, offset 4: ") as caught:

@@ -20,6 +20,7 @@ from headwater import HeadwaterError, Invalid, NotFound
 from headwater.cli import show
 from headwater.spark.places import open_place
 from tests.cli.conftest import PROGRAM, Run, run
+from tests.planting import plant
 from tests.server.process import served
 from tests.views.filling import Filling
 
@@ -39,8 +40,8 @@ def fill(hw: Any) -> None:
     hw.create("empty")
     for number, document in enumerate(ORDERS, 1):
         hw.append("orders", document, key=f"k{number}", type="paid" if number % 2 else "sent")
-    if not isinstance(hw, headwater.Store):  # a server does not take it
-        hw.append("orders", b"{poison", content="json", type="odd")
+    if hw.backend.kind != "server":  # a server does not take it
+        plant(hw, "orders", b"{poison", type="odd")
     hw.append("my-shop.paid", {"n": 1})
     hw.append("my-shop.paid", {"n": "later it was text"})
 

@@ -27,7 +27,17 @@ from headwater.bucket.object_store import ObjectStore
 from headwater.bucket.probe import probe
 from headwater.bucket.upkeep import BucketKeeper
 from headwater.disk.disk import Clock, Disk
-from headwater.errors import Closed, Corrupt, Denied, HeadwaterError, Invalid, NotFound, Unavailable, Unsupported
+from headwater.errors import (
+    Closed,
+    Corrupt,
+    Denied,
+    HeadwaterError,
+    Invalid,
+    NotFound,
+    Unavailable,
+    Unsupported,
+    within_memory,
+)
 from headwater.event import Durability, Event, Ref, time_of
 from headwater.format import given
 from headwater.format.producers import Producer
@@ -45,6 +55,7 @@ _buckets: WeakSet[Bucket] = WeakSet()  # which cannot be used in a forked child
 VIEWS_HINT = "use a directory or a server"
 
 
+@within_memory()
 class ObjectAppend:
     """An append to a bucket that is on its way."""
 
@@ -65,6 +76,7 @@ class ObjectAppend:
         return Ref(self._log.topic, self._log.partition, rows.offset, rows.ticks, self._log.node, "fsync")
 
 
+@within_memory()
 class BucketTransaction(LogTransaction[ObjectLog]):
     """A transaction in a bucket: over one partition. It is one object."""
 
@@ -103,6 +115,7 @@ class BucketConsumers(Protocol):
     def close(self) -> None: ...
 
 
+@within_memory()
 class Bucket(LogBackend[ObjectLog]):
     """An open bucket."""
 

@@ -12,6 +12,7 @@ from typing import Any
 from headwater.consumers.log_consumer import LogConsumer
 from headwater.errors import Invalid, NotFound, TooLarge
 from headwater.event import Event
+from headwater.format import given
 from headwater.format.settings import TopicSettings
 from headwater.log.log_backend import LogBackend
 from headwater.requests import Append, Consume
@@ -83,18 +84,25 @@ def _append_and_ack(
     partition: int | None = None,
 ) -> None:
     """Append an event to another topic, and ack it here: in one transaction if that can be."""
-    kept: dict[str, Any] = {"type": event.type, "key": event.key, "meta": meta, "content": event.content}
+    data = event.data if event.data is not None else event.chunks()
+    kept: dict[str, Any] = {
+        "type": given.encode_type(event.type),
+        "key": event.key,
+        "meta": given.encode_meta(meta, backend.limits),
+        "partition": partition,
+        "sync": True,
+        "as_stored": True,  # also if it was stored before its content was checked
+    }
+    request = Append(topic, data, event.content, **kept)
     try:
         if consumer.transactional and event.data is not None and len(event.data) <= backend.limits.blob_bytes_min:
             with backend.transaction(None, None) as tx:
-                tx.append(topic, event.data, **kept, partition=partition)
+                tx.add(request)
                 tx.ack(event, consumer=consumer)
             return
     except Invalid as error:
         if error.code != "ack_order":
             raise
-    data = event.data if event.data is not None else event.chunks()
-    kept |= {"partition": partition, "durability": "fsync"}
-    backend.append(Append.of(topic, data, backend.limits, **kept))
+    backend.append(request)
     consumer.ack(event)
     consumer.store()

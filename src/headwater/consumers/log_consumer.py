@@ -19,7 +19,7 @@ from headwater.consumers.leases import Leases, Progress
 from headwater.consumers.member import ConsumerMember, not_held
 from headwater.directory.cursor_file import CursorMove
 from headwater.disk.disk import Clock, Disk
-from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable
+from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable, out_of_memory, within_memory
 from headwater.event import At, Event
 from headwater.limits import Limits
 from headwater.log.follow import wait_for_more
@@ -42,6 +42,7 @@ class ExternalCursors(Protocol):
         """What to do with an event that has failed, or ended its process, too often."""
 
 
+@within_memory("__next__", "__iter__", "ack")
 class LogConsumer(Iterator[Event]):
     """One member of a consumer. Close it, or use it in a `with` statement; what it had not acked goes to the next.
 
@@ -131,27 +132,32 @@ class LogConsumer(Iterator[Event]):
     # Events
 
     def __next__(self) -> Event:
-        if self._monotonic() < self._member.until_s:
-            for event in self._events:
-                self._last = event
-                return event
-        event = self._last = self._more()
+        try:
+            if self._monotonic() < self._member.until_s:
+                for event in self._events:
+                    self._last = event
+                    return event
+            event = self._last = self._more()
+        except MemoryError as error:
+            raise out_of_memory("the next events cannot be read") from error
         return event
 
     def __iter__(self) -> Iterator[Event]:  # noqa: PYI034  # a generator is twice as quick as calls of __next__
         """As `next`, again and again."""
         monotonic, member = self._monotonic, self._member
         while True:
-            if monotonic() < member.until_s:
-                for event in self._events:
-                    self._last = event
-                    yield event
-                    if monotonic() >= member.until_s:
-                        break
             try:
+                if monotonic() < member.until_s:
+                    for event in self._events:
+                        self._last = event
+                        yield event
+                        if monotonic() >= member.until_s:
+                            break
                 self._last = self._more()
             except StopIteration:
                 return
+            except MemoryError as error:
+                raise out_of_memory("the next events cannot be read") from error
             yield self._last
 
     def take(self, events_max: int, bytes_max: int, wait_s: float) -> list[Event]:
@@ -264,22 +270,25 @@ class LogConsumer(Iterator[Event]):
         The cursor is the lowest offset that is not acked. Acking again changes nothing. Raises Fenced if the partition
         is not held any more, or was moved: the event comes again, here or elsewhere.
         """
-        if more or not isinstance(event, Event):
-            for each in (event, *more) if isinstance(event, Event) else (*event, *more):
-                self.ack(each)
-            return
-        holding = self._held.get(event.partition)
-        if holding is None or self._monotonic() >= holding.expires_s or event.topic != self.topic:
-            self._verify(event)
-            self.ack(event)
-            return
-        if holding.waiting.pop(event.offset, event) is event and not holding.acked(event.offset):
-            raise not_held(self.name, event.partition, event.offset)
-        if holding.failures:
-            with self._mutex:
-                holding.settle()
-        if self._member.dirty_s is None:  # looked at after the pop: who sets it to None looks at what is waiting later
-            self._member.stir()
+        try:
+            if more or not isinstance(event, Event):
+                for each in (event, *more) if isinstance(event, Event) else (*event, *more):
+                    self.ack(each)
+                return
+            holding = self._held.get(event.partition)
+            if holding is None or self._monotonic() >= holding.expires_s or event.topic != self.topic:
+                self._verify(event)
+                self.ack(event)
+                return
+            if holding.waiting.pop(event.offset, event) is event and not holding.acked(event.offset):
+                raise not_held(self.name, event.partition, event.offset)
+            if holding.failures:
+                with self._mutex:
+                    holding.settle()
+            if self._member.dirty_s is None:  # after the pop: who sets it to None looks at what waits later
+                self._member.stir()
+        except MemoryError as error:
+            raise out_of_memory("ack failed") from error
 
     def ack_range(self, partition: int, first: int, end: int) -> None:
         """As `ack`, of all that was handed out from offset `first` to before `end` in one partition."""

@@ -17,7 +17,7 @@ import msgspec
 
 from headwater import position
 from headwater.consumers.membership import Membership, MembershipState, too_late
-from headwater.errors import Closed, Fenced, HeadwaterError, Invalid, Unavailable
+from headwater.errors import Closed, Fenced, HeadwaterError, Invalid, Unavailable, within_memory
 from headwater.event import At, Event
 from headwater.info import ConsumerInfo
 from headwater.limits import Limits
@@ -30,6 +30,7 @@ FULL_S = 30.0  # how long to wait for acks when so much is not acked that the se
 _decode_infos = msgspec.json.Decoder(list[ConsumerInfo]).decode
 
 
+@within_memory()
 class RemoteConsumer(Iterator[Event]):
     """One member of a consumer. Close it, or use it in a `with` statement; what it had not acked goes to the next.
 

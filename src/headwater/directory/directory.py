@@ -28,7 +28,7 @@ from headwater.directory.repair import Action
 from headwater.directory.sealer import Sealer, seal_all
 from headwater.directory.transaction import DirectoryTransaction
 from headwater.disk.disk import Clock, Disk
-from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, enough_memory
+from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, enough_memory, within_memory
 from headwater.event import Durability
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
@@ -45,6 +45,7 @@ from headwater.requests import wants_sync
 _directories: WeakSet[Directory] = WeakSet()  # which start over in a forked child
 
 
+@within_memory()
 class Directory(LogBackend[LocalLog]):
     """An open log directory."""
 

@@ -17,7 +17,7 @@ from headwater.directory.group import WriterTurns
 from headwater.directory.journal import Journal, JournalFile, relative_path
 from headwater.directory.local_log import LocalLog
 from headwater.directory.log_writer import LogWriter, PreparedWrite
-from headwater.errors import Conflict, Fenced, HeadwaterError, Invalid, Unavailable
+from headwater.errors import Conflict, Fenced, HeadwaterError, Invalid, Unavailable, within_memory
 from headwater.event import Event, Ref
 from headwater.format.cursors import CursorSlot
 from headwater.format.journal import Entry, JournalMove
@@ -40,6 +40,7 @@ class AckingConsumer(Protocol):
         """Take note that a transaction has moved its cursors."""
 
 
+@within_memory()
 class DirectoryTransaction(LogTransaction[LocalLog]):
     """A transaction in a directory: over any topics and partitions, and with acks."""
 

@@ -322,6 +322,7 @@ class Disk:
         """
         make = self.create_private if private else self.create_ordinary if ordinary else self.create
         temporary, fd = self.create_temporary(path, make)
+        unlock = self.unlocking(fd)  # which is C: a signal handler may keep `release` from beginning
         try:
             if private:
                 self._keep_owner(path, fd)
@@ -334,6 +335,7 @@ class Disk:
                 self.unlink(temporary)
             raise
         finally:
+            unlock()
             self.release(fd)
         if sync:
             self.sync_directory(path.parent)

@@ -29,3 +29,9 @@ def locked(path: Path, disk: Disk, clock: Clock, wait_s: float) -> FileIO:
         file.close()
         raise
     return file
+
+
+def is_locked(fd: int, disk: Disk) -> bool:
+    """Tell whether another process, or another thread, has the lock of an open file, which is closed."""
+    with disk.guard(fd) as file:
+        return not disk.try_lock(file.fileno())

@@ -286,25 +286,39 @@ def _strings(column: Column) -> Any:
 
 def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content, dict[int, Column | None]]:
     """The columns of an Arrow batch (`data`, and `key`, `type`, `meta` where there are) as those of a log's batch."""
-    pa = pyarrow()
     names = batch.schema.names
     unknown = [name for name in names if name not in ("data", "key", "type", "meta")]
-    if unknown or "data" not in names:
+    if unknown:
         raise Invalid(
-            f"an Arrow table needs a column 'data', and has {', '.join(names)}",
+            f"an Arrow table has no use for {', '.join(unknown)}",
+            hint="columns are data, key, type and meta; drop or rename others",
+        )
+    said, data = data_of(batch, content)
+    columns: dict[int, Column | None] = {
+        TYPE: _type_column(batch.column("type")) if "type" in names else None,
+        KEY: column_of(batch.column("key")) if "key" in names else None,
+        DATA: data,
+        META: _meta_column(batch.column("meta")) if "meta" in names else None,
+    }
+    return said, columns
+
+
+def data_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content, Column | None]:
+    """Return the column `data` of an Arrow batch, and its content: a column of text is text unless `content` is given.
+
+    Raises Invalid if there is none, or if it has nulls.
+    """
+    pa = pyarrow()
+    if "data" not in batch.schema.names:
+        raise Invalid(
+            f"an Arrow table needs a column 'data', and has {', '.join(batch.schema.names)}",
             hint="columns are data, key, type and meta; drop or rename others",
         )
     data = _decoded(batch.column("data"))
     if data.null_count:
         raise Invalid("data is null in some rows", hint="fill or filter them first")
-    columns: dict[int, Column | None] = {
-        TYPE: _type_column(batch.column("type")) if "type" in names else None,
-        KEY: column_of(batch.column("key")) if "key" in names else None,
-        DATA: column_of(data),
-        META: _meta_column(batch.column("meta")) if "meta" in names else None,
-    }
     text = data.type in (pa.string(), pa.large_string(), pa.string_view())
-    return content or ("text" if text else "bytes"), columns
+    return content or ("text" if text else "bytes"), column_of(data)
 
 
 def split(table: Any, events_max: int) -> list[Any]:

@@ -1,23 +1,102 @@
-"""Whether data is what its content says, for BSON: checked where events come in, and where stored ones go out.
+"""Checks that data is what its content says: JSON, UTF-8 or BSON. `requests` makes them where events come in.
 
-What is stored may be older than the check, so readers do not rely on it. Bytes only; safe from any thread.
+What is stored may be older than the checks, so readers do not rely on them, and events that are copied as they are
+stored (dead letters, replicas, imports of what was exported) are not checked again. Bytes only; safe from any thread.
 """
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
+from collections import deque
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from headwater.errors import Invalid, Unsupported
+from headwater.event import Content
 from headwater.format import protocol
 from headwater.format.codec import codec
 from headwater.format.column import Column
+from headwater.format.jsonl import check_json
 
 EVENT_DEPTH = 3  # the level of an event over TCP: it is in a frame, which is in a document
 FEW = 16  # values below which arrays cost more than they save
 TOGETHER_BYTES_MAX = 1024 * 1024  # of values that are decoded in one call: nobody else has the interpreter meanwhile
+CODES = frozenset(("bad_json", "not_utf8", "bad_bson", "too_deep"))  # of the errors that these checks raise
+HINT = 'correct it, or store it as it is with content="bytes"'
 _length = protocol.LENGTH.unpack_from
+_look_at = msgspec.json.Decoder(msgspec.Raw).decode  # a third of what it costs to build the values
+_NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def check_data(data: bytes, content: Content, index: int | None = None) -> None:
+    """Raise Invalid, with one of CODES, if the data of an event is not what its content says.
+
+    `index` is the event's among those that were given together; it is in the message, and the fact `index`.
+    """
+    try:
+        if content == "json":
+            check_json(data)
+        elif content == "text":
+            if not data.isascii():
+                data.decode()
+        elif content == "bson":
+            check_bson((data,))
+    except _NOT_JSON as error:
+        wrong = _not_text(error) if content == "text" else _not_json(error)
+        raise wrong if index is None else numbered(wrong, index) from error
+    except Invalid as error:
+        raise error if index is None else numbered(error, index) from error
+
+
+def check_column(
+    column: Column | None, content: Content, *, first: int = 0, values: Sequence[bytes] | None = None
+) -> None:
+    """Check the data of many events as `check_data` does. `first` is the index of the first in what was given.
+
+    `values` are those of the column, where they are at hand.
+    """
+    if column is None or content == "bytes" or (content == "text" and _is_utf8(column)):
+        return
+    if values is None:
+        values = [value or b"" for value in column.values(0, column.count)]
+    try:
+        if content == "bson":
+            check_bson(values)
+            return
+        if content == "json":
+            deque(map(_look_at, values), 0)
+            if _is_utf8(column):
+                return
+    except (*_NOT_JSON, Invalid):
+        pass  # one of them is at fault: tell which
+    for number, value in enumerate(values, first):
+        check_data(value, content, number)
+
+
+class StreamedText:
+    """Text that comes in pieces, checked as `check_data` does without holding it."""
+
+    def __init__(self) -> None:
+        self._decode = getincrementaldecoder("utf-8")().decode
+
+    def take(self, piece: bytes, *, final: bool = False) -> None:
+        """Check one more piece; raises Invalid if it is not text."""
+        try:
+            self._decode(piece, final)
+        except UnicodeDecodeError as error:
+            raise _not_text(error) from error
+
+    def end(self) -> None:
+        """Raise Invalid if the text ends within a character."""
+        self.take(b"", final=True)
+
+
+def numbered(error: Invalid, index: int) -> Invalid:
+    """Return an error of these checks that names the event by its index."""
+    message = f"event {index}: {error.message}"
+    return Invalid(message, hint=error.hint, code=error.code, **{**error.facts, "index": index})
 
 
 def check_bson(values: Sequence[bytes]) -> None:
@@ -33,12 +112,6 @@ def check_bson(values: Sequence[bytes]) -> None:
         _decode(values)
     except Invalid as error:
         raise error if error.code == "too_deep" else _bad(error.message.partition(": ")[2]) from error
-
-
-def check_column(column: Column | None) -> None:
-    """Check the values of a column of data, as `check_bson` does."""
-    if column is not None:
-        check_bson([value or b"" for value in column.values(0, column.count)])
 
 
 def is_bson(values: Sequence[bytes]) -> bool:
@@ -83,4 +156,29 @@ def _decode(values: Sequence[bytes]) -> None:
 
 
 def _bad(why: str) -> Invalid:
-    return Invalid(f"the data is not BSON: {why}", hint="send other bytes with the content 'bytes'", code="bad_bson")
+    return Invalid(f"the data is not BSON: {why}", hint=HINT, code="bad_bson")
+
+
+def _not_json(error: Exception) -> Invalid:
+    return Invalid(f"the data is not JSON: {str(error) or type(error).__name__}", hint=HINT, code="bad_json")
+
+
+def _not_text(error: Exception) -> Invalid:
+    return Invalid(f"the data is not text: {error}", hint=HINT, code="not_utf8")
+
+
+def _is_utf8(column: Column) -> bool:
+    """Tell whether each value of a column is UTF-8, by one look at all of its bytes."""
+    raw = np.frombuffer(column.data, np.uint8)
+    if column.offsets is not None:
+        raw = raw[int(column.offsets[0]) : int(column.offsets[-1])]
+    if not len(raw) or int(raw.max()) < 0x80:
+        return True
+    try:
+        str(raw.data, "utf-8")
+    except UnicodeDecodeError:
+        return False
+    if column.offsets is None:
+        return True
+    starts = column.offsets[:-1][np.diff(column.offsets) > 0] - column.offsets[0]
+    return not bool(((raw[starts] & 0xC0) == 0x80).any())  # a character that began in the event before

@@ -15,7 +15,7 @@ from headwater.errors import Invalid, TooLarge
 from headwater.event import CONTENTS, Content
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
-from headwater.format.contents import check_bson, check_column
+from headwater.format.contents import StreamedText, check_column, check_data
 from headwater.format.names import utf8
 from headwater.format.producers import Producer
 from headwater.limits import BLOB_CHUNK_BYTES, TYPE_BYTES_MAX, Limits
@@ -33,13 +33,23 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 def encode_data(data: Data, content: Content | None) -> tuple[bytes, Content]:
-    """The bytes of one event's data, and what they are. `content` says it for bytes that are text, JSON or BSON."""
+    """Return the bytes of one event's data, and what they are, which `content` says of bytes; raises Invalid."""
+    encoded, said = _encoded(data, content)
+    if not _is_own(data, said):
+        check_data(encoded, said)
+    return encoded, said
+
+
+def _is_own(data: Data, content: Content) -> bool:
+    """Tell whether data is what its content says because it was encoded here."""
+    return isinstance(data, dict | list) or content == "bytes" or (content == "text" and isinstance(data, str))
+
+
+def _encoded(data: Data, content: Content | None) -> tuple[bytes, Content]:
     if type(data) is bytes:
-        if content == "bson":
-            check_bson((data,))
         return data, content or "bytes"
     if isinstance(data, str):
-        return encode_data(utf8(data, "text"), content or "text")
+        return utf8(data, "text"), content or "text"
     if isinstance(data, dict | list):
         if content not in (None, "json"):
             raise Invalid(
@@ -47,7 +57,7 @@ def encode_data(data: Data, content: Content | None) -> tuple[bytes, Content]:
             )
         return encode_json(data), "json"
     if isinstance(data, bytearray | memoryview):
-        return encode_data(bytes(data), content)
+        return bytes(data), content or "bytes"
     raise Invalid(
         f"data is a {type(data).__name__}",
         hint="give bytes, str, a dict, a list, a file or an iterator of bytes",
@@ -141,14 +151,28 @@ def is_stream(data: object) -> bool:
 
 
 def checked_pieces(data: IO[bytes] | Iterator[bytes], content: Content | None, limits: Limits) -> Iterable[bytes]:
-    """The pieces of a stream; BSON as one, checked. Raises TooLarge before more of that is held than may be stored."""
-    if content != "bson":
+    """Return the pieces of a stream, which are checked as they come; JSON and BSON as one piece.
+
+    Raises TooLarge before more of such a piece is held than may be stored.
+    """
+    if content == "text":
+        return _text_pieces(pieces(data))
+    if content not in ("json", "bson"):
         return pieces(data)
     held = bytearray()
     for piece in pieces(data):
         held += piece
         check_size(len(held), limits)
     return (encode_data(bytes(held), content)[0],)
+
+
+def _text_pieces(found: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield pieces of text; a character may go over two of them."""
+    checked = StreamedText()
+    for piece in found:
+        checked.take(piece)
+        yield piece
+    checked.end()
 
 
 def pieces(data: IO[bytes] | Iterator[bytes]) -> Iterator[bytes]:
@@ -176,7 +200,9 @@ def encode_many(
     for name, values in (("types", types), ("keys", keys), ("metas", metas)):
         if values is not None and not isinstance(values, str) and len(values) != count:
             raise Invalid(f"{count} events, and {len(values)} {name}")
-    data_column, content = _data_column(data, content)
+    data_column, content, unchecked = _data_column(data, content)
+    if unchecked is not None:
+        check_column(data_column, content, values=unchecked)
     encoded_keys = None if keys is None else _encode_keys(keys, limits)
     if isinstance(types, str):
         one = encode_type(types)
@@ -190,8 +216,6 @@ def encode_many(
         DATA: data_column,
         META: None if metas is None else Column.of_optional([encode_meta(meta, limits) for meta in metas]),
     }
-    if content == "bson":
-        check_column(data_column)
     return content, columns, encoded_keys
 
 
@@ -215,21 +239,23 @@ def check_columns(columns: dict[int, Column | None], limits: Limits) -> None:
         raise _too_large("a batch", total, "batch_bytes_max", limits.batch_bytes_max)
 
 
-def _data_column(data: Sequence[Any], content: Content | None) -> tuple[Column, Content]:
+def _data_column(data: Sequence[Any], content: Content | None) -> tuple[Column, Content, Sequence[bytes] | None]:
+    """Return the column, its content, and its values, or None if all of them were encoded here."""
     if type(data[0]) is bytes:
         try:
             column = Column.of(data)  # joins what is bytes, and nothing else
         except TypeError:
             column = None
         if column is not None and column.offsets is not None and column.offsets[-1] == len(column.data):
-            return column, content or "bytes"
-    encoded, contents = zip(*(encode_data(each, content) for each in data), strict=True)
+            return column, content or "bytes", None if content in (None, "bytes") else data
+    encoded, contents = zip(*(_encoded(each, content) for each in data), strict=True)
     if len(set(contents)) > 1:
         raise Invalid(
             f"the events are of several contents: {', '.join(sorted(set(contents)))}",
             hint="append them apart",
         )
-    return Column.of(encoded), contents[0]
+    own = all(_is_own(each, contents[0]) for each in data)
+    return Column.of(encoded), contents[0], None if own else encoded
 
 
 def _encode_keys(keys: Sequence[bytes | str | None], limits: Limits) -> Sequence[bytes | None]:

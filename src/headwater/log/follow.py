@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self
 
 from headwater.disk.disk import Clock, Disk, Word
-from headwater.errors import enough_memory
+from headwater.errors import out_of_memory, within_memory
 from headwater.event import Event
 from headwater.format.events import EventBatch
 from headwater.log.log import Log, LogCursor
@@ -16,6 +16,7 @@ from headwater.match.selection import Selection
 SLICE_S = 1.0  # the longest sleep without a look around: a lost wake-up costs at most this
 
 
+@within_memory("__next__")
 class LogFollow(Iterator[Event]):
     """An endless read. Belongs to one thread; only `stop` may be called from others.
 
@@ -48,14 +49,21 @@ class LogFollow(Iterator[Event]):
     def __next__(self) -> Event:
         for event in self._events:
             return event
+        return self._more()
+
+    def _more(self) -> Event:
+        """The first event of the next batch; raises StopIteration."""
         self._deadline = None
-        while not (self._stopped or self._closed()):
-            events = self._look()
-            if events:
-                self._events = iter(events)
-                return next(self._events)
-            if not self._wait():
-                break
+        try:
+            while not (self._stopped or self._closed()):
+                events = self._look()
+                if events:
+                    self._events = iter(events)
+                    return next(self._events)
+                if not self._wait():
+                    break
+        except MemoryError as error:
+            raise out_of_memory("the next events cannot be read") from error
         raise StopIteration
 
     def __iter__(self) -> Self:
@@ -85,10 +93,9 @@ class LogFollow(Iterator[Event]):
         return []
 
     def _sweep(self) -> Iterator[list[Event]]:
-        with enough_memory("a batch of events cannot be read"):
-            for log, cursor in zip(self._logs, self._cursors, strict=True):
-                for picked in sweep(log, cursor, self._selection):
-                    yield picked.events()
+        for log, cursor in zip(self._logs, self._cursors, strict=True):
+            for picked in sweep(log, cursor, self._selection):
+                yield picked.events()
 
     def _wait(self) -> bool:
         """Sleep until there may be more; False when the time is over."""
@@ -108,7 +115,7 @@ class LogFollow(Iterator[Event]):
 def sweep(log: Log, cursor: LogCursor, selection: Selection) -> Iterator[EventBatch]:
     """What is wanted of the batches from a cursor to the end that the log has now; the cursor moves along."""
     end = log.seen()
-    with enough_memory(f"{log.place} cannot be read"):
+    try:
         while cursor.offset < end:
             lo = cursor.offset
             for batch in cursor.batches(end, selection.types, selection.key):
@@ -116,6 +123,8 @@ def sweep(log: Log, cursor: LogCursor, selection: Selection) -> Iterator[EventBa
                 lo = batch.end_offset  # what comes next may overlap
                 if picked is not None:
                     yield picked
+    except MemoryError as error:
+        raise out_of_memory(f"{log.place} cannot be read") from error
 
 
 def wait_for_more(

@@ -128,7 +128,8 @@ class LogBackend(Generic[L]):
         log = opened.only if partition is None and opened.only else opened.choose(request.key, partition, producer)
         if not isinstance(data, bytes):
             log = self._topics.living(opened, log)
-            pieces = given.checked_pieces(data, request.content, log.place.limits)
+            content = None if request.as_stored else request.content
+            pieces = given.checked_pieces(data, content, log.place.limits)
             rows = _take_all(self._upload(log, request), pieces)
         else:
             limits = log.place.limits

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
-from headwater.errors import Closed, TooLarge
+from headwater.errors import Closed, TooLarge, within_memory
 from headwater.event import Content, Durability, Event, Ref
 from headwater.format import given
 from headwater.format.batch import KEY
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headwater.log.open_topics import OpenTopic
 
 
+@within_memory()
 class LogTransaction(Generic[L]):
     """What is to be done at once. Nothing is seen or kept of it before `commit`; for one thread."""
 

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 
-from headwater.errors import HeadwaterError, Invalid, NotFound, enough_memory
+from headwater.errors import HeadwaterError, Invalid, NotFound, out_of_memory
 from headwater.event import At, Event, ticks_and_node, ticks_of, time_of
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch, data_in_memory
@@ -160,18 +160,22 @@ def _ends(logs: Sequence[Log], end: At | Sequence[int]) -> list[int]:
 
 
 def _read_log(log: Log, lo: int, hi: int, selection: Selection, reverse: bool) -> Iterator[EventBatch]:
-    with enough_memory(f"{log.place} cannot be read"):
+    try:
         for batch in log.batches(lo, hi, backwards=reverse, types=selection.types, key=selection.key):
             picked = pick(log, batch, lo, hi, selection)
             lo, hi = (lo, batch.base_offset) if reverse else (batch.end_offset, hi)  # what comes next may overlap
             if picked is not None:
                 yield picked
+    except MemoryError as error:
+        raise out_of_memory(f"{log.place} cannot be read") from error
 
 
 def _events(batches: Iterator[EventBatch], reverse: bool) -> Iterator[Event]:
-    with enough_memory("a batch of events cannot be read"):
+    try:
         for batch in batches:
             yield from batch.reversed() if reverse else batch.events()
+    except MemoryError as error:
+        raise out_of_memory("a batch of events cannot be read") from error
 
 
 def time_at(log: Log, start: int, end: int) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from headwater import position
-from headwater.errors import HeadwaterError, NotFound
+from headwater.errors import HeadwaterError, NotFound, out_of_memory, within_memory
 from headwater.event import Blob, Event
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch
@@ -47,6 +47,7 @@ class RemoteLog:
         return RemoteBlob(self._transport, self.topic, self.partition, batch.base_offset, reference)
 
 
+@within_memory()
 class RemoteBatches(Iterator[EventBatch]):
     """The batches of one read. It asks when it is made, and so raises then what is wrong with the question."""
 
@@ -205,6 +206,7 @@ class RemoteBatches(Iterator[EventBatch]):
         self._open()
 
 
+@within_memory()
 class RemoteFollow(Iterator[Event]):
     """An endless read. Belongs to one thread; only `stop` may be called from others.
 
@@ -285,20 +287,23 @@ def events_of(batches: RemoteBatches, *, reverse: bool) -> Iterator[Event]:
     Batches of several partitions come by the time of their first event (in reverse, of their last): what is earlier
     than the newest batch begins is complete, and the rest waits.
     """
-    if not batches.several:
+    try:
+        if not batches.several:
+            for batch in batches:
+                yield from batch.reversed() if reverse else batch.events()
+            return
+        waiting: list[Event] = []
         for batch in batches:
-            yield from batch.reversed() if reverse else batch.events()
-        return
-    waiting: list[Event] = []
-    for batch in batches:
-        more = batch.reversed() if reverse else batch.events()
-        first = _by_time(more[0])
-        ready = 0
-        while ready < len(waiting) and (_by_time(waiting[ready]) > first) == reverse:
-            ready += 1
-        yield from waiting[:ready]
-        waiting = sorted((*waiting[ready:], *more), key=_by_time, reverse=reverse)
-    yield from waiting
+            more = batch.reversed() if reverse else batch.events()
+            first = _by_time(more[0])
+            ready = 0
+            while ready < len(waiting) and (_by_time(waiting[ready]) > first) == reverse:
+                ready += 1
+            yield from waiting[:ready]
+            waiting = sorted((*waiting[ready:], *more), key=_by_time, reverse=reverse)
+        yield from waiting
+    except MemoryError as error:
+        raise out_of_memory("a batch of events cannot be read") from error
 
 
 def position_query(start: Positions, end: Positions) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.errors import Closed, HeadwaterError, Invalid, TooLarge, Unavailable
+from headwater.errors import Closed, HeadwaterError, Invalid, TooLarge, Unavailable, within_memory
 from headwater.event import Content, Durability, Event, Ref, ticks_and_node
 from headwater.format import given
 from headwater.format.given import Data, Meta
@@ -63,6 +63,7 @@ _decode = msgspec.json.Decoder(RefAnswers).decode
 _encode = msgspec.json.Encoder().encode
 
 
+@within_memory()
 class RemoteTransaction:
     """What is to be done at once. Nothing is sent of it before `commit`; for one thread."""
 

@@ -7,19 +7,21 @@ so who opened one that is none need not look again. Safe from any thread and pro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 
 import msgspec
 
 from headwater.directory.catalog import REPLICA_FILE, REPLICA_LOCK, SETTINGS_FILE
-from headwater.disk.disk import Clock, Disk, wait_for_lock
+from headwater.disk.disk import Clock, Disk
+from headwater.disk.lockfile import is_locked, locked
 from headwater.errors import Conflict, HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import time_of
 from headwater.format import settings
 from headwater.format.settings import Replica
 
-LOCK_WAIT_S = 0.3
+LOCK_WAIT_S = 0.3  # `busy` takes the lock for a moment
 
 
 class Marker:
@@ -106,33 +108,28 @@ class Marker:
             self._write(found)
         return found
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lock of who copies or promotes; raises Unavailable if somebody has it. Makes the directory."""
+    def held(self) -> FileIO:
+        """Take the lock of the replicator until the `with` of what is returned ends. Makes the directory.
+
+        Raises Unavailable if another process has it.
+        """
         path = self._path / REPLICA_LOCK
         try:
             with contextlib.suppress(FileExistsError):
                 self._disk.make_root(self._path)
-            with contextlib.suppress(FileExistsError):
-                self._disk.close(self._disk.create(path))
-            fd = self._disk.open_write(path)
+            return locked(path, self._disk, self._clock, LOCK_WAIT_S)
         except FileNotFoundError as error:
             raise NotFound(f"{self._path.parent} is not there", hint="make that directory first") from error
         except NotADirectoryError as error:
             raise Invalid(f"{self._path} is not a directory", code="not_a_log") from error
         except OSError as error:
             raise Unavailable(f"{self._path} cannot be written: {error.strerror}", code="read_only") from error
-        try:
-            # Who asks whether somebody has it takes it for a moment.
-            if not wait_for_lock(self._disk.hold, fd, self._clock, LOCK_WAIT_S):
-                raise Unavailable(
-                    f"somebody is copying to {self._path}",
-                    hint=f"stop that first: 'fuser {path}' names it",
-                    code="replicating",
-                )
-            yield
-        finally:
-            self._disk.release(fd)
+        except Unavailable as error:
+            raise Unavailable(
+                f"somebody is copying to {self._path}",
+                hint=f"stop that first: 'fuser {path}' names it",
+                code="replicating",
+            ) from error
 
     def busy(self) -> bool:
         """Whether somebody is copying to it now."""
@@ -140,10 +137,7 @@ class Marker:
             fd = self._disk.open_read(self._path / REPLICA_LOCK)
         except OSError:
             return False
-        try:
-            return not self._disk.hold(fd)
-        finally:
-            self._disk.release(fd)
+        return is_locked(fd, self._disk)
 
     def _not_a_replica(self) -> Conflict:
         return Conflict(

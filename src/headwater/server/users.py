@@ -175,6 +175,7 @@ def changing(path: Path, disk: Disk, clock: Clock) -> Iterator[dict[str, Account
     """
     path = path.resolve()  # a link stays a link
     directory = disk.open_directory(path.parent)
+    unlock = disk.unlocking(directory)  # which is C: a signal handler may keep `release` from beginning
     try:
         if not wait_for_lock(disk.hold, directory, clock, DEFAULTS.lock_wait_s):
             hint = f"'fuser {path.parent}' names it"
@@ -185,6 +186,7 @@ def changing(path: Path, disk: Disk, clock: Clock) -> Iterator[dict[str, Account
         data = msgspec.json.format(_encoder.encode(_File(1, accounts))) + b"\n"
         disk.replace(path, data, private=True)
     finally:
+        unlock()
         disk.release(directory)
 
 

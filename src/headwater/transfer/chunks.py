@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from headwater.errors import Invalid
 from headwater.event import Content
+from headwater.format import given
 from headwater.format.column import I64
+from headwater.format.contents import CODES
+from headwater.limits import DEFAULTS
+from headwater.requests import Append
 
 if TYPE_CHECKING:
     from headwater.transfer.transfer import TransferLog
@@ -40,10 +45,18 @@ class ImportTarget:
     content: Content
     partition: int | None
 
-    def append_one(self, data: bytes, type: str, key: bytes | None, meta: dict[str, str] | None) -> None:
-        """Append one event, of any size."""
+    def append_one(
+        self, data: bytes, type: str, key: bytes | None, meta: dict[str, str] | None, *, as_stored: bool = False
+    ) -> None:
+        """Append one event, of any size. One that was exported is taken as it was stored, whatever its content says."""
         options: dict[str, Any] = {"content": self.content, "durability": "os", "partition": self.partition}
-        self.log.append(self.topic, data, type=type, key=key, meta=meta, **options)
+        try:
+            self.log.append(self.topic, data, type=type, key=key, meta=meta, **options)
+        except Invalid as error:
+            if not as_stored or error.code not in CODES:
+                raise
+            event = given.encode_type(type), key, given.encode_meta(meta, DEFAULTS)
+            self.log.backend.append(Append(self.topic, data, self.content, *event, self.partition, sync=False))
 
 
 class ImportChunk(Protocol):
@@ -86,6 +99,7 @@ class EventChunk:
     types: str | list[str] = ""
     keys: list[bytes | None] | None = None
     metas: list[dict[str, str] | None] | None = None
+    as_stored: bool = False  # they were exported, and so were stored before
 
     def __len__(self) -> int:
         return len(self.data)
@@ -101,6 +115,7 @@ class EventChunk:
             _part(self.types, lo, hi),
             _part(self.keys, lo, hi),
             _part(self.metas, lo, hi),
+            self.as_stored,
         )
 
     def sizes(self) -> I64:
@@ -124,7 +139,8 @@ class EventChunk:
     def append_alone(self, place: ImportTarget) -> None:
         type = self.types[0] if isinstance(self.types, list) else self.types
         key = self.keys[0] if self.keys else None
-        place.append_one(self.data[0], type, key, self.metas[0] if self.metas else None)
+        meta = self.metas[0] if self.metas else None
+        place.append_one(self.data[0], type, key, meta, as_stored=self.as_stored)
 
 
 def runs(

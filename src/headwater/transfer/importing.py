@@ -9,6 +9,7 @@ import numpy as np
 
 from headwater.disk.disk import Disk
 from headwater.errors import HeadwaterError, Invalid
+from headwater.format.contents import CODES
 from headwater.limits import Limits
 from headwater.transfer import files, jsonl, puro, tables
 from headwater.transfer.chunks import ImportChunk, ImportOptions, ImportTarget
@@ -129,9 +130,13 @@ class ImportSink:
         if len(batch) == 1 or batch.fits():
             try:
                 batch.append(place)
-            except Invalid:
-                if len(batch) == 1:
+            except Invalid as error:
+                if len(batch) == 1 and error.code not in CODES:
                     raise
+                if len(batch) == 1:  # which says why, or takes it as it was stored
+                    batch.append_alone(place)
+                    self._count(place, 1)
+                    return
             else:
                 self._count(place, len(batch))
                 return

@@ -102,6 +102,7 @@ def _chunk(lines: list[EventLine], wanted: ImportOptions) -> EventChunk:
         [line.type for line in lines],
         [jsonl.key_of(line) for line in lines],
         metas,
+        as_stored=all(line.id is not UNSET for line in lines),
     )
 
 

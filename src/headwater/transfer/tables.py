@@ -157,8 +157,11 @@ def _chunks(batch: Any, plan: TableColumns, wanted: ImportOptions) -> Iterator[I
 class TableChunk:
     """Events as an Arrow batch with the columns of `append_arrow`. What is not a list holds for all of them."""
 
-    def __init__(self, batch: Any, topic: str | list[str | None] | None, content: Content | list[Content]) -> None:
+    def __init__(
+        self, batch: Any, topic: str | list[str | None] | None, content: Content | list[Content], *, as_stored: bool
+    ) -> None:
         self._batch = batch
+        self._as_stored = as_stored  # they were exported, and so were stored before
         self._topic = topic
         self._content = content
 
@@ -171,7 +174,7 @@ class TableChunk:
     def part(self, lo: int, hi: int) -> TableChunk:
         topic = self._topic[lo:hi] if isinstance(self._topic, list) else self._topic
         content = self._content[lo:hi] if isinstance(self._content, list) else self._content
-        return TableChunk(self._batch.slice(lo, hi - lo), topic, content)
+        return TableChunk(self._batch.slice(lo, hi - lo), topic, content, as_stored=self._as_stored)
 
     def sizes(self) -> I64:
         column = arrow.column_of(self._batch.column("data"))
@@ -190,7 +193,8 @@ class TableChunk:
         found = {name: arrow.values_of(self._batch.column(name))[0] for name in self._batch.schema.names}
         meta = found.get("meta")
         type = (found.get("type") or b"").decode()
-        place.append_one(found["data"] or b"", type, found.get("key"), _decode_meta(meta) if meta else None)
+        kept = type, found.get("key"), _decode_meta(meta) if meta else None
+        place.append_one(found["data"] or b"", *kept, as_stored=self._as_stored)
 
 
 def _chunk(batch: Any, plan: TableColumns, wanted: ImportOptions) -> TableChunk:
@@ -205,7 +209,8 @@ def _chunk(batch: Any, plan: TableColumns, wanted: ImportOptions) -> TableChunk:
     topic: Any = _texts(columns["topic"]) if "topic" in columns and wanted.by_topic else plan.topic
     kept = {role: columns[role] for role in ("data", "key", "type", "meta") if role in columns}
     table = arrow.pyarrow().RecordBatch.from_arrays(list(kept.values()), names=list(kept))
-    return TableChunk(table, topic, _contents(columns, wanted))
+    as_stored = plan.topic is not None and "content" in columns
+    return TableChunk(table, topic, _contents(columns, wanted), as_stored=as_stored)
 
 
 def _with_originals(columns: dict[str, Any], count: int) -> Any:

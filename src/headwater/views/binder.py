@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headwater.document import Document
-from headwater.errors import Invalid
+from headwater.errors import Invalid, within_memory
 from headwater.info import BinderInfo
 from headwater.protocols import READ_TIMEOUT_S, AtLeast
 from headwater.store import Store
@@ -27,6 +27,7 @@ from headwater.views.watching import BinderWatch
 _GET = "SELECT version, data FROM documents WHERE id = ?"
 
 
+@within_memory()
 class LocalBinder:
     """A collection of documents. Safe from any thread; raises NotFound while no projection has made it.
 

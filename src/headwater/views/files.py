@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import locked
+from headwater.disk.lockfile import is_locked, locked
 from headwater.errors import Invalid, NotFound, TooLarge, Unavailable
 from headwater.format import names
 from headwater.limits import BINDER_NAME_BYTES_MAX
@@ -108,10 +108,7 @@ class Files:
             fd = self._disk.open_write(self._lock(name))
         except OSError:
             return False  # it was never locked, or is not ours to lock
-        try:
-            return not self._disk.hold(fd)
-        finally:
-            self._disk.release(fd)
+        return is_locked(fd, self._disk)
 
     def take_place(self, name: str, file: Path) -> None:
         """Make a file the one that is read, atomically and durably. The caller is `building` it, and it is closed."""

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from headwater.document import Change, Document
-from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
+from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable, within_memory
 from headwater.event import Event, Ref, Refs
 from headwater.format import documents
 from headwater.info import BinderInfo
@@ -44,6 +44,7 @@ class _EndLine(msgspec.Struct, frozen=True):
 _decode_ending = msgspec.json.Decoder(_EndLine).decode
 
 
+@within_memory()
 class RemoteBinder:
     """A collection of documents on a server; raises NotFound while no projection has made it."""
 

@@ -67,7 +67,7 @@ class Wire:
     def connect(self, **body: Any) -> dict[str, Any]:
         return self.ask("CONNECT", **{"version": "1.0", **body})
 
-    def emit(self, topic: str, event: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    def emit(self, topic: str, event: dict[str, Any] | str, **fields: Any) -> dict[str, Any]:
         return self.ask("EMIT", **{"streamName": topic, "eventType": "made", "event": event, **fields})
 
     def closed(self) -> bool:

@@ -30,6 +30,14 @@ def printed(batches: list[EventBatch]) -> list[bytes]:
     return [jsonl.encode(event) for batch in batches for event in batch.events()]
 
 
+def is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def rows_of(parsed: ParsedEvents) -> list[tuple[Any, ...]]:
     """Type, key, data and meta of each event."""
     columns = [parsed.columns.get(kind) for kind in (TYPE, KEY, DATA, META)]
@@ -279,10 +287,14 @@ def test_a_long_array_of_arrays_is_counted_by_its_own_commas(monkeypatch: pytest
 
 @given(event_batches().filter(lambda batch: batch.piece.batch.content in ("bytes", "text")), st.booleans())
 def test_events_that_were_read_can_be_sent_back(batch: EventBatch, array: bool) -> None:
-    if array:
-        parsed = lines.parse_array(b"".join(lines.encode_array([batch])), LIMITS, events=True)
-    else:
-        parsed = lines.parse(lines.encode(batch), LIMITS, events=True)
+    sent = b"".join(lines.encode_array([batch])) if array else lines.encode(batch)
+    parse = lines.parse_array if array else lines.parse
+    if batch.piece.batch.content == "text" and not all(is_text(event.data or b"") for event in batch.events()):
+        with pytest.raises(Invalid) as refusal:
+            parse(sent, LIMITS, events=True)
+        assert refusal.value.code == "not_utf8"
+        return
+    parsed = parse(sent, LIMITS, events=True)
     assert parsed.content == batch.piece.batch.content
     expected = [((event.type or "").encode(), event.key, event.data, event.meta) for event in batch.events()]
     found = [(type or b"", key, data, json.loads(meta or b"{}")) for type, key, data, meta in rows_of(parsed)]

@@ -15,6 +15,7 @@ from headwater.event import CONTENTS, Content, Refs, id_text
 from headwater.format import frames
 from headwater.format.batch import KEY, META, TYPE
 from headwater.format.column import Column
+from headwater.format.contents import StreamedText
 from headwater.format.given import encode_meta
 from headwater.limits import KIB, MIB, Limits
 from headwater.log import pending as waits
@@ -49,7 +50,6 @@ LINES = "application/x-ndjson"
 BSON = "application/bson"
 
 _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
-_decode_any = msgspec.json.Decoder().decode
 
 
 async def append(service: Service, request: Request) -> Response:  # noqa: PLR0911  # one for each kind of body
@@ -105,7 +105,7 @@ async def _cloud_events(service: Service, request: Request, options: dict[str, A
 
 async def _arrow(service: Service, request: Request, options: dict[str, Any]) -> Response:
     """Append the rows of an Arrow stream, in as many batches as they need."""
-    body = await request.body(service.limits.body_bytes_max)
+    body, limits = await request.body(service.limits.body_bytes_max), service.backend.limits
 
     def prepare(sent: arrow.ArrowBody) -> list[PendingAppend]:
         parts = sent.parts()
@@ -117,16 +117,16 @@ async def _arrow(service: Service, request: Request, options: dict[str, Any]) ->
             )
         prepared = []
         at = 0
+        rest = {name: value for name, value in options.items() if name not in ("type", "key", "meta")}
         for part in parts:
-            columns = _with_options(part, options, service.backend.limits)
-            rest = {name: value for name, value in options.items() if name not in ("type", "key", "meta")}
-            asked = AppendMany.of(request.name, part.content, columns, part.count, service.backend.limits, **rest)
+            columns = _with_options(part, options, limits)
+            asked = AppendMany.of(request.name, part.content, columns, part.count, limits, first=at, **rest)
             group = service.backend.prepare_many(asked)
             prepared.append((at, group))
             at += part.count
         return _in_one_call(prepared)
 
-    look = partial(arrow.look, body, service.backend.limits, service.limits.arrow_events_max)
+    look = partial(arrow.look, body, limits, service.limits.arrow_events_max)
     here = len(body) <= PARSED_HERE_BYTES and "pyarrow" in sys.modules  # which takes long to be loaded
     sent = look() if here else await service.blocking(look)
     group = prepare(sent) if here and not sent.grows else await service.blocking(prepare, sent)
@@ -155,7 +155,7 @@ async def append_parsed(service: Service, topic: str, parsed: ParsedEvents, opti
         options.pop(name, None)
     if not parsed.count:
         return await _nothing(service, topic, options)
-    asked = AppendMany.of(topic, parsed.content, columns, parsed.count, service.backend.limits, **options)
+    asked = AppendMany.of(topic, parsed.content, columns, parsed.count, service.backend.limits, checked=True, **options)
     return await append_group(service, topic, service.backend.prepare_many(asked))
 
 
@@ -187,28 +187,27 @@ async def _item(service: Service, request: Request, content: Content, options: d
     """Append the body as one event."""
     length = request.length
     if length is None or length > SMALL_BYTES:
-        if content == "bson":
-            return await _large_document(service, request, options)
+        if content in ("json", "bson"):
+            return await _large_document(service, request, content, options)
         return await _huge(service, request, content, options)
     return await append_one(service, request.name, await request.body(SMALL_BYTES), content, options)
 
 
 async def append_one(service: Service, topic: str, data: bytes, content: Content, options: dict[str, Any]) -> Response:
     """Append one event that is in memory."""
-    check_content(data, content)
     waiting = service.backend.prepare(Append.of(topic, data, service.backend.limits, content=content, **options))
     await service.commits.commit([waiting])
     ref = waiting.ref()
     return Response(200, (("content-type", JSON), *place_of(waiting.log, waiting.rows)), b"%d" % ref.offset)
 
 
-async def _large_document(service: Service, request: Request, options: dict[str, Any]) -> Response:
-    """Append one document of BSON, which is held in memory to be checked as a whole."""
+async def _large_document(service: Service, request: Request, content: Content, options: dict[str, Any]) -> Response:
+    """Append one document of JSON or BSON, which is held in memory to be checked as a whole."""
     body = await request.body(service.limits.body_bytes_max)
     if len(body) <= SMALL_BYTES:
-        return await append_one(service, request.name, body, "bson", options)
+        return await append_one(service, request.name, body, content, options)
     limits = service.backend.limits
-    asked = await service.blocking(lambda: Append.of(request.name, body, limits, content="bson", **options))
+    asked = await service.blocking(lambda: Append.of(request.name, body, limits, content=content, **options))
     upload, log = await service.blocking(service.backend.upload, asked)
     try:
         await service.blocking(upload.write, body)
@@ -223,11 +222,14 @@ async def _huge(service: Service, request: Request, content: Content, options: d
     if (request.length or 0) > service.limits.item_bytes_max:
         raise _too_large(service)
     asked = Append.of(request.name, iter(()), service.backend.limits, content=content, **options)
+    text = StreamedText() if content == "text" else None
     upload, log = await service.blocking(service.backend.upload, asked)
     try:
         pieces: list[bytes] = []
         size = total = 0
         async for piece in request.chunks():
+            if text is not None:
+                text.take(piece)
             pieces.append(piece)
             size += len(piece)
             total += len(piece)
@@ -236,6 +238,8 @@ async def _huge(service: Service, request: Request, content: Content, options: d
             if size >= PIECE_BYTES:
                 await service.blocking(upload.write, b"".join(pieces))
                 pieces, size = [], 0
+        if text is not None:
+            text.end()
         await service.blocking(upload.write, b"".join(pieces))
         rows = await service.blocking(upload.commit)
     finally:
@@ -274,18 +278,6 @@ def options_of(request: Request) -> dict[str, Any]:
         "producer": _producer(request),
     }
     return {name: value for name, value in options.items() if value is not None}
-
-
-def check_content(data: bytes, content: Content) -> None:
-    """Raise Invalid if the data is not the JSON or text that it is called; BSON is checked by the request."""
-    if content == "json":
-        decoded(_decode_any, data, "the body is not json")
-    elif content == "text":
-        try:
-            data.decode()
-        except UnicodeDecodeError as error:
-            hint = "send other bytes as application/octet-stream"
-            raise Invalid(f"the body is not text: {error}", hint=hint, code="bad_body") from error
 
 
 def place_of(log: Log, rows: Rows) -> tuple[tuple[str, str], ...]:

@@ -24,18 +24,15 @@ async def publish(service: Service, request: Request) -> Response:
         raise Invalid("a type on the bus is one line", code="bad_parameter")
     data = await request.body(service.backend.limits.data_bytes_max)
     try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise Invalid(
-            f"the body is not UTF-8: {error.reason} at byte {error.start}",
-            hint="the bus carries text; encode other bytes, for example as base64",
-            code="not_utf8",
-        ) from error
-    try:
         ref = await _append(service, type, data)
     except NotFound:
         await service.make(service.settings.bus.topic)
         ref = await _append(service, type, data)
+    except Invalid as error:
+        if error.code != "not_utf8":
+            raise
+        hint = "the bus carries text; encode other bytes, for example as base64"
+        raise Invalid(error.message, hint=hint, code="not_utf8") from error
     return json({"id": str(ref.id)})
 
 

@@ -16,7 +16,7 @@ from headwater.log.pending import PendingAppend
 from headwater.requests import Append
 from headwater.server import prompt
 from headwater.server.commits import Group
-from headwater.server.http.appending import CONTENT_BY_MEDIA, check_content
+from headwater.server.http.appending import CONTENT_BY_MEDIA
 from headwater.server.http.message import QueryParameters, whole
 from headwater.server.http.target import parts_of
 from headwater.server.rights import action_of
@@ -136,13 +136,11 @@ class PlainAppends:
                 return False
             connection.granted_user, connection.granted_head = user, head
         try:
-            if head.content == "text":
-                check_content(data, "text")
             limits = self._backend.limits
             waiting = self._backend.prepare(Append.of(head.topic, data, limits, content=head.content, **head.options))
             answer = PlainAnswer(self, connection, head, user.name, waiting)
             self._commits.submit(waiting, answer)
-        except HeadwaterError:
+        except (HeadwaterError, MemoryError):
             return False
         connection.plain_answer = answer
         return True

@@ -14,7 +14,9 @@ from headwater.directory.directory import Directory
 from headwater.errors import Invalid
 from headwater.event import Durability, Ref
 from headwater.format import given, jsonl
+from headwater.format.contents import CODES, numbered
 from headwater.format.jsonl import EventLine
+from headwater.protocols import Transaction
 from headwater.requests import wants_sync
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
@@ -77,22 +79,29 @@ async def commit(service: Service, request: Request) -> Response:
     return json({"refs": told, "durability": refs[0].durability if refs else "fsync"})
 
 
+def _append(transaction: Transaction, append: AppendLine) -> None:
+    data, content = jsonl.data_of(append, None)
+    transaction.append(
+        str(append.topic),
+        data,
+        content=content,
+        type=append.type,
+        key=jsonl.key_of(append),
+        meta=append.meta,
+        partition=None if append.partition is UNSET else append.partition,
+        expected_version=append.expected_version,
+    )
+
+
 def _commit(backend: Directory, asked: TransactionRequest, members: dict[str, RemoteMember | None]) -> list[Ref]:
     """In a worker's thread: what it does is a handful of syncs."""
     sync = None if asked.durability is None else wants_sync(asked.durability)
     transaction = backend.transaction(sync, given.check_producer(asked.producer, backend.limits))
-    for append in asked.appends:
-        data, content = jsonl.data_of(append, None)
-        transaction.append(
-            str(append.topic),
-            data,
-            content=content,
-            type=append.type,
-            key=jsonl.key_of(append),
-            meta=append.meta,
-            partition=None if append.partition is UNSET else append.partition,
-            expected_version=append.expected_version,
-        )
+    for number, append in enumerate(asked.appends):
+        try:
+            _append(transaction, append)
+        except Invalid as error:
+            raise numbered(error, number) if error.code in CODES else error from error
     for ack in asked.acks:
         member = members[ack.member]
         if member is None:  # if it was done before, the member has been free to leave

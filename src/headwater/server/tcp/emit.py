@@ -15,14 +15,13 @@ from headwater.format import given, protocol
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.codec import codec
 from headwater.format.column import Column
-from headwater.format.contents import check_bson
+from headwater.format.contents import check_bson, check_data
 from headwater.format.given import Version
 from headwater.format.producers import Producer
 from headwater.format.protocol import BINARY, DOCUMENT, LENGTH, STRING, bad_frame, elements
 from headwater.limits import Limits
 from headwater.log.pending import PendingAppend
 from headwater.requests import Append, AppendMany
-from headwater.server.http.appending import check_content
 from headwater.server.tcp.answers import ref_fields, response
 from headwater.server.tcp.fields import INT32, FrameFields, small
 
@@ -206,7 +205,7 @@ def _content(fields: FrameFields) -> tuple[Content, bytes]:
     if data is None or isinstance(data, str) == (content == "bytes"):
         raise fields.wrong(f"needs {'binary data' if content == 'bytes' else 'a string'} for 'event'")
     encoded = data.encode() if isinstance(data, str) else data
-    check_content(encoded, content)
+    check_data(encoded, content)
     return content, encoded
 
 

@@ -41,7 +41,6 @@ _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_array = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _decode_value = msgspec.json.Decoder(str | bool | int | None).decode
 _decode_text = msgspec.json.Decoder(str).decode
-_decode_any = msgspec.json.Decoder().decode
 
 
 class Item(NamedTuple):
@@ -140,20 +139,9 @@ def _made(attributes: dict[str, str], data: bytes, content: Content) -> Item:
         raise _bad(f"{', '.join(missing)} is missing", "id, source, specversion and type are needed")
     if attributes["specversion"] != VERSION:
         raise _bad(f"specversion is {attributes['specversion'][:20]!r}", f"{VERSION} is understood")
-    _check(data, content)
     type, subject = attributes.pop("type"), attributes.pop("subject", None)
     meta = {f"{PREFIX}{name}": value for name, value in attributes.items()}
     return Item(type, None if subject is None else subject.encode(), data, content, meta)
-
-
-def _check(data: bytes, content: Content) -> None:
-    if content == "json":
-        decoded(_decode_any, data, f"{NONE}: the data is not json")
-    elif content == "text":
-        try:
-            data.decode()
-        except UnicodeDecodeError as error:
-            raise _bad(f"the data is not text: {error}") from error
 
 
 def _content_of(media: str, default: Content) -> Content:

@@ -19,7 +19,7 @@ import msgspec
 
 from headwater.address import is_directory
 from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import locked
+from headwater.disk.lockfile import is_locked, locked
 from headwater.errors import Conflict, Corrupt, Invalid, Unavailable
 from headwater.format import names
 from headwater.views.pipeline import Pipeline
@@ -106,10 +106,7 @@ class Notebook:
             fd = self._disk.open_write(self.path / "lock")
         except OSError:
             return False
-        try:
-            return not self._disk.hold(fd)
-        finally:
-            self._disk.release(fd)
+        return is_locked(fd, self._disk)
 
     def plan(self) -> RunPlan | None:
         """What the last run did, or was doing."""

@@ -195,7 +195,7 @@ def _append(hw: Store, staging: StagingArea, write: StagedWrite, destination: St
             where["producer"] = (_producer(write), 0, write.batch << SEQ_BITS | number)
         try:
             request = AppendMany.of(
-                destination.topic, read.content, columns, read.count, hw.limits, **where, create=False
+                destination.topic, read.content, columns, read.count, hw.limits, checked=True, create=False, **where
             )
             hw.backend.append_many(request)
         except Conflict as error:

@@ -199,8 +199,8 @@ def _chunks(table: pa.Table, layout: Layout, target: TopicTarget, partition: int
         part = whole.slice(start, stop - start)
         content, columns = arrow.columns_of(part, layout.content)
         given.check_columns(columns, limits)
-        if content == "bson":
-            check_column(columns[DATA])
+        if not layout.fields:  # whose JSON was made here
+            check_column(columns[DATA], content)
         yield EncodedBatch(target, partition, stop - start, batch.encode(0, 0, stop - start, content, columns))
 
 
