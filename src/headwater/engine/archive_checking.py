@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator
 
 from headwater.engine.catalogue import DirectoryCatalog
-from headwater.engine.checking import CheckReport, Progress
+from headwater.engine.checking import CheckReport
 from headwater.errors import Corrupt, NotFound
 from headwater.format.history import HistoryManifest
 from headwater.format.settings import TopicRecord
 from headwater.history import check as history_check
-from headwater.history.archiver import advancing
+from headwater.history.archiver import Progress, advancing
 from headwater.history.records import HistoryStore, open_history
 from headwater.history.transfer import reaching
 from headwater.limits import DEFAULTS, Limits

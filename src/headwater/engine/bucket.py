@@ -19,7 +19,7 @@ from headwater.engine.appends import Transaction
 from headwater.engine.bucket_catalogue import BucketCatalog
 from headwater.engine.bucket_checking import check_bucket
 from headwater.engine.bucket_keeper import BucketKeeper
-from headwater.engine.checking import CheckReport, Progress
+from headwater.engine.checking import CheckReport
 from headwater.engine.consumer import Consumer
 from headwater.engine.coordinated_consumers import CoordinatedConsumers
 from headwater.engine.info import time_at
@@ -31,6 +31,7 @@ from headwater.format.given import Data, Meta
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, TopicRecord
 from headwater.history import location
+from headwater.history.archiver import Progress
 from headwater.info import DeletedSegment, MaintenanceResult, PartitionInfo, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.requests import wants_sync

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headwater.engine.bucket_catalogue import BucketCatalog
-from headwater.engine.checking import CheckReport, Progress, advancing
+from headwater.engine.checking import CheckReport
+from headwater.history.archiver import Progress, advancing
 from headwater.storage.bucket.check import check, size_of
 from headwater.storage.check import Counts, Finding
 

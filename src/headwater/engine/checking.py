@@ -11,14 +11,13 @@ from headwater.engine.catalogue import DirectoryCatalog
 from headwater.errors import Corrupt, HeadwaterError, Unsupported
 from headwater.format.names import topic_of
 from headwater.format.settings import TopicRecord
+from headwater.history.archiver import Progress, advancing
 from headwater.storage import check as log_check
 from headwater.storage import sealer
 from headwater.storage.check import Counts, Finding
 from headwater.storage.journal import Journal
 from headwater.storage.place import LogDirectory
 from headwater.storage.repair import Action
-
-Progress = Callable[[int, int], None]
 
 
 class CheckReport(msgspec.Struct):
@@ -94,19 +93,6 @@ def repair(catalogue: DirectoryCatalog, name: str | None, mend: Callable[[LogDir
             path = str(error.facts.get("path") or place.path)
             actions.append(Action(place.topic, place.partition, path, what, manual=True))
     return actions
-
-
-def advancing(total: int, progress: Progress | None) -> Callable[[int], None]:
-    """Adds up what is done, and tells of it."""
-    done = 0
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        if progress is not None:
-            progress(min(done, total), total)
-
-    return advance
 
 
 def _places(catalogue: DirectoryCatalog, topics: list[TopicRecord]) -> Iterator[LogDirectory]:

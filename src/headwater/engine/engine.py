@@ -16,7 +16,7 @@ import msgspec
 
 from headwater.engine import archive_checking, checking
 from headwater.engine.catalogue import DirectoryCatalog
-from headwater.engine.checking import CheckReport, Progress
+from headwater.engine.checking import CheckReport
 from headwater.engine.file_consumers import FileConsumers
 from headwater.engine.info import STATES, partition_info
 from headwater.engine.replica.marker import Marker
@@ -33,7 +33,7 @@ from headwater.format.journal import Entry
 from headwater.format.producers import Producer
 from headwater.format.settings import Replica, Retention, TopicRecord, TopicSettings
 from headwater.history.archive import DirectoryArchive
-from headwater.history.archiver import Archiver
+from headwater.history.archiver import Archiver, Progress
 from headwater.info import ArchivedRange, DeletedSegment, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.requests import wants_sync

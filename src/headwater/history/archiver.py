@@ -77,6 +77,7 @@ class Archiver:
         self._told: dict[str, TopicRecord] = {}  # topics as the archive has them
         self._manifests: dict[tuple[str, int], HistoryManifest] = {}
         self._done: dict[tuple[str, int], int] = {}  # of each log, the active segment before which all was archived
+        self._swept: set[str] = set()  # topics whose garbage was deleted
         self._found: dict[tuple[str, int], LocalLog] = {}  # those that were looked at last
         self.failures: list[HeadwaterError] = []  # of the topics and logs that were left out
 
@@ -206,6 +207,7 @@ class Archiver:
             mine = bool(files) and manifest.at(task.start) == files[0]
             if not mine:
                 self._check(place, manifest, task.start, task.end)
+            if files and not mine:
                 self._archive.sweep(topic)
         self._manifests[task.log] = manifest
         local_manifest.remember(place, manifest)
@@ -251,7 +253,9 @@ class Archiver:
         with reaching(self.url):
             manifest = self._archive.manifest(topic, place.partition)
             self._check_history(place, manifest, bases)
-            self._archive.sweep(topic)
+            if topic.uuid not in self._swept:
+                self._archive.sweep(topic)
+                self._swept.add(topic.uuid)
         if manifest.parts:
             local_manifest.remember(place, manifest)
         if len(self._manifests) >= self._limits.open_topics_max:
