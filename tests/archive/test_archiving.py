@@ -15,7 +15,7 @@ from crc32c import crc32c
 from msgspec.structs import replace
 
 from headwater.directory.sealer import reindex
-from headwater.errors import Conflict, Corrupt, NotFound, Unavailable, Unsupported
+from headwater.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable, Unsupported
 from headwater.format.history import file_key
 from headwater.format.segment import HEADER_BYTES, decode
 from headwater.history import writing
@@ -105,6 +105,11 @@ def test_an_archive_belongs_to_one_directory_and_a_directory_to_one_archive(tmp_
         with pytest.raises(Conflict) as moved:
             hw.archive(f"objects://{tmp_path / 'elsewhere'}")
         assert (moved.value.code, hw.archive_url) == ("other_archive", url)
+        for path in (tmp_path / "other", tmp_path / "data"):
+            with pytest.raises(Invalid, match="is a log"):
+                other.archive(str(path))
+        with pytest.raises(NotFound):
+            restore(str(tmp_path / "data"), tmp_path / "back")
 
 
 def test_two_archivers_at_once_archive_each_segment_once(tmp_path: Path, url: str) -> None:

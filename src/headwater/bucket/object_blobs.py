@@ -114,6 +114,32 @@ class ObjectSpool:
             raise _DiscardedUploadError
 
 
+def verified_chunks(
+    fetch: Callable[[int, int], memoryview], reference: tuple[int, int, int], where: str, fetch_bytes: int
+) -> Iterator[bytes]:
+    """Yield the data of a blob in chunks, each verified before it is handed out; raises Corrupt.
+
+    `fetch` returns bytes from a position, so many as `fetch_bytes` at once.
+    """
+    size, chunk_bytes, _ = reference
+    trailer_bytes = -(-size // chunk_bytes) * 4 + format.FOOTER_BYTES
+    trailer = fetch(size, trailer_bytes)
+    try:
+        crcs = format.decode_trailer(bytes(trailer), reference).tolist()
+    except Corrupt as error:
+        raise corrupt(error.message, where, size, trailer_bytes) from None
+    step = max(1, fetch_bytes // chunk_bytes)
+    for first in range(0, len(crcs), step):
+        position = first * chunk_bytes
+        some = fetch(position, min(size, position + step * chunk_bytes) - position)
+        for number, crc in enumerate(crcs[first : first + step]):
+            chunk = bytes(some[number * chunk_bytes : (number + 1) * chunk_bytes])
+            if crc32c(chunk) != crc:
+                at = position + number * chunk_bytes
+                raise corrupt("the checksum of a chunk is wrong", where, at, len(chunk))
+            yield chunk
+
+
 class ObjectBlob:
     """The data of a huge event, in its object."""
 
@@ -133,23 +159,9 @@ class ObjectBlob:
 
         Raises NotFound if retention has deleted it.
         """
-        size, chunk_bytes, _ = self._reference
-        trailer_bytes = -(-size // chunk_bytes) * 4 + format.FOOTER_BYTES
-        trailer = self._range(size, trailer_bytes)
-        try:
-            crcs = format.decode_trailer(bytes(trailer), self._reference).tolist()
-        except Corrupt as error:
-            raise corrupt(error.message, self._place.path(self._key), size, trailer_bytes) from None
-        step = max(1, self._place.limits.fetch_bytes // chunk_bytes)
-        for first in range(0, len(crcs), step):
-            position = first * chunk_bytes
-            some = self._range(position, min(size, position + step * chunk_bytes) - position)
-            for number, crc in enumerate(crcs[first : first + step]):
-                chunk = bytes(some[number * chunk_bytes : (number + 1) * chunk_bytes])
-                if crc32c(chunk) != crc:
-                    where = position + number * chunk_bytes
-                    raise corrupt("the checksum of a chunk is wrong", self._place.path(self._key), where, len(chunk))
-                yield chunk
+        return verified_chunks(
+            self._range, self._reference, self._place.path(self._key), self._place.limits.fetch_bytes
+        )
 
     def _range(self, start: int, length: int) -> memoryview:
         found = self._place.store.get_range(self._key, start, length)

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from headwater.directory.keys import KeyIndexes
 from headwater.directory.segment import SegmentFile
-from headwater.format.history import LocalManifest
-from headwater.format.losses import Ranges
+from headwater.format.history import HistoryFile, LocalManifest
 
 
 class ArchivedSegments(Protocol):
@@ -27,20 +26,8 @@ class ArchivedSegments(Protocol):
     def before(self, local: int) -> list[int]:
         """Return the first offsets of the segments that lead up to `local`, the oldest on the local disk."""
 
-    def has(self, base: int) -> bool:
-        """Tell whether a segment that begins with this offset is archived."""
-
-    def previous_ticks(self, base: int) -> int | None:
-        """Return the ticks that the log had reached before a segment; None if it is not archived."""
-
-    def first_ticks(self, base: int) -> int | None:
-        """Return the ticks of the first event of a segment; None if it is not archived, or has no event."""
-
-    def log_bytes(self, base: int) -> int:
-        """Return about how large an archived segment is."""
-
-    def lost(self, base: int) -> Ranges:
-        """Return the offsets of an archived segment whose events are lost."""
+    def part(self, base: int) -> HistoryFile | None:
+        """Return what is archived as the segment that begins with this offset; None if nothing is."""
 
     def may_hold(self, base: int, types: Callable[[bytes], bool] | None, hash: int | None) -> bool:
         """Tell whether an archived segment may hold a wanted type and a key of this hash. Fetches its index alone."""

@@ -27,6 +27,7 @@ from headwater.directory.tail import Tail
 from headwater.disk.open_files import open_files
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unsupported
 from headwater.format.batch import LOST, Batch
+from headwater.format.history import HistoryFile
 from headwater.format.keyhash import key_hash
 from headwater.format.losses import warn, within
 from headwater.format.segment import HEADER_BYTES
@@ -91,7 +92,7 @@ class LogReader:
         bases = self._known_bases(slot)
         if self._doubt is not None:
             return self._oldest()
-        if bases and (bases[0] == slot.segment or self.only_archived(bases[0]) is not None or self._is_here(bases[0])):
+        if bases and (bases[0] == slot.segment or self.archived_part(bases[0]) is not None or self._is_here(bases[0])):
             return bases[0]
         return self._oldest()  # retention, of any process, has deleted what was the oldest
 
@@ -206,10 +207,9 @@ class LogReader:
 
     def _extents(self, base: int, start: int, stop: int, whole: int, slot: TailSlot) -> Extents:
         """Those of one segment."""
-        archived = self.only_archived(base)
-        if archived is not None:
-            events = self.end_offset(base, slot) - base
-            return Extents.of([start], [archived.log_bytes(base) * (stop - start) // events])
+        part = self.archived_part(base)
+        if part is not None:
+            return Extents.of([start], [part.log_bytes * (stop - start) // (part.end - part.start)])
         segment = self.segment(base, slot)
         self.check_joined(base, slot, stop)
         end = self.end_position(segment, slot)
@@ -228,26 +228,23 @@ class LogReader:
         self.start()
         return self._local
 
-    def only_archived(self, base: int) -> ArchivedSegments | None:
-        """The archive, if a segment is there and not here, as far as is known without a look; else None."""
-        archived = self._archived
-        return archived if archived is not None and base < self._local and archived.has(base) else None
+    def archived_part(self, base: int) -> HistoryFile | None:
+        """The file of a segment that is in the archive and not here, as far as is known without a look; else None."""
+        return self._archived.part(base) if self._archived is not None and base < self._local else None
 
     def in_archive(self) -> bool:
         """Whether the oldest events are only in the archive, as far as is known without a look."""
         return bool(self._bases) and self._bases[0] < self._local
 
     def first_ticks(self, base: int) -> int | None:
-        """The ticks of the first event of a segment that is in the archive alone; None if it is here."""
-        return self._archived.first_ticks(base) if self._archived is not None and base < self._local else None
+        """The ticks of the first event of a segment that is in the archive alone; None if it is here, or has none."""
+        part = self.archived_part(base)
+        return None if part is None else part.first_ticks or None
 
     def _previous_ticks(self, base: int, slot: TailSlot) -> int:
         """The ticks of the last event before a segment, which is not fetched from the archive for that."""
-        if self._archived is not None and base < self._local:
-            told = self._archived.previous_ticks(base)
-            if told is not None:
-                return told
-        return self.segment(base, slot).header.previous_ticks
+        part = self.archived_part(base)
+        return part.previous_ticks if part is not None else self.segment(base, slot).header.previous_ticks
 
     def _offset_near_end(self, segment: SegmentFile, slot: TailSlot, ticks: int) -> int:
         """The first offset of the active segment with these ticks or later ones, looked for from its end."""
@@ -282,7 +279,7 @@ class LogReader:
             raise
         except NotFound as error:
             self._check_identity()
-            if self._archived is not None and self._archived.has(base):
+            if self._archived is not None and self._archived.part(base) is not None:
                 if base >= self._local:
                     self._bases = []  # retention has dropped it since they were listed
                 return self._archived.open(base)
@@ -312,7 +309,7 @@ class LogReader:
 
     def places(self, base: int, slot: TailSlot, types: TypeTest | None, key: bytes | None) -> Places | None:
         """Where the batches of a segment are that may hold a wanted type and the key; None if that is not known."""
-        archived = self.only_archived(base) if types is not None else None
+        archived = self._archived if types is not None and self.archived_part(base) is not None else None
         if archived is not None and not archived.may_hold(base, types, None):
             return NOWHERE
         found = self._places_of_key(base, slot, key_hash(key)) if key is not None else None
@@ -340,7 +337,7 @@ class LogReader:
         end = self.end_offset(base, slot)
         if base == slot.segment or base < self._local or self._joined.get(base) == end:
             return  # what is in the archive alone was found to be without a gap
-        if self._archived is not None and self._archived.has(base) and not self._is_here(base):
+        if self._archived is not None and self._archived.part(base) is not None and not self._is_here(base):
             return  # it was dropped just now
         ended = self.segment(base, slot).end_offset()
         if ended >= end:
@@ -363,7 +360,7 @@ class LogReader:
         archived, found = self._archived, None
         if archived is None or base >= self._local:
             found = self._look_up(self.key_indexes, base, slot, hash, lambda: self.segment(base, slot).identity())
-        if found is None and archived is not None and archived.has(base) and not self._is_here(base):
+        if found is None and archived is not None and archived.part(base) is not None and not self._is_here(base):
             if not archived.may_hold(base, None, hash):
                 return NOWHERE
             identity = archived.open(base).identity  # fetched with its index

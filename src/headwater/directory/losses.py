@@ -60,9 +60,9 @@ class Losses:
         known = self._known[1]
         if base in known:
             return known[base]
-        archived = self._reader.only_archived(base)
-        if archived is not None:
-            return archived.lost(base)
+        part = self._reader.archived_part(base)
+        if part is not None:
+            return part.lost
         index = self._reader.key_indexes.known(base, slot.generation)
         if index is not None and index.lost is not None:
             return index.lost

@@ -12,11 +12,10 @@ from headwater.errors import Corrupt, NotFound
 from headwater.format.history import HistoryManifest
 from headwater.format.settings import TopicRecord
 from headwater.history import check as history_check
-from headwater.history.archiver import advancing
 from headwater.history.records import HistoryStore, open_history
 from headwater.history.transfer import reaching
 from headwater.limits import DEFAULTS, Limits
-from headwater.log.check_report import CheckReport, Counts, Finding, Progress
+from headwater.log.check_report import CheckReport, Counts, Finding, Progress, advancing
 
 
 def check_archive_at(

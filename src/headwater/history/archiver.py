@@ -36,10 +36,10 @@ from headwater.history.transfer import reaching
 from headwater.history.writing import write_files
 from headwater.info import ArchivedRange
 from headwater.limits import Limits
+from headwater.log.check_report import Progress, advancing
 
 DELETED = ("topic_not_found", "offset_gone", "segment_not_found")  # by others, meanwhile: it was archived, or is gone
 
-Progress = Callable[[int, int], None]
 Live = Callable[[], Iterable[tuple[TopicRecord, list[LocalLog]] | HeadwaterError]]
 
 
@@ -79,6 +79,7 @@ class Archiver:
         self._told: dict[str, TopicRecord] = {}  # topics as the archive has them
         self._manifests: dict[tuple[str, int], HistoryManifest] = {}
         self._done: dict[tuple[str, int], int] = {}  # of each log, the active segment before which all was archived
+        self._swept: set[str] = set()  # topics whose garbage was deleted
         self._found: dict[tuple[str, int], LocalLog] = {}  # those that were looked at last
         self.failures: list[HeadwaterError] = []  # of the topics and logs that were left out
 
@@ -208,6 +209,7 @@ class Archiver:
             mine = bool(files) and manifest.at(task.start) == files[0]
             if not mine:
                 self._check(place, manifest, task.start, task.end)
+            if files and not mine:
                 self._archive.sweep(topic)
         self._manifests[task.log] = manifest
         local_manifest.remember(place, manifest)
@@ -253,7 +255,9 @@ class Archiver:
         with reaching(self.url):
             manifest = self._archive.manifest(topic, place.partition)
             self._check_history(place, manifest, bases)
-            self._archive.sweep(topic)
+            if topic.uuid not in self._swept:
+                self._archive.sweep(topic)
+                self._swept.add(topic.uuid)
         if manifest.parts:
             local_manifest.remember(place, manifest)
         if len(self._manifests) >= self._limits.open_topics_max:
@@ -301,21 +305,6 @@ def result(done: list[ArchivedRange], failures: list[HeadwaterError]) -> list[Ar
         failures[0].facts["archived"] = len(done)
         raise failures[0]
     return sorted(done, key=lambda each: (each.topic, each.partition, each.first))
-
-
-def advancing(total: int, progress: Progress | None) -> Callable[[int], None]:
-    """Return what adds up what is done, from any thread, and calls `progress`."""
-    mutex = threading.Lock()
-    done = 0
-
-    def advance(size: int) -> None:
-        nonlocal done
-        with mutex:
-            done += size
-            if progress is not None:
-                progress(min(done, total), total)
-
-    return advance
 
 
 def _producers(place: LogDirectory, end: int) -> bytes | None:

@@ -13,29 +13,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-from crc32c import crc32c
 
+from headwater.bucket.object_blobs import verified_chunks
 from headwater.directory import local_manifest
 from headwater.directory.blobs import StoredBlob
 from headwater.directory.keys import KeyIndexes, read_index
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.segment import SegmentFile
 from headwater.errors import Corrupt, NotFound
-from headwater.format import blob as blob_format
-from headwater.format.batch import corrupt
 from headwater.format.history import ArchivedBlob, HistoryFile, LocalManifest, file_key
-from headwater.format.losses import Ranges
 from headwater.format.names import file_of
 from headwater.history import files
 from headwater.history.cache import ArchiveCache
 from headwater.history.records import HistoryStore
 from headwater.history.segments import write_segment
-from headwater.history.transfer import reaching
-from headwater.limits import BLOB_CHUNK_BYTES
+from headwater.history.transfer import damaged, reaching
 
 OPEN_MAX = 8  # fetched segments of a log that are kept open: each may have been deleted from the cache meanwhile
 TRIES = 20  # a file that was just fetched may be deleted by others, who need the room, before it is opened
-RANGE_CHUNKS = 8  # of a huge event, requested at once
 
 
 class ArchiveReader:
@@ -69,27 +64,10 @@ class ArchiveReader:
             return []  # what lies between was deleted before there was an archive
         return [part.start for part in known.parts if part.start < local]
 
-    def has(self, base: int) -> bool:
-        """Tell whether a segment is in the archive."""
-        return self._part(base) is not None
-
-    def previous_ticks(self, base: int) -> int | None:
-        """Return the ticks that the log had reached before an archived segment; None if it is not archived."""
-        part = self._part(base)
-        return None if part is None else part.previous_ticks
-
-    def first_ticks(self, base: int) -> int | None:
-        """Return the ticks of the first event of an archived segment; None if it is not archived, or has no event."""
-        part = self._part(base)
-        return None if part is None else part.first_ticks or None
-
-    def log_bytes(self, base: int) -> int:
-        """Return about how large an archived segment is."""
-        return self._needed(base)[1].log_bytes
-
-    def lost(self, base: int) -> Ranges:
-        """Return the offsets of an archived segment whose events are lost."""
-        return self._needed(base)[1].lost
+    def part(self, base: int) -> HistoryFile | None:
+        """Return the file of an archived segment; None if it is not archived."""
+        known = self.known()
+        return known.at(base) if known is not None else None
 
     def may_hold(self, base: int, types: Callable[[bytes], bool] | None, hash: int | None) -> bool:
         """Tell whether an archived segment may hold a wanted type and a key of this hash. Fetches its index alone."""
@@ -144,7 +122,7 @@ class ArchiveReader:
 
         One that is beside its file is read from the archive by ranges, and not cached.
         """
-        part = self._part(base)
+        part = self.part(base)
         if part is None:
             return None
         beside = next((blob for blob in part.blobs if blob.offset == offset), None)
@@ -167,33 +145,18 @@ class ArchiveReader:
             self._open.clear()
 
     def _ranges(self, blob: ArchivedBlob) -> Iterator[bytes]:
-        size, chunk_bytes, _ = blob.reference
-        known = self.known()
+        known, store = self.known(), self._archive().store
         assert known is not None
-        store = self._archive().store
         key = file_key(known, blob.file)
-        where = f"{store.url}/{key}"
 
-        def request(start: int, length: int) -> memoryview:
+        def fetch(start: int, length: int) -> memoryview:
             with reaching(store.url):
                 found = store.get_range(key, start, length)
-            if found is None or len(found) < length:
-                raise corrupt("the data of a huge event is missing", where, start, length)
+            if found is None:
+                raise damaged("the data of a huge event is missing", f"{store.url}/{key}", length, start)
             return found
 
-        trailer = bytes(request(size, blob.file.bytes - size)) if blob.file.bytes > size else b""
-        try:
-            crcs = blob_format.decode_trailer(trailer, blob.reference).tolist()
-        except Corrupt as error:
-            raise corrupt(error.message, where, size, len(trailer)) from None
-        step = max(1, RANGE_CHUNKS * BLOB_CHUNK_BYTES // chunk_bytes) * chunk_bytes
-        for start in range(0, size, step):
-            data = request(start, min(step, size - start))
-            for at in range(0, len(data), chunk_bytes):
-                chunk = bytes(data[at : at + chunk_bytes])
-                if crc32c(chunk) != crcs[(start + at) // chunk_bytes]:
-                    raise corrupt("the checksum of a chunk is wrong", where, start + at, len(chunk))
-                yield chunk
+        return verified_chunks(fetch, blob.reference, f"{store.url}/{key}", self._place.limits.fetch_bytes)
 
     def _is_cached(self, base: int) -> bool:
         return self._cached.disk.inode(self._cached.segment(base)) is not None
@@ -208,13 +171,9 @@ class ArchiveReader:
 
         self._cache.get(self._cached.segment(base), part.log_bytes, make)
 
-    def _part(self, base: int) -> HistoryFile | None:
-        known = self.known()
-        return known.at(base) if known is not None else None
-
     def _needed(self, base: int) -> tuple[LocalManifest, HistoryFile]:
         known = self.known()
-        part = known.at(base) if known is not None else None
+        part = self.part(base)
         if known is None or part is None:
             raise NotFound(f"{self._place}: segment {base} is not in the archive", code="segment_not_found", base=base)
         return known, part

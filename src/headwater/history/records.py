@@ -22,7 +22,7 @@ from headwater.bucket.opening import open_store
 from headwater.bucket.probe import probe
 from headwater.bucket.records import Records, RecordVersion
 from headwater.disk.disk import Clock, Disk
-from headwater.errors import Conflict, Corrupt, NotFound
+from headwater.errors import Conflict, Corrupt, Invalid, NotFound, Unsupported
 from headwater.format import history as format
 from headwater.format.history import ArchiveRoot, HistoryFile, HistoryManifest
 from headwater.format.names import log_uuid
@@ -66,6 +66,8 @@ class HistoryStore:
 
     def begin(self, uuid: str) -> None:
         """Make the place the archive of a log (its uuid), durably. Raises Conflict if it belongs to another one."""
+        if self._is_log():
+            raise Invalid(f"{self.store.url} is a log, not a place for an archive", hint="name another place")
         probe(self.store, self._clock)
         found = self._root()
         if found is None and self._roots.create(format.ROOT, ArchiveRoot(uuid, format.FORM)) is None:
@@ -167,11 +169,15 @@ class HistoryStore:
 
     def _root(self) -> ArchiveRoot | None:
         found = self._roots.read(format.ROOT)
-        if found is None and self.store.get(format.OLD_ROOT) is None:
+        if found is None and (self.store.get(format.OLD_ROOT) is None or self._is_log()):
             return None
         if found is None or found.record.form != format.FORM:
             raise format.old_form(self.store.url)
         return found.record
+
+    def _is_log(self) -> bool:
+        """Tell whether a log is there: it may have a file of the same name as an archive of an earlier version."""
+        return self.store.get(LOG_ROOT) is not None
 
     def _found(self, topic: TopicRecord, partition: int) -> RecordVersion[HistoryManifest] | None:
         found = self._manifests.read(format.manifest_key(topic.name, topic.uuid, partition))
@@ -199,7 +205,11 @@ def open_history(
 
 def is_archive(address: str) -> bool:
     """Tell whether an archive, of any form, is at an address of an object store or a directory."""
-    archive = open_history(address)
-    with contextlib.closing(archive):
-        there = [archive.store.get(key) is not None for key in (format.ROOT, format.OLD_ROOT, LOG_ROOT)]
-    return there[0] or there[1:] == [True, False]  # a log directory has a file of the same name
+    with contextlib.closing(open_history(address)) as archive:
+        try:
+            archive.owner()
+        except NotFound:
+            return False
+        except Unsupported:
+            return True  # of an earlier version
+    return True

@@ -23,13 +23,13 @@ from headwater.format import settings
 from headwater.format.names import directory_of
 from headwater.format.settings import LogSettings as StoreSettings
 from headwater.format.settings import TopicRecord
-from headwater.history.archiver import Progress, advancing
 from headwater.history.records import HistoryStore, open_history
 from headwater.history.restore import LogRestore
 from headwater.history.segments import SegmentEnd
 from headwater.history.transfer import reaching
 from headwater.info import RestoreResult
 from headwater.limits import DEFAULTS, Limits
+from headwater.log.check_report import Progress, advancing
 
 
 def restore(

@@ -276,12 +276,12 @@ class KeySummary:
         for chunk in keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]:
             column = arrow.column_of(chunk)
             if column is not None:
-                self._hashes.append(np.unique(key_hashes(column)))
+                self._hashes.append(key_hashes(column))
 
     def index(self, start: int, end: int, ticks: int) -> Index:
         """Return what was taken."""
-        hashes = np.unique(np.concatenate([np.zeros(0, np.uint32), *self._hashes]))
-        entries = hashes.astype(np.uint64) << np.uint64(32)
+        hashes = np.sort(np.concatenate([np.zeros(0, np.uint32), *self._hashes]))  # np.unique takes longer
+        entries = hashes.astype(np.uint64)[np.diff(hashes.astype(np.int64), prepend=-1) > 0] << np.uint64(32)
         offsets, first_ticks, zero = (np.array([value], np.int64) for value in (start, ticks, 0))
         types = dict.fromkeys(sorted(self._types), np.zeros(1, np.int32))
         return Index(0, start, end, 0, offsets, first_ticks, zero, types, entries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import msgspec
@@ -56,13 +57,15 @@ class CheckReport(msgspec.Struct):
 
 
 def advancing(total: int, progress: Progress | None) -> Callable[[int], None]:
-    """Adds up what is done, and tells of it."""
+    """Return a function that adds up how much is done, from any thread, and calls `progress`."""
+    mutex = threading.Lock()  # protects `done`
     done = 0
 
     def advance(size: int) -> None:
         nonlocal done
-        done += size
-        if progress is not None:
-            progress(min(done, total), total)
+        with mutex:
+            done += size
+            if progress is not None:
+                progress(min(done, total), total)
 
     return advance
