@@ -135,3 +135,32 @@ def test_a_class_is_named_by_a_noun() -> None:
         if re.search(r"(?:[a-z]ed|[a-z]ing)$", name) and path.name != "errors.py" and name not in nouns
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "INVARIANTS.md"])
+def test_a_page_about_the_code_names_files_that_exist(page: str) -> None:
+    source = ROOT / "src" / "headwater"
+    named = set(re.findall(r"[a-z_0-9/]+\.py", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+    files = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
+    files |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")}
+    assert {name for name in named if not any(file == name or file.endswith("/" + name) for file in files)} == set()
+
+
+def test_the_options_of_append_and_read_stand_in_few_signatures() -> None:
+    """A newcomer adds an option in the record, the verb and where it is done; anything else is a wire."""
+    signatures: dict[str, list[str]] = {"expected_version": [], "match": []}
+    for path in (ROOT / "src" / "headwater").rglob("*.py"):
+        room = path.relative_to(ROOT / "src" / "headwater").parts[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and room not in ("cli", "server", "spark", "views", "match"):
+                names = {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
+                for option, others in (
+                    ("expected_version", {"topic", "data", "key"}),
+                    ("match", {"topic", "type", "key"}),
+                ):
+                    if option in names and others <= names:
+                        signatures[option].append(f"{path.name}: {node.name}")
+    assert {option: 0 < len(found) <= 3 for option, found in signatures.items()} == {
+        "expected_version": True,
+        "match": True,
+    }
