@@ -162,7 +162,7 @@ def _refuse(address: str, kind: str, options: dict[str, Any], others: str, hint:
     """Raise Invalid if options are given that are for another kind of address."""
     for name, value in options.items():
         if value is not None:
-            raise Invalid(f"{name} is for {others}, and {address!r} is a {kind}", hint=f"write {hint}")
+            raise Invalid(f"{name} is for {others}, but {address!r} is a {kind}", hint=f"write {hint}")
 
 
 def _open_server(address: str, durability: Durability, limits: Limits, options: dict[str, Any]) -> Store:

@@ -418,7 +418,7 @@ class Appender:
                 return False
             if not backoff.pause():
                 raise Unavailable(
-                    f"{self._place}: {store.url} refuses an object that is not there",
+                    f"{self._place}: {store.url} refuses to create an object, although none has its key",
                     hint="try again",
                     code="store_unavailable",
                 )
@@ -448,11 +448,11 @@ def _check(group: list[Rows]) -> None:
     for rows in group:
         if rows.expected is not None:
             raise Unsupported(
-                "a bucket cannot compare versions of a key",
-                hint="append to a directory or a server, or leave expected_version out",
+                "a bucket does not support expected_version",
+                hint="append to a directory or a server, or leave out expected_version",
             )
     if any(rows.producer is not None for rows in group[1:]):
-        raise Invalid("a producer's stamp is on the first append of a transaction")
+        raise Invalid("only the first append of a transaction may name a producer")
 
 
 def _finish(units: Iterable[Unit], error: BaseException | None) -> None:

@@ -59,7 +59,7 @@ class ObjectAppend:
     def result(self, timeout: float | None = None) -> Ref:
         """Where the event is, when it is durable; raises what kept it from being, Unavailable if the time is over."""
         if not self._unit.wait(timeout):
-            raise Unavailable(f"the append is not done after {timeout:g} s", hint="wait on", code="pending")
+            raise Unavailable(f"the append did not finish within {timeout:g} s", hint="keep waiting", code="pending")
         self._unit.check()
         rows = self._unit.rows[0]
         return Ref(self._log.topic, self._log.partition, rows.offset, rows.ticks, self._log.node, "fsync")
@@ -71,7 +71,7 @@ class BucketTransaction(LogTransaction[ObjectLog]):
     def ack(self, *events: Event, consumer: object = None) -> None:  # noqa: ARG002
         """Not to be had: raises Unsupported."""
         raise Unsupported(
-            "a bucket cannot ack an event in a transaction", hint="append, then ack: it is done at least once"
+            "a bucket cannot ack an event in a transaction", hint="append, then ack: this gives at-least-once delivery"
         )
 
     def commit(self) -> list[Ref]:
@@ -81,8 +81,8 @@ class BucketTransaction(LogTransaction[ObjectLog]):
         if len(logs) > 1:
             places = ", ".join(sorted({str(log.place) for log in logs.values()}))
             raise Unsupported(
-                f"a transaction in a bucket is over one partition, not {len(logs)}: {places}",
-                hint="give all events one key or partition; a directory and a server have transactions over several",
+                f"a transaction in a bucket is limited to one partition, not {len(logs)}: {places}",
+                hint="give all events one key or partition; a directory and a server support several",
             )
         self._over = True
         if self._appends:
@@ -110,8 +110,8 @@ class Bucket(LogBackend[ObjectLog]):
     producers_max = DEFAULTS.object_producers_max
     replica = None
     lacks: ClassVar[Mapping[str, Lack]] = {
-        "version": Lack("tell the version of a key", "it has no index of keys; a directory and a server have one"),
-        "reindex": Lack("be reindexed", "it has no index that could be rebuilt"),
+        "version": Lack("return the version of a key", "it has no index of keys; a directory and a server have one"),
+        "reindex": Lack("be reindexed", "it has no index to rebuild"),
         "repair": Lack("be repaired", "restore the objects that 'headwater check' names from a copy of the bucket"),
         "archive": Lack("be archived this way", "use headwater archive --on spark"),
         "binder": Lack("keep documents", VIEWS_HINT),
@@ -210,7 +210,7 @@ class Bucket(LogBackend[ObjectLog]):
         data, limits = request.data, log.place.limits
         given.check_size(len(data) if isinstance(data, bytes) else 0, limits)
         if not isinstance(data, bytes) or len(data) > limits.blob_bytes_min:
-            raise Invalid("a huge event cannot wait for others", hint="append it alone: store.append(…)")
+            raise Invalid("a huge event cannot be appended in the background", hint="use store.append(…)")
         return ObjectAppend(log, log.append_later(self.rows(request, data)))
 
     def flush(self) -> None:

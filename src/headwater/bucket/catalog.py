@@ -54,8 +54,8 @@ class BucketCatalog:
         stranger = next(strangers, SETTINGS)
         if stranger != SETTINGS:
             raise Invalid(
-                f"{self._store.url} is not a log, and holds {stranger!r}",
-                hint="name a prefix that nothing else uses",
+                f"{self._store.url} is not a log: it contains {stranger!r}",
+                hint="use a prefix that nothing else uses",
                 code="not_a_log",
             )
         self._settings.create(SETTINGS, LogSettings(uuid=str(self._random_uuid())))
@@ -197,7 +197,7 @@ def _check_bounds(chosen: TopicSettings) -> None:
     """Raise Unsupported for a bound that a bucket does not have."""
     if chosen.retention_bytes_hard:
         raise Unsupported(
-            "a bucket has no hard bound: nobody counts all bytes before each append",
-            hint="use retention_bytes, which is kept to at each compaction",
+            "a bucket has no hard limit: its bytes are not counted before each append",
+            hint="use retention_bytes, which each compaction enforces",
             code="verb_unsupported",
         )

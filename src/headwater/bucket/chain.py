@@ -155,7 +155,7 @@ class Chain:
         """The head of an object of this log; raises Corrupt for another's."""
         head, position = format.decode(data, self._place.path(key))
         if head.log != self._place.uuid.hex() or position + head.size > len(data):
-            told = "is of another log" if head.log != self._place.uuid.hex() else "is cut off"
+            told = "belongs to another log" if head.log != self._place.uuid.hex() else "is cut off"
             path = self._place.path(key)
             raise Corrupt(f"an object {told}: {path}", path=path, position=0, size=len(data), reason=told)
         return head

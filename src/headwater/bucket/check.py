@@ -70,7 +70,7 @@ def _walk(place: ObjectPlace, meta: Meta, counts: Counts, progress: Callable[[in
         progress(segment.bytes)
     reached = meta.reached
     if meta.segments and (link.end != reached.offset or link.nonce not in (None, reached.nonce)):
-        problem = f"the record says that offset {reached.offset} follows on the segments, which end at {link.end}"
+        problem = f"the record says that offset {reached.offset} follows the segments, but they end at {link.end}"
         yield Finding(place.topic, place.partition, place.path(place.meta), 0, 0, problem)
         link = _Link(reached.offset, reached.nonce, reached.ticks)
     listed = list(place.store.list(place.events, place.events_at(reached.offset - 1) if reached.offset else ""))
@@ -123,9 +123,9 @@ def _wrong(
 ) -> Iterator[str]:
     """What a head says that cannot be."""
     if head.log != place.uuid.hex():
-        yield "the object is of another log"
+        yield "the object belongs to another log"
     if head.base != base or (end is not None and head.end != end) or (head.end <= head.base and not head.closed):
-        yield f"the object holds the offsets from {head.base} to {head.end}, and its place is from {base} to {end}"
+        yield f"the object holds offsets {head.base} to {head.end}, but should hold {base} to {end}"
     if link.nonce is not None and base == link.end and head.previous != link.nonce:
         yield "the object does not follow the one before it"
     if link.ticks is not None and head.previous_ticks < link.ticks:
@@ -177,7 +177,7 @@ def _superfluous(place: ObjectPlace, meta: Meta) -> Iterator[Finding]:
     sizes = [each.size for each in place.store.list(place.segments) if each.key not in named]
     sizes += [each.size for each in place.store.list(place.events) if each.key < end]
     if sizes:
-        problem = f"{len(sizes)} objects of {sum(sizes)} bytes are superfluous, and are deleted some time"
+        problem = f"{len(sizes)} objects of {sum(sizes)} bytes are garbage, which compaction deletes later"
         yield Finding(place.topic, place.partition, place.path(place.events), 0, 0, problem, damage=False)
 
 

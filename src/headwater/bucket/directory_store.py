@@ -229,7 +229,7 @@ class DirectoryStore:
             if error.errno not in UNLINKABLE:
                 raise
             raise Unsupported(
-                f"{self.url}: its file system has no links, by which an object is made only if none is there",
+                f"{self.url}: its file system has no hard links, which conditional writes need",
                 hint="use a directory on another file system, such as ext4, XFS or NFS",
                 code="no_conditional_writes",
             ) from error
@@ -326,7 +326,7 @@ class DirectoryStore:
             errno.EPERM: ("read_only", "to write, make it writable for this user"),
             errno.EROFS: ("read_only", "to write, make it writable for this user"),
         }
-        code, hint = kinds.get(error.errno, ("disk_failed", "look at the disk"))
+        code, hint = kinds.get(error.errno, ("disk_failed", "check the disk"))
         failed: HeadwaterError = Unavailable(
             f"{where}: {error.strerror or error}", hint=hint, code=code, errno=error.errno
         )

@@ -13,7 +13,7 @@ def is_plain(endpoint: str, what: str, *, allow_http: bool) -> bool:
 
     Raises Invalid, also for what is no address, or holds credentials.
     """
-    wrong = Invalid(f"the endpoint of a {what} is https://host:port", hint="without credentials and options")
+    wrong = Invalid(f"the endpoint of a {what} must be https://host:port", hint="leave out credentials and options")
     try:
         parts = urlsplit(endpoint)
         host = parts.hostname
@@ -23,7 +23,7 @@ def is_plain(endpoint: str, what: str, *, allow_http: bool) -> bool:
         raise wrong
     if parts.scheme == "http" and not allow_http and not _is_loopback(host):
         raise Invalid(
-            f"{endpoint} would send everything readable over the network",
+            f"{endpoint} would send everything unencrypted over the network",
             hint="use https://, or add &allow_http=true where the network is trusted",
             code="plain_http",
         )

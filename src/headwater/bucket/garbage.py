@@ -54,7 +54,7 @@ def time_of(store: ObjectStore, key: str) -> datetime:
     for each in store.list(key):
         if each.key == key:
             return each.modified
-    raise Unavailable(f"{store.url} does not list {key}, which was just put there", code="store_unavailable")
+    raise Unavailable(f"{store.url} does not list {key}, which was just written", code="store_unavailable")
 
 
 def delete_all(store: ObjectStore, keys: Iterable[str]) -> int:

@@ -165,7 +165,7 @@ class ObjectLog:
         """Not to be had: raises Unsupported."""
         raise Unsupported(
             f"a bucket has no index of keys, and so no version of {key!r}",
-            hint="read(key=…) finds its events by reading all; a directory and a server have versions",
+            hint="read(key=…) finds its events with a full scan; a directory and a server have versions",
         )
 
     def cursor(self, offset: int) -> ObjectCursor:

@@ -78,7 +78,7 @@ class Records(Generic[T]):
         if plain.pop("crc", None) != _crc(plain):
             raise Corrupt(f"{path}: the checksum is wrong", path=path, position=0, size=len(data))
         if plain.pop("format", None) != FORMAT:
-            raise Unsupported(f"{path} has a format that is unknown", hint="upgrade headwater")
+            raise Unsupported(f"{path} has an unknown format", hint="upgrade headwater")
         nonce = plain.pop("nonce", "")
         try:
             return self._decoder.decode(msgspec.json.encode(plain)), nonce

@@ -164,7 +164,7 @@ class S3Store:
                 key = each["path"]
                 if key <= after and key.rpartition("/")[0] == after.rpartition("/")[0]:
                     raise Unsupported(
-                        f"{self.url} does not list keys in their order",
+                        f"{self.url} does not list keys in order",
                         hint="use a general purpose bucket, not a directory bucket",
                         code="unordered_list",
                     )
@@ -214,7 +214,7 @@ class S3Store:
         """Ask, and ask again while that may help."""
         if _ForkGuard.forked:
             raise Unsupported(
-                f"{self.url} cannot be used in a process that was forked",
+                f"{self.url} cannot be used in a forked process",
                 hint="start processes with multiprocessing's 'spawn', and open it there",
                 code="forked",
             )

@@ -134,7 +134,7 @@ class BucketKeeper:
                 continue  # its topic was deleted
             except HeadwaterError as error:
                 if not self._stopping:
-                    log.warning("%s could not be compacted, and stays as it is: %s", each.place, error)
+                    log.warning("%s could not be compacted, and is unchanged: %s", each.place, error)
 
     def _see_to(self, each: ObjectLog) -> None:
         place, knowledge = each.place, each.chain.knowledge

@@ -62,7 +62,7 @@ def consumer_limits(limits: Limits, lease_ms: int | None, failures_max: int | No
     chosen = {name: value for name, value in changes.items() if value is not None}
     limits = msgspec.structs.replace(limits, **chosen)
     if limits.lease_ms < LEASE_MS_MIN or limits.failures_max < 1:
-        raise Invalid(f"a lease has at least {LEASE_MS_MIN} ms, and an event may fail at least once")
+        raise Invalid(f"lease_ms must be at least {LEASE_MS_MIN}, and failures_max at least 1")
     return limits
 
 
@@ -73,7 +73,7 @@ def check_name(name: str) -> str:
         raise Invalid("a consumer's name is empty")
     if size > CONSUMER_NAME_BYTES_MAX:
         raise TooLarge(
-            f"a consumer's name has {size} bytes, and may have {CONSUMER_NAME_BYTES_MAX}",
+            f"a consumer's name has {size} bytes; the limit is {CONSUMER_NAME_BYTES_MAX}",
             limit="consumer_name_bytes_max",
             maximum=CONSUMER_NAME_BYTES_MAX,
         )

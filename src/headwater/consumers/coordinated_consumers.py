@@ -156,6 +156,6 @@ def open_coordinator(address: str | None, store: ObjectStore, clock: Clock) -> C
     from headwater.consumers.dynamodb import DynamoCoordinator, is_dynamodb
 
     if not is_dynamodb(address):
-        hint = "it is dynamodb://table?region=…, or, left out, the bucket itself"
-        raise Unsupported(f"{address!r} is no coordinator", hint=hint)
+        hint = "write dynamodb://table?region=…, or leave it out to use the bucket itself"
+        raise Unsupported(f"{address!r} is not a coordinator", hint=hint)
     return DynamoCoordinator(address, clock)

@@ -137,8 +137,8 @@ class CoordinatedLeases:
                 sought = _changed(**changes, failing=0, failures=0)
                 if not self._update(each.partition, each.fence, sought):
                     raise Fenced(
-                        f"{self._cursors.url}: partition {each.partition} is not held any more",
-                        hint="its events are delivered again, to whoever holds it now: let go of these",
+                        f"{self._cursors.url}: partition {each.partition} is no longer held",
+                        hint="discard its events: they are delivered again to the member that holds it now",
                         partition=each.partition,
                         fence=each.fence,
                     )
@@ -172,7 +172,7 @@ class CoordinatedLeases:
         """Raises Unsupported."""
         raise Unsupported(
             f"a transaction cannot ack partition {partition} here",
-            hint="append, then ack: at least once; key what is appended, so that a repetition is known",
+            hint="append, then ack: this gives at-least-once delivery; give the events keys to recognize duplicates",
         )
 
     def doubt(self, partition: int) -> None:
@@ -279,8 +279,8 @@ class CoordinatedLeases:
             self._see(self._cursors.signs())
             if first and len(self._live()) > CONSUMER_MEMBERS_MAX:
                 raise Unavailable(
-                    f"{self._cursors.url} has {CONSUMER_MEMBERS_MAX} members",
-                    hint="partitions are shared by count: fewer members read as fast",
+                    f"{self._cursors.url} has the maximum of {CONSUMER_MEMBERS_MAX} members",
+                    hint="use fewer members: each partition is read by one member at a time",
                     code="too_many_members",
                 )
             self._signed_s = now_s

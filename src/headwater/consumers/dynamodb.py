@@ -131,7 +131,7 @@ class DynamoCoordinator:
             if code in ("AccessDeniedException", "UnrecognizedClientException", "InvalidSignatureException"):
                 raise Denied(
                     f"DynamoDB table {self._table!r}: {error}",
-                    hint="the rights that are needed are in docs/BUCKET.md",
+                    hint="docs/BUCKET.md lists the permissions that are needed",
                 ) from error
             raise Unavailable(f"DynamoDB table {self._table!r}: {error}", code="store_unavailable") from error
         except BotoCoreError as error:
@@ -245,10 +245,13 @@ def _parse(url: str) -> tuple[str, dict[str, str]]:
     unknown = sorted(set(options) - set(OPTIONS))
     if parts.scheme != "dynamodb" or not parts.netloc or "@" in parts.netloc or parts.path.strip("/"):
         raise Invalid(
-            "a coordinator is named by dynamodb://table?region=…", hint="credentials come from the environment"
+            "the address of a coordinator must be dynamodb://table?region=…",
+            hint="credentials come from the environment",
         )
     if unknown or len(options) < len(given):
-        raise Invalid(f"a coordinator's address takes each of {', '.join(OPTIONS)} once, not {', '.join(unknown)}")
+        raise Invalid(
+            f"the address of a coordinator accepts each of {', '.join(OPTIONS)} once, not {', '.join(unknown)}"
+        )
     if options.get("endpoint"):
         is_plain(options["endpoint"], "coordinator", allow_http=options.get("allow_http") == "true")
     return parts.netloc, options
@@ -273,7 +276,7 @@ def _client(options: dict[str, str]) -> Any:
             "dynamodb", region_name=options.get("region"), endpoint_url=options.get("endpoint"), config=config
         )
     except (BotoCoreError, ValueError) as error:
-        raise Invalid(f"DynamoDB cannot be asked: {error}", hint="dynamodb://table?region=eu-central-1") from error
+        raise Invalid(f"DynamoDB cannot be used: {error}", hint="write dynamodb://table?region=eu-central-1") from error
 
 
 def _no_table(table: str) -> NotFound:
@@ -281,7 +284,7 @@ def _no_table(table: str) -> NotFound:
     keys = "AttributeName=consumer,KeyType=HASH AttributeName=part,KeyType=RANGE"
     return NotFound(
         f"there is no DynamoDB table {table!r}",
-        hint=f"make it: aws dynamodb create-table --table-name {table} --attribute-definitions {attributes} "
+        hint=f"create it: aws dynamodb create-table --table-name {table} --attribute-definitions {attributes} "
         f"--key-schema {keys} --billing-mode PAY_PER_REQUEST, or add create=true to its address",
         code="table_not_found",
         table=table,

@@ -137,7 +137,7 @@ class FileConsumers:
         except OSError as error:
             raise Unavailable(
                 f"consumer {name!r} cannot be deleted: {error.strerror}: {path}",
-                hint="is the directory writable? What is no file must be moved away",
+                hint="is the directory writable? Move away what is not a file",
                 code="read_only",
                 path=str(path),
             ) from error
@@ -171,7 +171,7 @@ class FileConsumers:
                 return Cursors.create(path, uuid, starts(), self._disk, self._clock, wait_s, self._redo)
         except OSError as error:
             raise Unavailable(
-                f"consumer {name!r} cannot be made: {error.strerror}",
+                f"consumer {name!r} cannot be created: {error.strerror}",
                 hint="is the directory writable, and is there space?",
                 code="disk_full" if error.errno in FULL else "read_only",
             ) from error

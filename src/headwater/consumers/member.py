@@ -293,8 +293,8 @@ class ConsumerMember:
 def not_held(name: str, partition: int, offset: int) -> Fenced:
     """An event came too late to be acked."""
     return Fenced(
-        f"consumer {name!r} does not hold partition {partition} any more, or not from offset {offset}",
-        hint="the event comes again, here or to another member: do not ack it",
+        f"consumer {name!r} no longer holds partition {partition}, or not from offset {offset}",
+        hint="do not ack the event: it is delivered again, here or to another member",
         partition=partition,
         offset=offset,
     )

@@ -331,7 +331,7 @@ class Membership:
         except HeadwaterError as told:
             error = None if told.code == GONE or isinstance(told, Unavailable) else told
         except msgspec.MsgspecError as told:
-            error = Unavailable(f"{self._transport.address} sent what is no event: {told}", code="bad_answer")
+            error = Unavailable(f"{self._transport.address} sent an invalid event: {told}", code="bad_answer")
         finally:
             self.end(error)
             self._stream.close()
@@ -389,8 +389,8 @@ def too_late(name: str, partition: int | None = None, offset: int | None = None)
     """An ack came when the event was somebody else's."""
     where = "" if partition is None else f" of partition {partition}, offset {offset},"
     return Fenced(
-        f"the ack{where} came too late: this member of consumer {name!r} does not hold it any more",
-        hint="the event comes again, here or to another member: do not ack it",
+        f"the ack{where} came too late: this member of consumer {name!r} no longer holds it",
+        hint="do not ack the event: it is delivered again, here or to another member",
         partition=partition,
         offset=offset,
     )

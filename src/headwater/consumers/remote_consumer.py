@@ -18,9 +18,10 @@ import msgspec
 from headwater import position
 from headwater.consumers.membership import Membership, MembershipState, too_late
 from headwater.errors import Closed, Fenced, HeadwaterError, Invalid, Unavailable
-from headwater.event import At, Event
+from headwater.event import Event
 from headwater.info import ConsumerInfo
 from headwater.limits import Limits
+from headwater.position import Position
 from headwater.remote.transport import Transport
 from headwater.requests import Consume
 
@@ -197,7 +198,7 @@ class RemoteConsumer(Iterator[Event]):
 
     # Places
 
-    def seek(self, at: At, partition: int | None = None) -> dict[int, int]:
+    def seek(self, at: Position, partition: int | None = None) -> dict[int, int]:
         """Go on from another place, durably: an offset, a time, an id or an end, in one partition or all that it holds.
 
         Returns the new cursors. What was handed out before cannot be acked any more. Raises Fenced if not held.
@@ -389,13 +390,15 @@ class RemoteConsumer(Iterator[Event]):
 
 
 def _of_another(event: Event, consumer: RemoteConsumer) -> Invalid:
-    return Invalid(f"the event is of topic {event.topic!r}, and consumer {consumer.name!r} reads {consumer.topic!r}")
+    return Invalid(
+        f"the event belongs to topic {event.topic!r}, but consumer {consumer.name!r} reads {consumer.topic!r}"
+    )
 
 
 def _full() -> Unavailable:
     return Unavailable(
-        "so many events were handed out and not acked that the server sends no more",
-        hint="ack what was handled; the server's member_events_max and member_bytes_max bound it",
+        "the server sends no more events, as too many are not acked yet",
+        hint="ack handled events; the limits are member_events_max and member_bytes_max of the server",
         code="too_many_unacked",
     )
 

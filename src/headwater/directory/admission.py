@@ -100,9 +100,9 @@ class Admission:
 
     def _conflict(self, rows: Rows, actual: int | None) -> Conflict:
         wanted = "no event" if rows.expected == NO_VERSION else f"version {rows.expected}"
-        found = "has none" if actual is None else f"is at version {actual}"
+        found = "has no events" if actual is None else f"is at version {actual}"
         return Conflict(
-            f"{self._place}: key {rows.key!r} {found}, and {wanted} was expected",
+            f"{self._place}: key {rows.key!r} {found}; expected {wanted}",
             hint="read the key's events again, then decide",
             code="version_conflict",
             version=actual,
@@ -114,9 +114,9 @@ def _answer(rows: Rows, answer: ProducerAnswer) -> None:
     if answer.count != rows.count:
         assert rows.producer is not None
         raise Conflict(
-            f"seq {answer.seq} of producer {rows.producer.id!r} was a request of {answer.count} events, "
-            f"and this one has {rows.count}",
-            hint="give each request a seq of its own",
+            f"seq {answer.seq} of producer {rows.producer.id!r} was used for a request of {answer.count} events, "
+            f"but this request has {rows.count}",
+            hint="use a new seq for each request",
             code="seq_reused",
         )
     rows.offset, rows.ticks, rows.answered = answer.offset, answer.ticks, True

@@ -71,11 +71,11 @@ class DirectoryCatalog:
                 self._disk.sync_directory(self.path.parent)
             return self._settle(LogSettings(uuid=str(self._random_uuid())))
         except FileNotFoundError as error:
-            raise NotFound(f"{self.path.parent} is not there", hint="make that directory first") from error
+            raise NotFound(f"{self.path.parent} does not exist", hint="create that directory first") from error
         except NotADirectoryError as error:
             raise Invalid(f"{self.path} is not a directory", code="not_a_log") from error
         except OSError as error:
-            raise Unavailable(f"{self.path} cannot be made a log: {error.strerror}", code="read_only") from error
+            raise Unavailable(f"no log can be created in {self.path}: {error.strerror}", code="read_only") from error
 
     def refuse_strangers(self) -> None:
         """Raise Invalid for a directory that is no log and holds other things; one that is not there holds none."""
@@ -83,8 +83,8 @@ class DirectoryCatalog:
         strangers = [name for name in self._disk.names(self.path) if name not in ours and not name.endswith(".tmp")]
         if strangers and SETTINGS_FILE not in strangers:
             raise Invalid(
-                f"{self.path} is not a log, and holds {min(strangers)!r}",
-                hint="name a new or an empty directory",
+                f"{self.path} is not a log: it contains {min(strangers)!r}",
+                hint="use a new or empty directory",
                 code="not_a_log",
             )
 
@@ -94,10 +94,10 @@ class DirectoryCatalog:
             store = settings.decode(self._disk.read_file(self.path / SETTINGS_FILE), LogSettings)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFound(
-                f"{self.path} is not a log", hint=f"make one: headwater init {self.path}", code="not_a_log"
+                f"{self.path} is not a log", hint=f"create one: headwater init {self.path}", code="not_a_log"
             ) from error
         except PermissionError as error:
-            raise Unavailable(f"{self.path} may not be read by this user", code="forbidden") from error
+            raise Unavailable(f"this user has no permission to read {self.path}", code="forbidden") from error
         except HeadwaterError as error:
             raise _at(error, self.path / SETTINGS_FILE) from None
         if self._disk.inode(self._topics) is None:  # it was made before the settings
@@ -141,7 +141,7 @@ class DirectoryCatalog:
                 self._disk.rename(hidden, self._topics / directory)
                 self._disk.sync_directory(self._topics)
         except OSError as error:
-            raise _not_writable(f"topic {name!r} cannot be made", error) from error
+            raise _not_writable(f"topic {name!r} cannot be created", error) from error
         return True
 
     def change(self, name: str, changes: Retention) -> TopicRecord:
@@ -172,12 +172,12 @@ class DirectoryCatalog:
             topic = settings.decode(self._disk.read_file(path), TopicRecord)
         except (FileNotFoundError, NotADirectoryError) as error:
             if self._lacks_settings(path.parent):
-                raise _missing(path, f"the logs of topic {name!r} are there") from error
+                raise _missing(path, f"the logs of topic {name!r} exist") from error
             raise not_found(name, self.path) from error
         except HeadwaterError as error:
             raise _at(error, path) from None
         if topic.name != name:
-            raise Corrupt(f"{path} is of topic {topic.name!r}, not {name!r}", path=str(path), position=0, size=0)
+            raise Corrupt(f"{path} belongs to topic {topic.name!r}, not {name!r}", path=str(path), position=0, size=0)
         return topic
 
     def list(self) -> list[str]:
@@ -199,7 +199,7 @@ class DirectoryCatalog:
                 topics.append(settings.decode(self._disk.read_file(path), TopicRecord))
             except FileNotFoundError:
                 if self._lacks_settings(path.parent):
-                    broken.append(_missing(path, "the logs of the topic are there"))
+                    broken.append(_missing(path, "the logs of the topic exist"))
                 elif name is not None:
                     self.find(name)  # raises
             except NotADirectoryError:

@@ -49,8 +49,8 @@ def reindex(places: list[LogDirectory], progress: Progress | None) -> int:
 def _left_behind(journal: Journal) -> Iterator[Finding]:
     """Journals of processes that are gone, which opening the directory could not finish."""
     for path, count in journal.abandoned():
-        what = f"{count} committed, kept until all their logs are well" if count else "none committed"
-        problem = f"transactions of a process that is gone: {what}"
+        what = f"{count} committed, kept until all their logs are intact" if count else "none committed"
+        problem = f"transactions of a process that died: {what}"
         yield Finding("journal", -1, str(path), 0, 0, problem, damage=False)
 
 

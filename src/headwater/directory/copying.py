@@ -50,7 +50,7 @@ def check(batches: Sequence[Batch]) -> None:
         batch.validate()
         if before is not None and (batch.base_offset != before.end_offset or batch.base_ticks <= before.last_ticks):
             raise corrupt(
-                f"a batch at offset {batch.base_offset} does not follow on offset {before.end_offset - 1}",
+                f"a batch at offset {batch.base_offset} does not follow offset {before.end_offset - 1}",
                 batch.path,
                 batch.position,
                 batch.size,
@@ -65,12 +65,12 @@ def check_follows(place: LogDirectory, slot: TailSlot, batches: Sequence[Batch])
     first = batches[0]
     if first.base_offset != slot.visible_offset:
         raise Conflict(
-            f"{place} ends at offset {slot.visible_offset}, and a batch begins at {first.base_offset}",
+            f"{place} ends at offset {slot.visible_offset}, but the next batch begins at {first.base_offset}",
             code="not_next",
             end=slot.visible_offset,
         )
     if first.base_ticks <= slot.last_ticks:
-        raise Corrupt(f"{place}: the event at offset {first.base_offset} is not later than the one before")
+        raise Corrupt(f"{place}: the event at offset {first.base_offset} is not later than the one before it")
 
 
 def runs(batches: Sequence[Batch], position: int, segment_bytes: int) -> Iterator[list[Batch]]:

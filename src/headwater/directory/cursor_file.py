@@ -204,8 +204,8 @@ class Cursors:
         number = there[0] if there else table.index(None) if None in table else -1
         if number < 0:
             raise Unavailable(
-                f"{self.path} has {CONSUMER_MEMBERS_MAX} members",
-                hint="partitions are shared by count: fewer members read as fast",
+                f"{self.path} has the maximum of {CONSUMER_MEMBERS_MAX} members",
+                hint="use fewer members: each partition is read by one member at a time",
                 code="too_many_members",
             )
         self._write(member.encode(), format.MEMBERS_AT + format.MEMBER_BYTES * number)
@@ -245,8 +245,8 @@ class Cursors:
                 taken = wait_for_lock(disk.try_lock, fd, self._clock, self._lock_wait_s)
             if not taken:
                 raise Unavailable(
-                    f"{self.path} is locked by another process for more than {self._lock_wait_s:g} s",
-                    hint=f"is one stopped or stuck? 'fuser {self.path}' names it",
+                    f"{self.path} has been locked by another process for more than {self._lock_wait_s:g} s",
+                    hint=f"is a process stopped or stuck? 'fuser {self.path}' shows it",
                     code="locked",
                 )
             if disk.inode(fd) == disk.inode(self.path):  # else it was deleted or replaced while we waited
@@ -320,8 +320,8 @@ class Cursors:
 def fenced(cursors: Cursors, partition: int, fence: int, newer: int) -> Fenced:
     """Somebody else reads the partition, or it was moved."""
     return Fenced(
-        f"{cursors.path}: partition {partition} is not held any more",
-        hint="its events are delivered again, to whoever holds it now: let go of these",
+        f"{cursors.path}: partition {partition} is no longer held",
+        hint="discard its events: they are delivered again to the member that holds it now",
         partition=partition,
         fence=fence,
         newer=newer,
@@ -332,7 +332,7 @@ def slots_damaged(path: Path, partition: int) -> Corrupt:
     """Return the error for a partition whose cursor cannot be read."""
     return Corrupt(
         f"{path}: both slots of partition {partition} are damaged",
-        hint="delete the consumer with 'headwater forget', and begin it anew where it was",
+        hint="delete the consumer with 'headwater forget', then create it again at its last position",
         path=str(path),
         position=format.slot_at(partition, 0),
         size=format.PAIR_BYTES,
@@ -380,7 +380,7 @@ def _decode_header(path: Path, stored: bytes) -> CursorsHeader:
         return format.decode_header(stored)
     except HeadwaterError as error:
         facts = {**error.facts, "path": str(path)}
-        hint = error.hint or "delete the consumer with 'headwater forget', and begin it anew where it was"
+        hint = error.hint or "delete the consumer with 'headwater forget', then create it again at its last position"
         raise type(error)(f"{path}: {error.message}", hint=hint, code=error.code, **facts) from None
 
 

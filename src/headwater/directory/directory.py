@@ -53,7 +53,7 @@ class Directory(LogBackend[LocalLog]):
     lacks: ClassVar[Mapping[str, Lack]] = {
         "append_later": Lack("append in the background", "use append, or append_many"),
         "flush": Lack("append in the background", "use append, or append_many"),
-        "maintain": Lack("be maintained by hand", "it does that by itself; see seal and retain"),
+        "maintain": Lack("be maintained by hand", "maintenance is automatic; see seal and retain"),
         "query": Lack("run queries of an application", "call app.ask(store, …) where the application is"),
     }
     _catalogue: DirectoryCatalog

@@ -291,15 +291,15 @@ def _wake(rows: Rows) -> None:
 
 def _interrupted() -> Unavailable:
     return Unavailable(
-        "the thread that committed for several was interrupted",
-        hint="read the end of the log: the event may be there",
+        "the thread that was committing for several callers was interrupted",
+        hint="read the end of the log to see whether the event is there",
         code="interrupted",
     )
 
 
 def _reentered() -> Unavailable:
     return Unavailable(
-        "a signal handler appends to the log that the interrupted call appends to",
-        hint="set a flag in the handler, and append where it is read",
+        "a signal handler cannot append to the log that the interrupted call is appending to",
+        hint="set a flag in the handler, and append outside it",
         code="reentered",
     )

@@ -70,7 +70,7 @@ class Keeper:
                 retention.delete(place, due, wait=False)
             retention.sweep(place)
         except OSError as error:
-            raise unavailable(place, "what is old cannot be deleted", error) from error
+            raise unavailable(place, "old segments cannot be deleted", error) from error
 
     def may_roll(self, place: LogDirectory, slot: TailSlot) -> None:
         """Raise Unavailable if the log has reached its hard bound, and its topic refuses what comes then."""
@@ -141,7 +141,9 @@ class Keeper:
             if known is None or not holds(place, known, segment.base, segment.end):
                 # An archiver may be a roll behind. If it is still the same one, nobody archives.
                 if self._kept.get(place.uuid) == segment.base:
-                    warnings.warning("%s: what is at offset %d is not in the archive, and stays", place, segment.base)
+                    warnings.warning(
+                        "%s: the segment at offset %d is not in the archive, and is kept", place, segment.base
+                    )
                 self._kept[place.uuid] = segment.base
                 return due[:number]
         return due

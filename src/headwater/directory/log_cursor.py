@@ -61,7 +61,7 @@ class SegmentCursor:
             if self._position >= end:
                 if segment.base >= self._reader.base_of(self.offset, slot):
                     self._reader.check_joined(segment.base, slot, self.offset + 1)
-                    raise corrupt(f"the segment ends at offset {self.offset}, too early", segment.path, end, 0)
+                    raise corrupt(f"the segment ends too early, at offset {self.offset}", segment.path, end, 0)
                 self._segment = None
                 continue
             for batch in segment.window(self._position, end).batches(self._position, self._batch_offset):

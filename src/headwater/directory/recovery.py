@@ -67,7 +67,7 @@ def scan(place: LogDirectory, known: TailSlot | None) -> LogEnd:
     try:
         size = segment.size()
         if size < position:
-            raise corrupt("the segment is shorter than what was made durable", segment.path, size, position - size)
+            raise corrupt("the segment is shorter than its synced size", segment.path, size, position - size)
         last_ticks = last_ticks or _ticks_before(segment, position)
         window = segment.window(position, position if frozen else size)
         try:

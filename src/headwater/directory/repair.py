@@ -60,7 +60,7 @@ def plan(place: LogDirectory) -> list[Action]:
     actions += fill_holes(place, apply=False)
     for finding in check(place, Counts(), lambda _: None):
         if _rebuildable(finding):
-            actions.append(_action(place, Path(finding.path), "make it again from the segments"))
+            actions.append(_action(place, Path(finding.path), "rebuild it from the segments"))
         elif _is_snapshot(finding):
             actions.append(_forget_producers(place, Path(finding.path), apply=False))
     return actions
@@ -112,7 +112,7 @@ def apply(place: LogDirectory) -> list[Action]:
             if finding.path != str(place.tail):  # the tail is mapped by others, and healed in place
                 with contextlib.suppress(FileNotFoundError):  # it was a directory
                     place.disk.unlink(Path(finding.path))
-            done.append(_action(place, Path(finding.path), "made again from the segments", done=True))
+            done.append(_action(place, Path(finding.path), "rebuilt from the segments", done=True))
         elif _is_snapshot(finding):
             done.append(_forget_producers(place, Path(finding.path), apply=True))
     return done
@@ -127,14 +127,14 @@ def fill_holes(place: LogDirectory, *, apply: bool) -> list[Action]:
     actions: list[Action] = []
     for gap in gaps:
         start, end = gap.offsets
-        lost = f"offsets {start} to {end - 1} are lost" if end > start else "what it held is lost"
+        lost = f"offsets {start} to {end - 1} are lost" if end > start else "its content is lost"
         if end == bases[0]:
-            what = f"begin the log at offset {end}; {lost}"
+            what = f"start the log at offset {end}; {lost}"
             if apply:
                 place.mark(end)
                 place.disk.sync_directory(place.path)
         else:
-            what = f"begin the segment anew; {lost}"
+            what = f"start the segment over; {lost}"
             if apply:
                 _begin_anew(place, [base for base in bases if base < start][-1], start, end)
         actions.append(_action(place, Path(gap.path), what, done=apply))
@@ -168,8 +168,8 @@ def _forget_producers(place: LogDirectory, path: Path, *, apply: bool) -> Action
     base = offset_of(path.name, "producers")
     assert base is not None
     what = (
-        f"put an empty one in its place: producers are forgotten as of offset {base}, "
-        "and what they try again from before it is appended again"
+        f"replace it with an empty one: producers are forgotten as of offset {base}, "
+        "and retries of their earlier requests are appended again"
     )
     there = place.disk.inode(path) is not None
     kept = place.beside(path) if there else None
@@ -245,13 +245,13 @@ def _describe(place: LogDirectory, mend: Mend) -> list[tuple[str, str]]:
     """What is done to a segment, and where the cut bytes go."""
     steps = []
     if mend.header_damaged:
-        steps.append(("write its header anew", str(place.cut(mend.base, 0))))
+        steps.append(("rewrite its header", str(place.cut(mend.base, 0))))
     for hole in mend.walk.holes:
         lo, hi = hole.offsets
         lost = f"mark offsets {lo} to {hi - 1} as lost" if hi > lo else "no offset is lost"
         steps.append(
             (
-                f"cut bytes {hole.start} to {hole.end} ({hole.problem}); {lost}",
+                f"remove bytes {hole.start} to {hole.end} ({hole.problem}); {lost}",
                 str(place.cut(mend.base, hole.start)) if hole.end > hole.start else "",
             )
         )

@@ -89,17 +89,17 @@ def full(place: LogDirectory, slot: TailSlot, rules: Rules) -> Unavailable | Non
     behind = rules.settings.retention_consumers and rules.passed is not None
     if rules.archived is not None and due(place, slot, segments, msgspec.structs.replace(rules, archived=None)):
         return Unavailable(
-            f"{place} is full: it has {total} bytes, may have {hard}, and what is old is not archived yet",
-            hint="is the archiver running, and the archive in reach? headwater archive",
+            f"{place} is full: it has {total} bytes of at most {hard}, and old segments are not archived yet",
+            hint="is the archiver ('headwater archive') running, and can it reach the archive?",
             code="log_full",
             bytes=total,
             maximum=hard,
         )
     return Unavailable(
-        f"{place} is full: it has {total} bytes, and may have {hard}",
+        f"{place} is full: it has {total} bytes; the limit is {hard}",
         hint="let the slowest consumer catch up, or change the retention: headwater retain"
         if behind
-        else "delete what is old, or change the retention: headwater retain",
+        else "delete old events, or change the retention: headwater retain",
         code="log_full",
         bytes=total,
         maximum=hard,
@@ -172,7 +172,7 @@ def sweep(place: LogDirectory) -> None:
         for base in left:
             _remove_rest(place, base)
     except OSError as error:
-        raise unavailable(place, "what is left of a deleted segment cannot be removed", error) from error
+        raise unavailable(place, "the files of a deleted segment cannot be removed", error) from error
 
 
 def _take_away(place: LogDirectory, base: int, wait_s: float) -> Outcome:

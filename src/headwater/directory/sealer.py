@@ -72,7 +72,7 @@ class Sealer:
                     waiting.clear()
                 except HeadwaterError as error:
                     waiting.popleft()
-                    log.warning("%s could not be sealed, and stays as it is: %s", place, error)
+                    log.warning("%s could not be sealed, and is unchanged: %s", place, error)
 
     def _take(self, waiting: deque[tuple[LogDirectory, Iterator[int]]]) -> bool:
         """Apply the retention of all logs that rolled, and have them wait to be sealed; False at the end."""
@@ -90,7 +90,7 @@ class Sealer:
             except NotFound:
                 continue  # the topic was deleted
             except HeadwaterError as error:
-                log.warning("%s could not delete what is old, and keeps it: %s", place, error)
+                log.warning("%s could not delete old events, and keeps them: %s", place, error)
             waiting.append((place, seal_each(place, pause)))
         return True
 
@@ -141,7 +141,7 @@ def _seal(place: LogDirectory, base: int, pause: Pause, *, anew: bool = False) -
     except FileNotFoundError:  # removed meanwhile
         return False
     except OSError as error:
-        raise unavailable(place, "a segment cannot be sealed, and stays as it is", error) from error
+        raise unavailable(place, "a segment cannot be sealed, and is unchanged", error) from error
 
 
 class _SealerStopError(Exception):  # it is a signal, not an error

@@ -182,8 +182,8 @@ def _commit_held(
             writer.drop(prepared, freeze=doubtful)
         if doubtful and isinstance(error, Exception):
             raise Unavailable(
-                f"whether the transaction is committed is not known: {error}",
-                hint="do not repeat it; see to the disk, open the log again, and look",
+                f"it is not known whether the transaction is committed: {error}",
+                hint="do not repeat it; fix the disk, reopen the log, and check",
                 code="transaction_in_doubt",
             ) from error
         raise
@@ -257,7 +257,7 @@ def _apply(parts: list[tuple[LogWriter, PreparedWrite]], *, journaled: bool) -> 
         if not journaled:
             raise refused
         raise Unavailable(
-            f"the transaction is committed, and a log could not take its part yet: {refused.message}",
-            hint="do not repeat it; see to the disk: the next append to the log, or opening it again, finishes it",
+            f"the transaction is committed, but one log does not have its events yet: {refused.message}",
+            hint="do not repeat it; fix the disk: the next append to the log, or reopening it, completes it",
             code="transaction_unfinished",
         ) from refused

@@ -98,7 +98,7 @@ def _sparing(call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
             raise
         if not open_files.spare():
             raise Unavailable(
-                "this process has no file descriptor left",
+                "this process has no file descriptors left",
                 hint="raise its limit ('ulimit -n', or LimitNOFILE= of systemd), or use fewer connections at once",
                 code="too_many_files",
             ) from error
@@ -421,12 +421,12 @@ class Disk:
 
 def _not_a_file(path: Path) -> Corrupt:
     return Corrupt(
-        f"{path} is a directory, and must be a file",
+        f"{path} is a directory, but must be a file",
         hint="move it away, and restore the file from a backup",
         path=str(path),
         position=0,
         size=0,
-        reason="it is a directory, and must be a file",
+        reason="it is a directory, but must be a file",
     )
 
 

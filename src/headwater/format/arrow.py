@@ -240,7 +240,7 @@ def _copies(value: bytes, type: Any, count: int) -> Any:
     pa = pyarrow()
     offsets = np.arange(count + 1, dtype=np.int64) * len(value)
     if offsets[-1] > _I32_MAX:
-        raise TooLarge(f"{count} values of {len(value)} bytes are too much for one array")
+        raise TooLarge(f"{count} values of {len(value)} bytes are too large for one array")
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(value * count)]
     return pa.Array.from_buffers(type, count, buffers)
 
@@ -291,7 +291,7 @@ def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content,
     unknown = [name for name in names if name not in ("data", "key", "type", "meta")]
     if unknown or "data" not in names:
         raise Invalid(
-            f"an Arrow table needs a column 'data', and has {', '.join(names)}",
+            f"an Arrow table needs a column 'data'; this one has {', '.join(names)}",
             hint="columns are data, key, type and meta; drop or rename others",
         )
     data = _decoded(batch.column("data"))

@@ -383,7 +383,7 @@ def corrupt(reason: str, path: str, position: int, size: int, offsets: tuple[int
     which = f", offsets {offsets[0]} to {offsets[1] - 1}" if offsets else ""
     return Corrupt(
         f"{reason}{place}, bytes {position} to {position + size}{which}",
-        hint="run 'headwater check', then 'headwater repair', which keeps what it cuts" if path else "",
+        hint="run 'headwater check', then 'headwater repair', which keeps the bytes it removes" if path else "",
         path=path,
         position=position,
         size=size,

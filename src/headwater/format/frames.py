@@ -76,7 +76,7 @@ class Decoder:
     def finish(self) -> None:
         """Raise Corrupt if a frame was cut off."""
         if self._bytes:
-            raise Corrupt("the batches end in the midst of a frame", position=0, size=len(self._bytes))
+            raise Corrupt("the batches end in the middle of a frame", position=0, size=len(self._bytes))
 
     def _whole(self, at: int) -> int:
         """The size of the frame at a place; 0 if it is not there as a whole."""
@@ -88,7 +88,7 @@ class Decoder:
         size: int = HEAD_BYTES + (0 if count == ALL else (count * 4 + 7) & ~7) + stored
         if size > self._bytes_max:
             raise TooLarge(
-                f"a frame claims {size} bytes, and may have {self._bytes_max}",
+                f"a frame claims {size} bytes; the limit is {self._bytes_max}",
                 limit="batch_bytes_max",
                 maximum=self._bytes_max,
                 size=size,
@@ -106,7 +106,7 @@ def _decode(frame: memoryview, events_max: int) -> Frame:
     batch = format.decode(frame, start, len(frame))
     if batch.count > events_max:
         raise TooLarge(
-            f"a batch claims {batch.count} events, and may have {events_max}",
+            f"a batch claims {batch.count} events; the limit is {events_max}",
             limit="batch_events_max",
             maximum=events_max,
             size=batch.count,

@@ -171,8 +171,8 @@ def nothing(topic: TopicRecord, partition: int) -> HistoryManifest:
 def old_form(where: str) -> Unsupported:
     """Return the error for an archive, or what a directory knows of one, that an earlier version wrote."""
     return Unsupported(
-        f"{where} is of an archive in the form of an earlier version, which this one does not read",
-        hint="restore it with the version that wrote it, then archive the restored log to a new place",
+        f"{where} belongs to an archive in an earlier format, which this version cannot read",
+        hint="restore it with the version that wrote it, then archive the restored log to a new location",
         code="archive_form_old",
     )
 
@@ -231,11 +231,11 @@ def check(manifest: HistoryManifest, log: bytes, where: str) -> None:
         if part.start < 0 or part.start != end or part.end <= part.start:
             problem = f"the file at offset {part.start} does not follow the one before it"
         elif part.rows != part.end - part.start - sum(hi - lo for lo, hi in part.lost) or part.rows < 0:
-            problem = f"the file at offset {part.start} has other rows than offsets"
+            problem = f"the file at offset {part.start} has a different number of rows than offsets"
         elif not _ticks_grow(part, ticks):
             problem = f"the ticks of the file at offset {part.start} do not grow"
         elif not all(_is_right(file, name) for file, name in _names(manifest.partition, part)):
-            problem = f"the file at offset {part.start} has a name that it cannot have"
+            problem = f"the file at offset {part.start} has an invalid name"
         if problem:
             break
         end, ticks = part.end, part.end_ticks

@@ -77,7 +77,9 @@ def data_of(line: EventLine, content: Content | None) -> tuple[bytes, Content]:
         return _from_base64(line.data_base64, "data_base64"), said or "bytes"
     if line.data is UNSET:
         if line.data_bytes is not UNSET:
-            raise Invalid("a huge event has only its size here", hint="'headwater export' writes its data too")
+            raise Invalid(
+                "a huge event without its data cannot be appended", hint="'headwater export' writes its data too"
+            )
         raise Invalid(
             "there is no data", hint="data or data_base64 is needed; 'headwater append --lines' takes any lines"
         )

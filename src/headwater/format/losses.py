@@ -37,4 +37,4 @@ def total(ranges: Iterable[tuple[int, int]]) -> int:
 def warn(place: object, lost: Iterable[tuple[int, int]]) -> None:
     """Warn of events of a log, which `place` names, that a read passes over."""
     for lo, hi in lost:
-        _log.warning("%s: offsets %d to %d are lost: they were damaged, and repair cut them", place, lo, hi - 1)
+        _log.warning("%s: offsets %d to %d are lost: they were damaged, and repair removed them", place, lo, hi - 1)

@@ -114,7 +114,7 @@ def decode(stored: memoryview, path: str = "") -> tuple[ObjectHead, int]:
         raise _damaged("is cut off", path, len(stored))
     magic, version, flags, size, crc, _ = _PREFIX.unpack_from(stored)
     if magic != MAGIC:
-        raise _damaged("is not one", path, PREFIX_BYTES)
+        raise _damaged("does not begin like one", path, PREFIX_BYTES)
     if version != VERSION or flags:
         raise Unsupported(f"{path}: an object has version {version} and flags {flags:#x}", hint="upgrade headwater")
     text = stored[PREFIX_BYTES : PREFIX_BYTES + size]

@@ -75,7 +75,7 @@ def decode_large(raw: bytes) -> tuple[str, dict[str, Any]]:
     nested = sum(end - at for kind, at, end in elements(raw, start).values() if kind in _LEVELS)
     if nested > FRAME_FIELDS_BYTES_MAX:
         raise TooLarge(
-            f"the fields of the frame have {nested} bytes, and may have {FRAME_FIELDS_BYTES_MAX}",
+            f"the fields of the frame have {nested} bytes; the limit is {FRAME_FIELDS_BYTES_MAX}",
             limit="FRAME_FIELDS_BYTES_MAX",
             maximum=FRAME_FIELDS_BYTES_MAX,
         )
@@ -104,7 +104,7 @@ def elements(raw: bytes, start: int) -> dict[bytes, tuple[int, int, int]]:
     for at, kind, value, after in _walk(raw, start, len(raw)):
         name = raw[at + 1 : value - 1]
         if name in found:
-            raise bad_frame(f"the field {name[:40]!r} is twice in it")
+            raise bad_frame(f"the field {name[:40]!r} occurs twice")
         found[name] = kind, value, after
     return found
 

@@ -105,7 +105,7 @@ def decode(stored: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise Unsupported(f"settings are not understood: {error}", hint="upgrade headwater to read this log") from error
     if encode(settings) != stored:
-        raise Corrupt("settings are not written as they should be", position=0, size=len(stored))
+        raise Corrupt("settings are not in their canonical form", position=0, size=len(stored))
     return settings
 
 

@@ -55,7 +55,7 @@ class OpenTopic(Generic[L]):
         if not 0 <= partition < len(self.logs):
             raise NotFound(
                 f"topic {self.topic.name!r} has no partition {partition}",
-                hint=f"it has {len(self.logs)}, from 0",
+                hint=f"it has {len(self.logs)} partitions, numbered from 0",
                 code="partition_not_found",
             )
         return [self.logs[partition]]
@@ -229,5 +229,5 @@ class OpenTopics(Generic[L]):
         self.forget(opened)
         successor = self.for_append(opened.topic.name)
         if len(successor.logs) != len(opened.logs):
-            raise NotFound(f"topic {opened.topic.name!r} was deleted, and made again with other partitions")
+            raise NotFound(f"topic {opened.topic.name!r} was deleted and created again with other partitions")
         return successor.logs[log.place.partition]

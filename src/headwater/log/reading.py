@@ -14,12 +14,12 @@ from typing import NamedTuple
 from uuid import UUID
 
 from headwater.errors import HeadwaterError, Invalid, NotFound, enough_memory
-from headwater.event import At, Event, ticks_and_node, ticks_of, time_of
+from headwater.event import Event, ticks_and_node, ticks_of, time_of
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch, data_in_memory
 from headwater.log.log import Log
 from headwater.match.selection import Selection
-from headwater.position import not_a_position
+from headwater.position import Position, not_a_position
 from headwater.requests import Read
 
 
@@ -34,15 +34,15 @@ def _last_ticks(batch: EventBatch) -> int:
 _by_ticks = attrgetter("ticks")
 
 
-def resolve(log: Log, at: At, logs: int) -> int:
+def resolve(log: Log, at: Position, logs: int) -> int:
     """The offset of a place in one log of a topic that has `logs` of them."""
     if isinstance(at, bool):
         raise not_a_position(at)
     if isinstance(at, int):
         if logs > 1:
             raise Invalid(
-                f"topic {log.place.topic!r} has {logs} partitions, and an offset belongs to one of them",
-                hint="give partition=, or begin at a time",
+                f"topic {log.place.topic!r} has {logs} partitions, and an offset applies to only one of them",
+                hint="give partition=, or start at a time",
                 code="partition_needed",
             )
         if at < 0:
@@ -59,11 +59,11 @@ def resolve(log: Log, at: At, logs: int) -> int:
     raise not_a_position(at)
 
 
-def begin(logs: Sequence[Log], at: At | Sequence[int]) -> list[int]:
+def begin(logs: Sequence[Log], at: Position | Sequence[int]) -> list[int]:
     """The offset in each log of a place in a topic, or of several offsets, one for each."""
     if isinstance(at, Sequence) and not isinstance(at, str):
         if len(at) != len(logs) or min(at) < 0:
-            raise Invalid(f"{len(at)} offsets are no place in {len(logs)} partitions", code="bad_offsets")
+            raise Invalid(f"{len(at)} offsets were given for {len(logs)} partitions", code="bad_offsets")
         return list(at)
     check_id(logs, at)
     return [resolve(log, at, len(logs)) for log in logs]
@@ -75,7 +75,7 @@ def check_id(logs: Sequence[Log], at: object) -> None:
         topic = logs[0].place.topic
         raise NotFound(
             f"{at} is not the id of an event of topic {topic!r}",
-            hint="is it of another topic?",
+            hint="does it belong to another topic?",
             code="id_not_found",
         )
 
@@ -107,8 +107,8 @@ class TopicRead(NamedTuple):
 def span(
     uuid: str,
     logs: Sequence[Log],
-    start: At | Sequence[int],
-    end: At | Sequence[int],
+    start: Position | Sequence[int],
+    end: Position | Sequence[int],
     selection: Selection,
     *,
     reverse: bool,
@@ -154,7 +154,7 @@ def _each(logs: Sequence[Log], request: Read, selection: Selection) -> list[Iter
     return [_read_log(log, lo, hi, selection, request.reverse) for log, lo, hi in bounds]
 
 
-def _ends(logs: Sequence[Log], end: At | Sequence[int]) -> list[int]:
+def _ends(logs: Sequence[Log], end: Position | Sequence[int]) -> list[int]:
     ends = [log.end() for log in logs]
     return ends if end == "latest" else list(map(min, begin(logs, end), ends))
 

@@ -19,7 +19,7 @@ def check_topic(name: str, partitions: int, chosen: TopicSettings, limits: Limit
         raise Invalid(f"{partitions} partitions: a topic has 1 to {PARTITIONS_MAX}")
     if chosen.data_bytes_max > DATA_BYTES_CEILING:
         raise TooLarge(
-            f"data_bytes_max is {chosen.data_bytes_max}, and can be at most {DATA_BYTES_CEILING}",
+            f"data_bytes_max is {chosen.data_bytes_max}; the maximum is {DATA_BYTES_CEILING}",
             limit="data_bytes_ceiling",
             maximum=DATA_BYTES_CEILING,
         )
@@ -27,14 +27,14 @@ def check_topic(name: str, partitions: int, chosen: TopicSettings, limits: Limit
     if min(*numbers, chosen.retention_age_ms, chosen.retention_bytes_hard) < 0:
         raise Invalid("a setting of a topic is negative", hint="0 means the default")
     if chosen.compression not in ("none", "zstd"):
-        raise Invalid(f"compression {chosen.compression!r} is unknown", hint="it is 'none' or 'zstd'")
+        raise Invalid(f"compression {chosen.compression!r} is unknown", hint="use 'none' or 'zstd'")
     if chosen.overflow not in ("delete", "refuse"):
-        raise Invalid(f"overflow {chosen.overflow!r} is unknown", hint="it is 'delete' or 'refuse'")
+        raise Invalid(f"overflow {chosen.overflow!r} is unknown", hint="use 'delete' or 'refuse'")
     if chosen.overflow == "refuse" and not chosen.retention_bytes_hard:
-        hint = "give retention_bytes_hard, or overflow='delete'"
-        raise Invalid("overflow 'refuse' needs a hard bound", hint=hint, code="hard_bound_needed")
+        hint = "set retention_bytes_hard, or overflow='delete'"
+        raise Invalid("overflow 'refuse' needs a hard limit", hint=hint, code="hard_bound_needed")
     if chosen.segment_bytes and chosen.segment_bytes < SEGMENT_BYTES_MIN:
-        raise Invalid(f"segment_bytes is {chosen.segment_bytes}, and must be at least {SEGMENT_BYTES_MIN}")
+        raise Invalid(f"segment_bytes is {chosen.segment_bytes}; the minimum is {SEGMENT_BYTES_MIN}")
 
 
 def checked_name(name: str, limits: Limits) -> str:
@@ -44,7 +44,7 @@ def checked_name(name: str, limits: Limits) -> str:
         raise Invalid("a topic's name is empty")
     if size > limits.topic_name_bytes_max:
         raise TooLarge(
-            f"a topic's name has {size} bytes, and may have {limits.topic_name_bytes_max}",
+            f"a topic's name has {size} bytes; the limit is {limits.topic_name_bytes_max}",
             limit="topic_name_bytes_max",
             maximum=limits.topic_name_bytes_max,
         )
@@ -57,7 +57,7 @@ def same(topic: TopicRecord, partitions: int) -> bool:
     if there != partitions:
         raise Invalid(
             f"topic {topic.name!r} has {there} partitions, not {partitions}",
-            hint="the number never changes; make another topic",
+            hint="the number of partitions cannot change; create another topic",
             code="partitions_differ",
             partitions=there,
         )

@@ -28,7 +28,7 @@ class SegmentWindow:
             batch = self.batch(position)
             if batch.base_offset != offset:
                 raise corrupt(
-                    f"offset {offset} was expected, and {batch.base_offset} is",
+                    f"expected offset {offset}, found {batch.base_offset}",
                     self.path,
                     position,
                     batch.size,

@@ -115,7 +115,7 @@ class _MatchParser:
         path = tuple(name.split("."))
         _check_depth(depth + len(path))
         if not all(path):
-            raise bad_match(f"the path {_short(name)} has an empty part", "parts are apart by one dot each, as in a.b")
+            raise bad_match(f"the path {_short(name)} has an empty part", "separate parts by one dot, as in a.b")
         return self._asked(path, asked, depth + len(path))
 
     def _asked(self, path: tuple[str, ...], asked: Any, depth: int) -> Node:
@@ -128,7 +128,7 @@ class _MatchParser:
             self._count_bytes(_name(name))
             if not name.startswith("$"):
                 raise bad_match(
-                    f"{_short(name)} stands among operators", "write a.b to ask for the part b of the field a"
+                    f"{_short(name)} is a field among operators", "write a.b to match the part b of the field a"
                 )
             nodes.append(self._operator(path, name, operand, depth))
         return _all(nodes)
@@ -157,7 +157,7 @@ class _MatchParser:
                     f"$not takes operators, not {_named(operand)}", """as in {"$not": {"$gt": 10}}, or use $ne"""
                 )
             return Not(self._asked(path, operand, depth + 1))
-        raise _unknown(name, FIELD_OPERATORS, MATCH_OPERATORS, "stands above fields")
+        raise _unknown(name, FIELD_OPERATORS, MATCH_OPERATORS, "belongs above fields")
 
     def _equal(self, path: tuple[str, ...], operand: Any, depth: int) -> Term:
         operand = self._literal(operand, depth)
@@ -168,7 +168,9 @@ class _MatchParser:
     def _compared(self, path: tuple[str, ...], name: str, operand: Any, depth: int) -> Term:
         operand = self._literal(operand, depth)
         if kind_of(operand)[0] in UNORDERED:
-            raise bad_match(f"{name} takes a value that has an order, not {_named(operand)}", "a number, text, date…")
+            raise bad_match(
+                f"{name} takes a value that has an order, not {_named(operand)}", "such as a number, a text or a date"
+            )
         compare = COMPARISONS[name]
         return _term(path, name, operand, values.ordered(compare, operand), compare)
 
@@ -182,7 +184,7 @@ class _MatchParser:
             raise bad_match(f"$regex takes a pattern, not {_named(operand)}", """as in {"$regex": "^o-[0-9]+$"}""")
         self._patterns += 1
         if self._patterns > MATCH_PATTERNS_MAX:
-            raise bad_match(f"a match may have {MATCH_PATTERNS_MAX} patterns", "join them, as in 'this|that'")
+            raise bad_match(f"a match may have at most {MATCH_PATTERNS_MAX} patterns", "join them, as in 'this|that'")
         search = compile_pattern(operand).search
 
         def test(value: Any) -> bool:
@@ -198,7 +200,7 @@ class _MatchParser:
         self._values += 1
         if self._values > MATCH_VALUES_MAX:
             raise bad_match(
-                f"a match may have {MATCH_VALUES_MAX} values", "match on fewer, and filter the rest yourself"
+                f"a match may have at most {MATCH_VALUES_MAX} values", "match on fewer, and filter the rest yourself"
             )
         if isinstance(value, Mapping) and is_extended(value):
             value = extended(value)
@@ -221,18 +223,20 @@ class _MatchParser:
     def _member_name(self, name: Any) -> str:
         self._count_bytes(_name(name))
         if name.startswith("$"):
-            raise bad_match(f"{_short(name)} stands inside a value", "operators stand directly below a field")
+            raise bad_match(f"{_short(name)} is inside a value", "put operators directly below a field")
         return str(name)
 
     def _count_term(self) -> None:
         self._terms += 1
         if self._terms > MATCH_TERMS_MAX:
-            raise bad_match(f"a match may have {MATCH_TERMS_MAX} comparisons", "use $in for many values of one field")
+            raise bad_match(
+                f"a match may have at most {MATCH_TERMS_MAX} comparisons", "use $in for many values of one field"
+            )
 
     def _count_bytes(self, text: str | bytes) -> None:
         self._bytes += len(text)
         if self._bytes > MATCH_BYTES_MAX:
-            raise bad_match(f"a match may have {MATCH_BYTES_MAX} bytes", "match on fewer values")
+            raise bad_match(f"a match may have at most {MATCH_BYTES_MAX} bytes", "match on fewer values")
 
 
 def _term(
@@ -303,16 +307,16 @@ def _name(name: Any) -> str:
 
 def _check_depth(depth: int) -> None:
     if depth > MATCH_DEPTH_MAX:
-        raise bad_match(f"a match may nest {MATCH_DEPTH_MAX} levels, parts of a path included", "flatten it")
+        raise bad_match(f"a match may nest at most {MATCH_DEPTH_MAX} levels, parts of a path included", "flatten it")
 
 
 def _unknown(name: str, here: tuple[str, ...], elsewhere: tuple[str, ...], where: str) -> Exception:
     if name in elsewhere:
-        return bad_match(f"{name} {where}", f"here may stand {', '.join(here)}")
+        return bad_match(f"{name} {where}", f"allowed here: {', '.join(here)}")
     hint = (
         "for the options of a pattern, write (?i) at its beginning"
         if name == "$options"
-        else f"known are {', '.join(here)}"
+        else f"the operators are {', '.join(here)}"
     )
     return bad_match(f"the operator {_short(name)} is unknown", hint)
 

@@ -18,7 +18,7 @@ def compile_pattern(pattern: str) -> Any:
     import re2
 
     if len(pattern.encode(errors="replace")) > PATTERN_BYTES_MAX:
-        raise _refused(f"a pattern may have {PATTERN_BYTES_MAX} bytes", "shorten it, or combine several")
+        raise _refused(f"a pattern may have at most {PATTERN_BYTES_MAX} bytes", "shorten it, or combine several")
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True

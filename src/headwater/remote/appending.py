@@ -203,5 +203,8 @@ class RemoteAppender:
 def header_of(id: str) -> str:
     """A producer's id in a header; raises Invalid for what a header cannot hold."""
     if _CONTROL.search(id) or id != id.strip():
-        raise Invalid(f"the producer's id {id!r} cannot be sent", hint="no control characters, and no spaces around it")
+        raise Invalid(
+            f"the producer's id {id!r} cannot be sent",
+            hint="it must not contain control characters, or begin or end with a space",
+        )
     return id.encode().decode("latin-1")  # headers are bytes, and these are UTF-8

@@ -102,7 +102,7 @@ class RemoteBatches(Iterator[EventBatch]):
             self._decoder.finish()
             if self._query.get("wait_for_more"):
                 raise BrokenConnectionError(
-                    "the server has ended it", sent=True
+                    "the server ended the response", sent=True
                 )  # because it stops, or the topic is gone
             self._warn(self._lost)
         except BrokenConnectionError as error:
@@ -151,7 +151,7 @@ class RemoteBatches(Iterator[EventBatch]):
             raise failures.not_headwater(self._transport.address) from error
         if self.uuid is not None and uuid != self.uuid:
             raise NotFound(
-                f"topic {self._topic!r} was deleted, and another one has its name",
+                f"topic {self._topic!r} was deleted, and another topic has its name now",
                 code="topic_deleted",
                 topic=self._topic,
             )

@@ -97,4 +97,4 @@ def _fill(spool: BlobSpool, batch: Batch, chunks: Iterator[bytes]) -> None:
         spool.write(chunk)
     spool.finish()
     if spool.reference != batch.only(DATA):
-        raise SourceError(Corrupt(f"the data of the event at offset {batch.base_offset} is not what its batch says"))
+        raise SourceError(Corrupt(f"the data of the event at offset {batch.base_offset} does not match its batch"))

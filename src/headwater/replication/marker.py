@@ -50,8 +50,8 @@ class Marker:
         found = self.read()
         if found is not None and found.promoted is None:
             raise Unavailable(
-                f"{self._path} is a replica of {found.source}, and can only be read",
-                hint=f"write to its source, or end that: headwater promote {self._path}",
+                f"{self._path} is a replica of {found.source}, and is read-only",
+                hint=f"write to its source, or promote the replica: headwater promote {self._path}",
                 code="replica",
                 source=found.source,
             )
@@ -69,7 +69,7 @@ class Marker:
             if found.promoted is not None:
                 raise Conflict(f"{self._path} was promoted at {found.promoted}", code="promoted")
             if self._disk.inode(self._path / SETTINGS_FILE) is None:
-                raise NotFound(f"{self._path} holds nothing yet", hint="replicate to it first", code="not_a_log")
+                raise NotFound(f"{self._path} has no log yet", hint="replicate to it first", code="not_a_log")
             found = msgspec.structs.replace(found, promoted=self._now())
             self._write(found)
         return found
@@ -91,13 +91,13 @@ class Marker:
             raise self._not_a_replica()
         elif found.promoted is not None:
             raise Conflict(
-                f"{self._path} was promoted at {found.promoted}, and has gone its own way since",
+                f"{self._path} was promoted at {found.promoted}, and is no longer a replica",
                 hint="replicate to a new directory",
                 code="promoted",
             )
         elif found.source_uuid != source_uuid:
             raise Conflict(
-                f"{self._path} is a replica of {found.source_uuid}, and {source} is {source_uuid}",
+                f"{self._path} is a replica of log {found.source_uuid}, but {source} is log {source_uuid}",
                 hint="replicate another log to a new directory",
                 code="other_source",
             )
@@ -117,7 +117,7 @@ class Marker:
                 self._disk.close(self._disk.create(path))
             fd = self._disk.open_write(path)
         except FileNotFoundError as error:
-            raise NotFound(f"{self._path.parent} is not there", hint="make that directory first") from error
+            raise NotFound(f"{self._path.parent} does not exist", hint="create that directory first") from error
         except NotADirectoryError as error:
             raise Invalid(f"{self._path} is not a directory", code="not_a_log") from error
         except OSError as error:
@@ -126,8 +126,8 @@ class Marker:
             # Who asks whether somebody has it takes it for a moment.
             if not wait_for_lock(self._disk.hold, fd, self._clock, LOCK_WAIT_S):
                 raise Unavailable(
-                    f"somebody is copying to {self._path}",
-                    hint=f"stop that first: 'fuser {path}' names it",
+                    f"another process is replicating to {self._path}",
+                    hint=f"stop it first: 'fuser {path}' shows it",
                     code="replicating",
                 )
             yield
@@ -147,7 +147,7 @@ class Marker:
 
     def _not_a_replica(self) -> Conflict:
         return Conflict(
-            f"{self._path} is a log of its own", hint="name a new directory for the replica", code="not_a_replica"
+            f"{self._path} is a log, not a replica", hint="use a new directory for the replica", code="not_a_replica"
         )
 
     def _write(self, replica: Replica) -> None:

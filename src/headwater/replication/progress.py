@@ -86,7 +86,7 @@ def read(path: Path, disk: Disk, clock: Clock) -> ReplicaInfo:
     found = marker.read()
     if found is None:
         raise NotFound(
-            f"{path} is not a replica", hint="make one: headwater replicate SOURCE DATA", code="not_a_replica"
+            f"{path} is not a replica", hint="create one: headwater replicate SOURCE DATA", code="not_a_replica"
         )
     try:
         told = _decode(disk.read_file(path / REPLICA_STATUS))

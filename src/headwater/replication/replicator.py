@@ -333,7 +333,7 @@ class Replicator:
         name = copy.log.topic
         if share.state == "gone" and self._delete:
             self._drop(name)
-            _log.warning("topic %r was deleted at the source, and here", name)
+            _log.warning("topic %r was deleted at the source, and is deleted here, too", name)
         elif share.state == "gone":
             self._give_up(name, _deleted(name, again=False))
         elif share.state == "behind" and not self._holds_any(name):
@@ -359,7 +359,7 @@ class Replicator:
         """Copy a topic no further, and say why; the others go on."""
         if topic not in self._troubles:
             self._troubles[topic] = error
-            _log.warning("topic %r is not copied any further: %s", topic, error)
+            _log.warning("topic %r is no longer replicated: %s", topic, error)
         for copy in self._copies.values():
             if copy.log.topic == topic:
                 copy.trouble = str(error)
@@ -428,10 +428,10 @@ def _up_to(known: dict[str, ProducerState], end: int) -> dict[str, ProducerState
 
 
 def _deleted(topic: str, *, again: bool) -> Conflict:
-    what = "deleted at the source and made again" if again else "deleted at the source"
+    what = "deleted at the source and created again" if again else "deleted at the source"
     return Conflict(
-        f"topic {topic!r} was {what}; here it is as it was",
-        hint="give --delete to have it deleted here, too",
+        f"topic {topic!r} was {what}; the replica keeps its copy",
+        hint="give --delete to delete it here, too",
         code="topic_deleted",
         topic=topic,
     )
@@ -439,8 +439,8 @@ def _deleted(topic: str, *, again: bool) -> Conflict:
 
 def _fell_behind(copy: Copy, share: LogShare) -> Conflict:
     return Conflict(
-        f"{copy.log.place} ends at offset {copy.next}, and the source has deleted all before {share.start}",
-        hint=f"begin it anew: --restart-topic {copy.log.topic}",
+        f"{copy.log.place} ends at offset {copy.next}, but the source has deleted everything before {share.start}",
+        hint=f"copy the topic again: --restart-topic {copy.log.topic}",
         code="fell_behind",
         end=copy.next,
         oldest=share.start,
@@ -449,8 +449,8 @@ def _fell_behind(copy: Copy, share: LogShare) -> Conflict:
 
 def _diverged(copy: Copy, share: LogShare) -> Conflict:
     return Conflict(
-        f"{copy.log.place} has events up to offset {copy.next} that the source, which ends at {share.end}, has not",
-        hint=f"was the source restored from a backup? To have what it has: --restart-topic {copy.log.topic}",
+        f"{copy.log.place} ends at offset {copy.next}, beyond the source, which ends at {share.end}",
+        hint=f"was the source restored from a backup? To copy the topic again: --restart-topic {copy.log.topic}",
         code="diverged",
         end=copy.next,
     )

@@ -41,7 +41,7 @@ def format_of(target: Target, format: str | None) -> Format:
                 return each
         known = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
         what = f"the suffix of {name!r}" if name else "a stream"
-        raise Invalid(f"{what} names no format", hint=f"give the format, or a name that ends with {known}")
+        raise Invalid(f"{what} does not determine a format", hint=f"give the format, or a name that ends with {known}")
     if format not in SUFFIXES:
         raise Invalid(f"there is no format {format!r}", hint=f"formats are {', '.join(SUFFIXES)}")
     return format

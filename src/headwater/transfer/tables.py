@@ -92,7 +92,7 @@ def read_arrow(input: Input, wanted: ImportOptions) -> Iterator[ImportChunk]:
 def read_parquet(input: Input, wanted: ImportOptions) -> Iterator[ImportChunk]:
     """The rows of a Parquet file, row group after row group, with the checksums of pages that have them verified."""
     if not input.seekable():
-        raise Invalid("Parquet is read from its end on, which a pipe does not have yet", hint="save it to a file first")
+        raise Invalid("Parquet is read from its end, so it cannot be read from a pipe", hint="save it to a file first")
     with _damage(input):
         file = _parquet().ParquetFile(input, page_checksum_verification=True)
         plan = TableColumns(file.schema_arrow, wanted)
@@ -113,7 +113,7 @@ def _of_stream(input: Input) -> Iterator[Any]:
     yield from _ipc().open_stream(input)
     if input.tail != STREAM_END:
         raise Corrupt(
-            f"{input.name} ends at byte {input.position} without the mark that ends a stream of Arrow",
+            f"{input.name} ends at byte {input.position} without the end-of-stream marker of Arrow",
             hint="it may have been cut off between two batches",
             path=input.name,
             position=input.position,
@@ -137,7 +137,7 @@ class TableColumns:
             elif given:
                 raise Invalid(f"the table has no column {given!r}", hint=f"it has {', '.join(names)}")
         if data not in names:
-            hint = f"it has {', '.join(names)}; say which of them holds the data"
+            hint = f"it has {', '.join(names)}; name the one that holds the data"
             raise Invalid(f"the table has no column {wanted.data_column or 'data'!r}", hint=hint)
         if wanted.keep_times:
             self.by_role |= {name: name for name in ORIGINAL if name in names and name not in self.by_role.values()}
