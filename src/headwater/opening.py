@@ -235,5 +235,5 @@ def promote(path: str | os.PathLike[str]) -> None:
 
 
 def replica(path: str | os.PathLike[str]) -> ReplicaInfo:
-    """How a replica is, as the one who copies to it told last; raises NotFound if it is none."""
+    """Return how a replica is, as the one who copies to it told last; raises NotFound if it is none."""
     return progress.read(Path(path), Disk(), Clock())

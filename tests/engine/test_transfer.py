@@ -396,7 +396,7 @@ def test_an_event_that_is_refused_comes_after_all_before_it(hw: Store, tmp_path:
     for partitions in (1, 3):
         topic = f"copy{partitions}"
         hw.create(topic, data_bytes_max=5, partitions=partitions)
-        with pytest.raises(TooLarge, match="after 700 events, which are imported; skip 700 to go on") as caught:
+        with pytest.raises(TooLarge, match="after 700 events, which are imported; skip 700 to continue") as caught:
             hw.import_(topic, tmp_path / f"t.{format}")
         assert (caught.value.imported, caught.value.skip) == (700, 700)
         assert hw.describe(topic).events == 700

@@ -47,7 +47,7 @@ class Unit:
 
     @property
     def done(self) -> bool:
-        """Whether it is durable, or has failed."""
+        """Return whether it is durable, or has failed."""
         return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -182,7 +182,7 @@ class Appender:
             thread.join()
 
     def idle(self) -> bool:
-        """Whether nothing waits or is on its way, and nobody has yet to hear of a failure."""
+        """Return whether nothing waits or is on its way, and nobody has yet to hear of a failure."""
         with self._mutex:
             return not self._queue and self._on_way is None and not self._failed
 
@@ -210,7 +210,10 @@ class Appender:
             self._work(units)
 
     def _alone(self, units: list[Unit]) -> bool:
-        """Whether nothing waits or is on its way; then it is this thread's turn, until it is done with `_work`."""
+        """Return whether nothing waits or is on its way.
+
+        Then it is this thread's turn, until it is done with `_work`.
+        """
         with self._mutex:
             self._check_open()
             alone = self._on_way is None and not self._queue
@@ -229,7 +232,7 @@ class Appender:
         return False
 
     def _next_change(self) -> Latch:
-        """What is set when something has changed, behind the mutex, which the caller has."""
+        """Return what is set when something has changed, behind the mutex, which the caller has."""
         self._asleep.append(change := Latch())
         return change
 
@@ -262,7 +265,7 @@ class Appender:
                 self._tell()
 
     def _gather(self) -> list[Unit]:
-        """What goes into the next object, when it is time for that.
+        """Return what goes into the next object, when it is time for that.
 
         Nothing when all is put and it was closed, or nobody has appended for a while: then the thread is over.
         """
@@ -332,7 +335,7 @@ class Appender:
         return tip if tip.end >= meta.reached.offset else self._chain.advance()
 
     def _answered(self, unit: Unit, tip: Tip) -> bool:
-        """Whether it is a retry, which then has its answer, or is refused."""
+        """Return whether it is a retry, which then has its answer, or is refused."""
         first = unit.rows[0]
         if first.producer is None:
             return False
@@ -351,7 +354,7 @@ class Appender:
         return True
 
     def _built(self, units: list[Unit], tip: Tip) -> tuple[ObjectHead, list[bytes]]:
-        """The object that holds all units, behind the tip; every row learns where it will be."""
+        """Return the object that holds all units, behind the tip; every row learns where it will be."""
         place = self._place
         rows = list(chained.from_iterable(unit.rows for unit in units))
         offset, ticks = tip.end, max(place.clock.ticks(), tip.ticks + 1)
@@ -380,7 +383,7 @@ class Appender:
         return head, batches
 
     def _told(self, units: Iterable[Unit], tip: Tip) -> list[ProducerRecord]:
-        """What the log remembers of its producers behind this object."""
+        """Return what the log remembers of its producers behind this object."""
         if not any(unit.rows[0].producer is not None for unit in units):
             return tip.producers
         known = format.known(tip.producers)

@@ -53,11 +53,14 @@ class ObjectAppend:
         self._unit = unit
 
     def done(self) -> bool:
-        """Whether it is durable, or has failed."""
+        """Return whether it is durable, or has failed."""
         return self._unit.done
 
     def result(self, timeout: float | None = None) -> Ref:
-        """Where the event is, when it is durable; raises what kept it from being, Unavailable if the time is over."""
+        """Return where the event is, when it is durable.
+
+        Raises what kept it from being, Unavailable if the time is over.
+        """
         if not self._unit.wait(timeout):
             raise Unavailable(f"the append did not finish within {timeout:g} s", hint="keep waiting", code="pending")
         self._unit.check()
@@ -160,12 +163,12 @@ class Bucket(LogBackend[ObjectLog]):
 
     @property
     def uuid(self) -> str:
-        """What identifies this log, wherever it is copied."""
+        """Return what identifies this log, wherever it is copied."""
         return self._settings.uuid
 
     @property
     def archive_url(self) -> str | None:
-        """Where this log was archived to last; None if it never was."""
+        """Return where this log was archived to last; None if it never was."""
         return location.read(self._store, self.clock)
 
     def remember_archive(self, url: str) -> None:
@@ -318,7 +321,7 @@ class Bucket(LogBackend[ObjectLog]):
         return ObjectLog(place, self._cache, self._threads, patient=self._patient, was_put=self._keeper.was_put)
 
     def _threads(self) -> Executor:
-        """The threads that fetch."""
+        """Return the threads that fetch."""
         with self._closing:
             if self._closed:
                 raise Closed(f"{self._name} was closed")
@@ -336,7 +339,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def partition_info(log: ObjectLog) -> PartitionInfo:
-    """What `describe` tells of one partition."""
+    """Return what `describe` tells of one partition."""
     place, start = log.place, log.start()
     state = log.state()  # after it: it may be trimmed meanwhile, and an end only grows
     meta = log.chain.knowledge.meta()

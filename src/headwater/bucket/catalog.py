@@ -84,29 +84,29 @@ class BucketCatalog:
                 return True
 
     def find(self, name: str) -> TopicRecord:
-        """The topic; raises NotFound."""
+        """Return the topic; raises NotFound."""
         return self._find(name)[0]
 
     def list(self) -> list[str]:
-        """The names of all topics, sorted. Of those whose records are damaged too: whoever opens one is told."""
+        """Return the names of all topics, sorted. Of those whose records are damaged too: whoever opens one is told."""
         topics, broken = self._survey()
         damaged = (names.topic_of(folder) for folder, _ in broken)
         return sorted({*(topic.name for topic in topics), *(name for name in damaged if name is not None)})
 
     @property
     def url(self) -> str:
-        """Where it is, for messages."""
+        """Return where it is, for messages."""
         return self._store.url
 
     def survey(self, name: str | None = None) -> tuple[builtins.list[TopicRecord], builtins.list[HeadwaterError]]:
-        """One topic or all, in the order of their names, and what is wrong with the records of others."""
+        """Return one topic or all, in the order of their names, and what is wrong with the records of others."""
         if name is not None:
             return [self.find(name)], []
         topics, broken = self._survey()
         return sorted(topics, key=lambda topic: topic.name), [error for _, error in broken]
 
     def _survey(self) -> tuple[builtins.list[TopicRecord], builtins.list[tuple[str, HeadwaterError]]]:
-        """All topics, and the folders whose records cannot be read."""
+        """Return all topics, and the folders whose records cannot be read."""
         topics: builtins.list[TopicRecord] = []
         broken: builtins.list[tuple[str, HeadwaterError]] = []
         for folder in self._store.folders(TOPICS):
@@ -144,7 +144,7 @@ class BucketCatalog:
         return sum(self._sweep(f"{TOPICS}{folder}/") for folder in folders)
 
     def place(self, topic: TopicRecord, partition: int) -> ObjectPlace:
-        """Where a partition's log is."""
+        """Return where a partition's log is."""
         own = limits_of(topic, self._limits)
         return ObjectPlace.of(self._store, topic, partition, self._disk, self._clock, own)
 

@@ -32,7 +32,7 @@ class _Link(msgspec.Struct, frozen=True):
 
 
 def check(place: ObjectPlace, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
-    """Everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were fetched."""
+    """Yield everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were fetched."""
     knowledge = Knowledge(place)
     try:
         meta, findings, found = knowledge.look(), list[Finding](), Counts()
@@ -57,7 +57,7 @@ def check(place: ObjectPlace, counts: Counts, progress: Callable[[int], None]) -
 
 
 def size_of(place: ObjectPlace) -> int:
-    """About how many bytes a check fetches."""
+    """Return about how many bytes a check fetches."""
     return sum(each.size for prefix in (place.segments, place.events) for each in place.store.list(prefix))
 
 
@@ -84,7 +84,7 @@ def _walk(place: ObjectPlace, meta: Meta, counts: Counts, progress: Callable[[in
 def _check_object(
     place: ObjectPlace, key: str, link: _Link, end: int | None, counts: Counts, segment: ObjectSegment | None = None
 ) -> Generator[Finding, None, _Link]:
-    """What is wrong with one object; returns how far the walk has come with it."""
+    """Yield what is wrong with one object; returns how far the walk has come with it."""
     base = segment.base if segment is not None else int(key.removeprefix(place.events))
     if base != link.end:
         yield Finding(
@@ -121,7 +121,7 @@ def _wrong(
     segment: ObjectSegment | None,
     left: int,
 ) -> Iterator[str]:
-    """What a head says that cannot be."""
+    """Yield what a head says that cannot be."""
     if head.log != place.uuid.hex():
         yield "the object belongs to another log"
     if head.base != base or (end is not None and head.end != end) or (head.end <= head.base and not head.closed):
@@ -171,7 +171,7 @@ def _check_tables(place: ObjectPlace, key: str, head: ObjectHead, position: int,
 
 
 def _superfluous(place: ObjectPlace, meta: Meta) -> Iterator[Finding]:
-    """A note of what will be collected."""
+    """Yield a note of what will be collected."""
     named = {place.segment(each.base, each.end, each.nonce) for each in meta.segments}
     end = place.events_at(meta.reached.offset)
     sizes = [each.size for each in place.store.list(place.segments) if each.key not in named]

@@ -9,7 +9,7 @@ from headwater.errors import Invalid
 
 
 def is_plain(endpoint: str, what: str, *, allow_http: bool) -> bool:
-    """Whether the endpoint of `what` has no TLS. Only one on this machine may, unless that was asked for.
+    """Return whether the endpoint of `what` has no TLS. Only one on this machine may, unless that was asked for.
 
     Raises Invalid, also for what is no address, or holds credentials.
     """
@@ -31,7 +31,7 @@ def is_plain(endpoint: str, what: str, *, allow_http: bool) -> bool:
 
 
 def is_sealed(endpoint: str) -> bool:
-    """Whether nobody on the way can change what is sent: there is TLS, or no way at all."""
+    """Return whether nobody on the way can change what is sent: there is TLS, or no way at all."""
     parts = urlsplit(endpoint)
     return parts.scheme == "https" or _is_loopback(parts.hostname or "")
 

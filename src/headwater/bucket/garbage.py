@@ -44,12 +44,12 @@ def collect(place: ObjectPlace, knowledge: Knowledge) -> int:
 
 
 def all_older(store: ObjectStore, prefix: str, now: datetime, age_s: float) -> bool:
-    """Whether everything below a prefix is so old: nobody is just about to name it."""
+    """Return whether everything below a prefix is so old: nobody is just about to name it."""
     return all(_older(each, now, age_s) for each in store.list(prefix))
 
 
 def time_of(store: ObjectStore, key: str) -> datetime:
-    """The time of the store, by putting something there. What happened before this call has an earlier one."""
+    """Return the time of the store, by putting something there. What happened before this call has an earlier one."""
     store.put(key, b"{}\n")
     for each in store.list(key):
         if each.key == key:
@@ -67,7 +67,7 @@ def delete_all(store: ObjectStore, keys: Iterable[str]) -> int:
 
 
 def _below(place: ObjectPlace, offset: int) -> Iterator[str]:
-    """The objects of events below an offset: they are in segments, or trimmed, or a sleeper put them there."""
+    """Yield the objects of events below an offset: they are in segments, or trimmed, or a sleeper put them there."""
     end = place.events_at(offset)
     for each in place.store.list(place.events):
         if each.key >= end:
@@ -85,7 +85,7 @@ def _unnamed_segments(place: ObjectPlace, meta: Meta, found: list[ObjectEntry], 
 
 
 def _unnamed_blobs(place: ObjectPlace, meta: Meta, found: list[ObjectEntry], now: datetime) -> list[str]:
-    """Huge events that no head names. Those that are not old may belong to an upload that goes on."""
+    """Return huge events that no head names. Those that are not old may belong to an upload that goes on."""
     old = [each.key for each in found if _older(each, now, place.limits.blob_orphan_s)]
     if not old:
         return []

@@ -129,7 +129,7 @@ class ObjectBlob:
         self._start = start
 
     def chunks(self) -> Iterator[bytes]:
-        """The data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt.
+        """Yield the data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt.
 
         Raises NotFound if retention has deleted it.
         """

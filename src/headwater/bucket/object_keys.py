@@ -11,7 +11,7 @@ RESERVED = ".headwater"
 
 
 def checked(key: str) -> str:
-    """The key itself. Raises Invalid for one that would leave its place, or that not every store can hold."""
+    """Return the key itself. Raises Invalid for one that would leave its place, or that not every store can hold."""
     _check(key, key.split("/"))
     return key
 

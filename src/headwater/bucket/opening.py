@@ -25,7 +25,7 @@ ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
 def open_store(url: str, *, clock: Clock, disk: Disk, limits: Limits = DEFAULTS) -> ObjectStore:
-    """The store at an address. Nothing is asked of it yet, and nothing made.
+    """Return the store at an address. Nothing is asked of it yet, and nothing made.
 
     Raises Invalid for an address that cannot be one, Unsupported for another kind of place or a missing extra.
     """
@@ -66,7 +66,7 @@ def _s3(url: str, clock: Clock, limits: Limits) -> ObjectStore:
 
 
 def _split(url: str) -> SplitResult:
-    """The parts of an address, which is not shown in messages before it is known to hold no secrets."""
+    """Return the parts of an address, which is not shown in messages before it is known to hold no secrets."""
     if "@" in url.partition("?")[0]:
         raise Invalid(
             "an address must not contain credentials", hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"

@@ -37,7 +37,7 @@ class Records(Generic[T]):
         self._decoder = msgspec.json.Decoder(kind)
 
     def read(self, key: str) -> RecordVersion[T] | None:
-        """The record; None if there is none. Raises Corrupt, and Unsupported for one of a later version."""
+        """Return the record; None if there is none. Raises Corrupt, and Unsupported for one of a later version."""
         stored = self._store.get(key)
         if stored is None:
             return None
@@ -87,7 +87,7 @@ class Records(Generic[T]):
 
 
 def encode(record: msgspec.Struct, nonce: str) -> bytes:
-    """The bytes of a record: sorted JSON, with its format, the nonce and a checksum."""
+    """Return the bytes of a record: sorted JSON, with its format, the nonce and a checksum."""
     plain = {**msgspec.to_builtins(record), "format": FORMAT, "nonce": nonce}
     return msgspec.json.encode(plain | {"crc": _crc(plain)}, order="sorted") + b"\n"
 

@@ -42,14 +42,14 @@ def answer_of(error: Exception) -> FailureDetails:
 
 
 def missing_bucket(url: str, error: Exception) -> NotFound | None:
-    """The error if it is the bucket that is not there, not the object."""
+    """Return the error if it is the bucket that is not there, not the object."""
     if answer_of(error).code != "NoSuchBucket":
         return None
     return NotFound(f"{url}: there is no such bucket", hint="create it, or check its name", code="bucket_not_found")
 
 
 def refusal(url: str, error: Exception, answered: bool) -> HeadwaterError | None:
-    """The error to raise if trying again cannot help; None if it may.
+    """Return the error to raise if trying again cannot help; None if it may.
 
     `answered`: whether the store ever did. Credentials that cannot be had at first will not come.
     """
@@ -103,7 +103,7 @@ def never_answered(url: str, error: Exception, after_s: float) -> Unavailable:
     why = line.rpartition(" - ")[2].partition(" for url (")[0]
     return Unavailable(
         f"{url}{address} cannot be reached: it has failed for {after_s:g} s: {why}",
-        hint="are the bucket and the endpoint right, is the store up, and do proxies and firewalls let requests through?",
+        hint="are the bucket and the endpoint right, is the store up, and do proxies and firewalls let you through?",
         code="store_unavailable",
     )
 

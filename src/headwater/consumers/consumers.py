@@ -32,7 +32,7 @@ class Consumers(Protocol):
         starts: Callable[[], list[int]],
         guest: Sequence[int] | None = None,
     ) -> Leases:
-        """The part of a new member; a consumer that is new is made durably, with these starts.
+        """Return the part of a new member; a consumer that is new is made durably, with these starts.
 
         A guest is no member with a share of its own: it takes what is free of the partitions in `guest`.
         """
@@ -41,13 +41,13 @@ class Consumers(Protocol):
         """Raise NotFound if the topic has no such consumer."""
 
     def names(self, topic: TopicRecord) -> list[str]:
-        """The names of all consumers of a topic, sorted."""
+        """Return the names of all consumers of a topic, sorted."""
 
     def infos(self, topic: TopicRecord, logs: Sequence[Log]) -> list[ConsumerInfo]:
-        """All consumers of a topic, partition by partition."""
+        """Return all consumers of a topic, partition by partition."""
 
     def slowest(self, topic: TopicRecord, partition: int) -> int | None:
-        """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
+        """Return the lowest cursor of all consumers of a topic in a partition; None if it has none."""
 
     def seek(self, name: str, topic: TopicRecord, cursors: dict[int, int]) -> None:
         """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free."""
@@ -57,7 +57,7 @@ class Consumers(Protocol):
 
 
 def consumer_limits(limits: Limits, lease_ms: int | None, failures_max: int | None) -> Limits:
-    """The limits with what a member has chosen; raises Invalid."""
+    """Return the limits with what a member has chosen; raises Invalid."""
     changes = {"lease_ms": lease_ms, "failures_max": failures_max}
     chosen = {name: value for name, value in changes.items() if value is not None}
     limits = msgspec.structs.replace(limits, **chosen)
@@ -67,7 +67,7 @@ def consumer_limits(limits: Limits, lease_ms: int | None, failures_max: int | No
 
 
 def check_name(name: str) -> str:
-    """The name of a consumer as that of a directory or of a part of a key; raises Invalid."""
+    """Return the name of a consumer as that of a directory or of a part of a key; raises Invalid."""
     size = len(names.utf8(name, "a consumer's name"))
     if not size:
         raise Invalid("a consumer's name is empty")

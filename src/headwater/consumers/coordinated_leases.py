@@ -146,7 +146,10 @@ class CoordinatedLeases:
             return self._until_s([each.partition for each in progress]), moved
 
     def peek(self, partitions: Iterable[int]) -> dict[int, LeaseState]:
-        """Where the consumer is in some partitions. What this member holds is not asked for: its next renewal tells."""
+        """Return where the consumer is in some partitions.
+
+        What this member holds is not asked for: its next renewal tells.
+        """
         numbers = list(partitions)
         now_s = self._clock.monotonic()
         mine = {number: each for number in numbers if (each := self._mine.get(number)) and now_s < each.until_s}
@@ -271,7 +274,10 @@ class CoordinatedLeases:
         return Claim(number, _standing(taken), record.reached if died else 0)
 
     def _look_at_members(self) -> tuple[list[str], bool]:
-        """Who lives, this member too, in one order for all; and whether somebody is late with its sign of life."""
+        """Return who lives, this member too, in one order for all.
+
+        And whether somebody is late with its sign of life.
+        """
         now_s = self._clock.monotonic()
         if self._signed_s is None or now_s >= self._signed_s + self._lease_s * RENEWED:
             first = self._signed_s is None
@@ -323,7 +329,7 @@ class CoordinatedLeases:
 
 
 def _further(each: Progress, **changes: object) -> Callable[[CursorRecord], CursorRecord]:
-    """The change of a record by this progress. A cursor never goes back."""
+    """Return the change of a record by this progress. A cursor never goes back."""
 
     def change(record: CursorRecord) -> CursorRecord:
         told: dict[str, object] = {"reached": max(each.reached, record.reached)}

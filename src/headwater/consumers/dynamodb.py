@@ -52,11 +52,11 @@ class DynamoCoordinator:
                 self._create()
 
     def names(self, topic: TopicRecord) -> list[str]:
-        """The names of all consumers of a topic, sorted."""
+        """Return the names of all consumers of a topic, sorted."""
         return sorted(item["part"]["S"].removeprefix("name/") for item in self.query(topic.uuid, "name/"))
 
     def consumer(self, topic: TopicRecord, name: str) -> DynamoCursors:
-        """What is kept of one."""
+        """Return what is kept of one."""
         return DynamoCursors(self, topic.uuid, name, self._clock)
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class DynamoCoordinator:
     # For the cursors of one consumer
 
     def get(self, consumer: str, part: str) -> dict[str, Any] | None:
-        """An item as it is now; None if there is none."""
+        """Return an item as it is now; None if there is none."""
         with self._asking():
             key = {"consumer": {"S": consumer}, "part": {"S": part}}
             found = self._client.get_item(TableName=self._table, Key=key, ConsistentRead=True)
@@ -74,7 +74,7 @@ class DynamoCoordinator:
         return item
 
     def query(self, consumer: str, prefix: str = "") -> Iterator[dict[str, Any]]:
-        """The items whose parts begin so, in their order."""
+        """Yield the items whose parts begin so, in their order."""
         condition, values = "consumer = :c", {":c": {"S": consumer}}
         if prefix:
             condition, values = f"{condition} AND begins_with(part, :p)", values | {":p": {"S": prefix}}
@@ -154,15 +154,15 @@ class DynamoCursors:
 
     @property
     def url(self) -> str:
-        """Where the items are."""
+        """Return where the items are."""
         return f"{self._table.url}#{self._consumer}"
 
     def partitions(self) -> set[int]:
-        """Those that have a record."""
+        """Return those that have a record."""
         return {int(item["part"]["S"].removeprefix("cursor/")) for item in self._table.query(self._consumer, "cursor/")}
 
     def read(self, partition: int) -> CursorVersion | None:
-        """The record; None if there is none."""
+        """Return the record; None if there is none."""
         item = self._table.get(self._consumer, f"cursor/{partition}")
         return None if item is None else CursorVersion(_record(item), item["nonce"]["S"])
 
@@ -194,7 +194,7 @@ class DynamoCursors:
         )
 
     def signs(self) -> dict[str, Sign]:
-        """The last sign of each member."""
+        """Return the last sign of each member."""
         return {
             item["part"]["S"].removeprefix("member/"): Sign(item["beat"]["N"], int(item["lease_ms"]["N"]))
             for item in self._table.query(self._consumer, "member/")
@@ -230,12 +230,12 @@ class DynamoCursors:
 
 
 def is_dynamodb(url: str) -> bool:
-    """Whether a coordinator's address is that of a table."""
+    """Return whether a coordinator's address is that of a table."""
     return url.startswith("dynamodb://")
 
 
 def _parse(url: str) -> tuple[str, dict[str, str]]:
-    """The table and the options of an address. Raises Invalid."""
+    """Return the table and the options of an address. Raises Invalid."""
     try:
         parts = urlsplit(url)
     except ValueError as error:

@@ -102,7 +102,7 @@ class ConsumerMember:
         return begun
 
     def _begin(self, claim: Claim, expires_s: float) -> tuple[LeaseState, float]:
-        """Where to begin in a partition that was taken, and until when it is held."""
+        """Return where to begin in a partition that was taken, and until when it is held."""
         standing = claim.standing
         if self._cursor_of is None:
             return standing, expires_s
@@ -124,7 +124,7 @@ class ConsumerMember:
             self.release(idle)
 
     def due(self) -> bool:
-        """Whether it is time to `tend`."""
+        """Return whether it is time to `tend`."""
         return self._clock.monotonic() >= self._tended_s + self.period_s
 
     def store(self, holdings: Iterable[DeliveryLedger], *, exact: bool = True, sync: bool = False) -> None:
@@ -156,7 +156,7 @@ class ConsumerMember:
         self.store(holdings, sync=True)
 
     def refused(self) -> Fenced | None:
-        """Why acks that were taken could not be stored, if there were any since the last question."""
+        """Return why acks that were taken could not be stored, if there were any since the last question."""
         with self.mutex:
             refused, self._refused = self._refused, None
         return refused
@@ -252,7 +252,7 @@ class ConsumerMember:
             self.until_s = min((holding.expires_s for holding in self.held.values()), default=0.0)
 
     def _progress(self, holding: DeliveryLedger, *, exact: bool = True) -> Progress:
-        """What to store of a partition; its log is made durable that far, before the cursor is stored."""
+        """Return what to store of a partition; its log is made durable that far, before the cursor is stored."""
         with self.mutex:
             cursor, failures = holding.failing()
             failing, reached = cursor, holding.handed

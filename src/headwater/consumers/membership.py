@@ -95,7 +95,10 @@ class Membership:
     # Events
 
     def take(self, wait_s: float | None, stopped: Callable[[], bool]) -> Event | None:
-        """The next event; None if none came within so many seconds, it was stopped, or the membership is over."""
+        """Return the next event.
+
+        None if none came within so many seconds, it was stopped, or the membership is over.
+        """
         with self.changed:
             self.changed.wait_for(lambda: self._buffer or self.over or stopped(), wait_s)
             if stopped() or not self.waits:
@@ -104,7 +107,7 @@ class Membership:
         return self._pop()
 
     def _pop(self) -> Event | None:
-        """The next event. What was acked since it came, when it was lost and came again, is passed over."""
+        """Return the next event. What was acked since it came, when it was lost and came again, is passed over."""
         with self.changed:
             while self.waits:
                 number, event = self._buffer.popleft()
@@ -121,18 +124,18 @@ class Membership:
                 self.end()
 
     def holds(self, event: Event) -> bool:
-        """Whether it was handed out here, as far as is known."""
+        """Return whether it was handed out here, as far as is known."""
         with self.changed:
             low, high = self._range.get(event.partition, (0, -1))
             return not self.over and low <= event.offset <= high
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to hand out."""
+        """Return whether there is something to hand out."""
         return bool(self._buffer) and not self.over
 
     def first(self, partition: int) -> int | None:
-        """The lowest offset that is not acked of a partition; None if all are."""
+        """Return the lowest offset that is not acked of a partition; None if all are."""
         with self.changed:
             return min(self._waiting.get(partition, ()), default=None)
 
@@ -294,7 +297,7 @@ class Membership:
                     del self._range[partition]
 
     def _take_acks(self) -> list[list[int]]:
-        """The next acks to be sent, as ranges of offsets that follow each other."""
+        """Return the next acks to be sent, as ranges of offsets that follow each other."""
         with self.changed:
             ranges: list[list[int]] = []
             for partition in list(self._acked):

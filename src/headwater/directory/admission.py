@@ -32,11 +32,11 @@ class Admission:
 
     @property
     def watching(self) -> bool:
-        """Whether it wants to be told of all that is committed."""
+        """Return whether it wants to be told of all that is committed."""
         return bool(self._versions)
 
     def sift(self, group: list[Rows], slot: TailSlot) -> tuple[list[Rows], list[Rows]]:
-        """Those that may be committed now, and, behind them, those that depend on them.
+        """Return those that may be committed now, and, behind them, those that depend on them.
 
         The others were answered already, or are refused: their `error` says why.
         """
@@ -52,7 +52,10 @@ class Admission:
         return admitted, []
 
     def answered(self, rows: Rows, slot: TailSlot) -> bool:
-        """Whether the rows are a retry, which then has its answer. Raises Conflict or Fenced if they may not go in."""
+        """Return whether the rows are a retry, which then has its answer.
+
+        Raises Conflict or Fenced if they may not go in.
+        """
         if self.recalled(rows, slot):
             return True
         if rows.expected is not None:
@@ -63,7 +66,10 @@ class Admission:
         return False
 
     def recalled(self, rows: Rows, slot: TailSlot) -> bool:
-        """Whether the rows are a retry, whatever version they expect. Raises Conflict or Fenced for an old request."""
+        """Return whether the rows are a retry, whatever version they expect.
+
+        Raises Conflict or Fenced for an old request.
+        """
         answer = self.producers.answer(rows.producer, slot) if rows.producer is not None else None
         if answer is not None:
             _answer(rows, answer)

@@ -105,7 +105,7 @@ class StoredBlob:
         self._reference = reference
 
     def chunks(self) -> Iterator[bytes]:
-        """The data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt.
+        """Yield the data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt.
 
         Raises NotFound if retention has deleted it, and it is not in the archive.
         """

@@ -49,7 +49,7 @@ class DirectoryCatalog:
         self.guard: Callable[[], None] | None = None  # raises if no topic may be made: in a replica
 
     def exists(self) -> bool:
-        """Whether the directory is a log."""
+        """Return whether the directory is a log."""
         return self._disk.inode(self.path / SETTINGS_FILE) is not None
 
     def init(self) -> bool:
@@ -166,7 +166,7 @@ class DirectoryCatalog:
         return topic
 
     def find(self, name: str) -> TopicRecord:
-        """The topic; raises NotFound."""
+        """Return the topic; raises NotFound."""
         path = self._topics / names.directory_of(checked_name(name, self._limits)) / TOPIC_FILE
         try:
             topic = settings.decode(self._disk.read_file(path), TopicRecord)
@@ -181,13 +181,19 @@ class DirectoryCatalog:
         return topic
 
     def list(self) -> list[str]:
-        """The names of all topics, sorted. Of those whose settings are damaged too: whoever opens one is told."""
+        """Return the names of all topics, sorted.
+
+        Of those whose settings are damaged too: whoever opens one is told.
+        """
         topics, broken = self.survey()
         damaged = (names.topic_of(Path(error.path).parent.name) for error in broken)
         return sorted({*(topic.name for topic in topics), *(name for name in damaged if name is not None)})
 
     def survey(self, name: str | None = None) -> tuple[builtins.list[TopicRecord], builtins.list[HeadwaterError]]:
-        """All topics, or the named one, sorted; and what is wrong with the settings of others. Raises NotFound."""
+        """Return all topics, or the named one, sorted.
+
+        And what is wrong with the settings of others. Raises NotFound.
+        """
         directories = [names.directory_of(name)] if name is not None else sorted(self._disk.names(self._topics))
         topics: builtins.list[TopicRecord] = []
         broken: builtins.list[HeadwaterError] = []
@@ -209,7 +215,7 @@ class DirectoryCatalog:
         return sorted(topics, key=lambda topic: topic.name), broken
 
     def place(self, topic: TopicRecord, partition: int) -> LogDirectory:
-        """Where a partition's log is."""
+        """Return where a partition's log is."""
         return self._place(topic, partition, self._topics / names.directory_of(topic.name))
 
     def remove(self, topic: TopicRecord) -> None:
@@ -244,7 +250,7 @@ class DirectoryCatalog:
         )
 
     def _is_topic(self, directory: Path) -> bool:
-        """Whether a directory is one of a topic, though its settings may be missing."""
+        """Return whether a directory is one of a topic, though its settings may be missing."""
         there = self._disk.inode(directory / TOPIC_FILE) is not None
         return there or any(name.isdecimal() for name, is_directory in self._disk.entries(directory) if is_directory)
 

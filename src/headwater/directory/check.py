@@ -52,7 +52,7 @@ class Walk(msgspec.Struct):
 
 
 def check(place: LogDirectory, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
-    """Everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were read."""
+    """Yield everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were read."""
     slot, findings = check_tail(place)
     yield from findings
     bases, gaps = holes.survey(place)
@@ -93,7 +93,7 @@ def check(place: LogDirectory, counts: Counts, progress: Callable[[int], None]) 
 def _check_segment(
     place: LogDirectory, segment: SegmentFile, walked: Walk, stop: int, previous_ticks: int | None, *, sealed: bool
 ) -> Iterator[Finding]:
-    """What is wrong with one segment, its index and its blobs. `previous_ticks` are of the segment before it."""
+    """Yield what is wrong with one segment, its index and its blobs. `previous_ticks` are of the segment before it."""
     path = place.segment(segment.base)
     if previous_ticks is not None and segment.header.previous_ticks < previous_ticks:
         yield _finding(place, path, 40, 8, "ticks do not grow from one segment to the next")
@@ -108,14 +108,14 @@ def _check_segment(
 
 
 def lost_findings(place: LogDirectory, path: Path | str, walked: Walk) -> Iterator[Finding]:
-    """What a repair has given up in a segment: worth knowing, and no damage any more."""
+    """Yield what a repair has given up in a segment: worth knowing, and no damage any more."""
     for lo, hi in merged(walked.lost):
         problem = f"offsets {lo} to {hi - 1} are lost: they were damaged, and repair removed them"
         yield _finding(place, path, 0, 0, problem, damage=False)
 
 
 def check_tail(place: LogDirectory) -> tuple[TailSlot | None, list[Finding]]:
-    """The state that the tail tells, if it can be believed on this boot, and what is wrong with it."""
+    """Return the state that the tail tells, if it can be believed on this boot, and what is wrong with it."""
     stored = b""
     for _ in range(100):  # a slot that is being written looks damaged for a moment
         try:
@@ -131,7 +131,10 @@ def check_tail(place: LogDirectory) -> tuple[TailSlot | None, list[Finding]]:
 
 
 def readable_end(segment: SegmentFile, slot: TailSlot | None, *, last: bool) -> int:
-    """Where the batches of a segment end, as far as that is known. Behind those of the last, space may be reserved."""
+    """Return where the batches of a segment end, as far as that is known.
+
+    Behind those of the last, space may be reserved.
+    """
     if slot is not None and segment.base == slot.segment and not segment.header.packed:
         return min(slot.visible_position, segment.size())
     return segment.data_end(HEADER_BYTES) if last else segment.size()
@@ -179,7 +182,7 @@ def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts
 
 
 def _verified(window: SegmentWindow, position: int, found: Walk, place: LogDirectory) -> Batch:
-    """The batch at a position, with every column, blob and invariant checked."""
+    """Return the batch at a position, with every column, blob and invariant checked."""
     batch = next(window.batches(position, found.end_offset))
     batch.validate()
     if batch.base_ticks <= found.last_ticks:
@@ -196,7 +199,7 @@ def _visible(slot: TailSlot | None, segment: SegmentFile) -> int | None:
 
 
 def check_index(place: LogDirectory, segment: SegmentFile, *, sealed: bool, sound: bool) -> Iterator[Finding]:
-    """What is wrong with the index of a segment, which should have one if it is `sealed`."""
+    """Yield what is wrong with the index of a segment, which should have one if it is `sealed`."""
     path = place.index(segment.base)
     try:
         index = Index.decode(place.disk.read_file(path))
@@ -235,7 +238,7 @@ def _orphans(place: LogDirectory, base: int, segment: SegmentFile, stop: int) ->
 
 
 def _check_producers(place: LogDirectory, oldest: int, active: int) -> Iterator[Finding]:
-    """The snapshot of producers that the active segment's header tells of, and those that are of no use."""
+    """Yield the snapshot of producers that the active segment's header tells of, and those that are of no use."""
     path = place.producers(active)
     found: list[Finding] = []
     try:
@@ -289,7 +292,7 @@ def _left(place: LogDirectory, bases: list[int]) -> Iterator[Finding]:
 
 
 def _reason(error: HeadwaterError) -> str:
-    """What is wrong, without the place, which a finding names itself."""
+    """Return what is wrong, without the place, which a finding names itself."""
     return str(error.facts.get("reason") or error.message)
 
 

@@ -55,7 +55,10 @@ def _left_behind(journal: Journal) -> Iterator[Finding]:
 
 
 def repair(catalogue: DirectoryCatalog, name: str | None, mend: Callable[[LogDirectory], list[Action]]) -> list[Action]:
-    """What is done to one topic, or all, by `mend`; and what no repair can do, which stays to be done by a person."""
+    """Return what is done to one topic, or all, by `mend`.
+
+    And what no repair can do, which stays to be done by a person.
+    """
     topics, broken = catalogue.survey(name)
     what = "restore this file from a backup"
     actions = [Action(finding.topic, -1, finding.path, what, manual=True) for finding in map(_of_settings, broken)]

@@ -32,7 +32,7 @@ def behind(stored: memoryview, offset: int, *, zstd: bool) -> list[Batch]:
 
 
 def rest(batch: Batch, offset: int, *, zstd: bool) -> Batch:
-    """The events of a batch from an offset on, verified, as a batch of their own. It has no producer's stamp."""
+    """Return the events of a batch from an offset on, verified, as a batch of their own. It has no producer's stamp."""
     batch.validate()
     lo = offset - batch.base_offset
     ticks = batch.ticks()
@@ -74,7 +74,10 @@ def check_follows(place: LogDirectory, slot: TailSlot, batches: Sequence[Batch])
 
 
 def runs(batches: Sequence[Batch], position: int, segment_bytes: int) -> Iterator[list[Batch]]:
-    """What goes to the active segment, of which `position` bytes are used, maybe nothing; then to each new one."""
+    """Yield what goes to the active segment, of which `position` bytes are used, maybe nothing.
+
+    Then to each new one.
+    """
     run: list[Batch] = []
     for batch in batches:
         if position > HEADER_BYTES and position + batch.size > segment_bytes:
@@ -86,7 +89,10 @@ def runs(batches: Sequence[Batch], position: int, segment_bytes: int) -> Iterato
 
 
 def joined(run: Sequence[Batch]) -> tuple[bytes, int]:
-    """The bytes of batches, and of those up to the end of the last that has a producer's stamp; 0 if none has."""
+    """Return the bytes of batches, and of those up to the end of the last that has a producer's stamp.
+
+    0 if none has.
+    """
     size = stamped = 0
     for batch in run:
         size += batch.size

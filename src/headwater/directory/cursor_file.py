@@ -74,7 +74,7 @@ class Cursors:
         lock_wait_s: float,
         redo: Redo = redo_nothing,
     ) -> Cursors:
-        """The stored cursors; NotFound if there are none for this topic, Corrupt if the header is damaged."""
+        """Return the stored cursors; NotFound if there are none for this topic, Corrupt if the header is damaged."""
         cursors = cls(path, topic_uuid, partitions, disk, clock, lock_wait_s, redo)
         header = read_header(path, disk)
         if header is None or header.topic_uuid != topic_uuid:
@@ -125,23 +125,26 @@ class Cursors:
     # With the lock held
 
     def slot(self, partition: int) -> CursorSlot:
-        """The newest slot of a partition."""
+        """Return the newest slot of a partition."""
         return self._newest(partition, self._read(format.PAIR_BYTES, format.slot_at(partition, 0)))
 
     def slots(self) -> list[CursorSlot]:
-        """The newest slot of each partition."""
+        """Return the newest slot of each partition."""
         size = format.PAIR_BYTES
         stored = self._read(size * self.partitions, format.SLOTS_AT)
         return [self._newest(number, stored[size * number : size * (number + 1)]) for number in range(self.partitions)]
 
     def next(self, partition: int, **changes: Any) -> CursorSlot:
-        """The slot to `put` next: the newest one with changes. It takes the place of one that is not synced."""
+        """Return the slot to `put` next: the newest one with changes. It takes the place of one that is not synced."""
         slot = self.slot(partition)
         step = 2 if partition in self._unsynced else 1
         return structs.replace(slot, counter=slot.counter + step, **changes)
 
     def owned(self, partition: int, owner: bytes, fence: int) -> CursorSlot:
-        """The newest slot; Fenced unless it has this owner and fence. A lease that expired unnoticed is still held."""
+        """Return the newest slot.
+
+        Fenced unless it has this owner and fence. A lease that expired unnoticed is still held.
+        """
         slot = self.slot(partition)
         if slot.owner != owner or slot.fence != fence:
             raise fenced(self, partition, fence, slot.fence)
@@ -184,7 +187,7 @@ class Cursors:
 
     @property
     def busy(self) -> bool:
-        """Whether a transaction that moves these cursors is under way."""
+        """Return whether a transaction that moves these cursors is under way."""
         return self._words.busy != 0
 
     def set_busy(self, busy: bool) -> None:
@@ -192,7 +195,7 @@ class Cursors:
         self._write_words(busy=int(busy))
 
     def members(self, now_ns: int) -> list[MemberRecord | None]:
-        """The table of members; None where a record is free or expired."""
+        """Return the table of members; None where a record is free or expired."""
         stored = self._read(format.MEMBERS_BYTES, format.MEMBERS_AT)
         found = format.decode_members(stored)
         return [member if member is not None and now_ns < member.expiry_ns else None for member in found]
@@ -222,7 +225,10 @@ class Cursors:
     # Without the lock
 
     def peek(self, partitions: Iterable[int]) -> dict[int, CursorSlot]:
-        """The newest slots of some partitions as they look without the lock; none for those unreadable just now."""
+        """Return the newest slots of some partitions as they look without the lock.
+
+        None for those unreadable just now.
+        """
         try:
             fd = self.disk.open_read(self.path)
         except OSError:
@@ -340,7 +346,7 @@ def slots_damaged(path: Path, partition: int) -> Corrupt:
 
 
 def read_header(path: Path, disk: Disk) -> CursorsHeader | None:
-    """Which topic the cursors at a path are of; None if there are none. Takes no lock."""
+    """Return which topic the cursors at a path are of; None if there are none. Takes no lock."""
     try:
         fd = disk.open_read(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -370,7 +376,7 @@ def read_slots(path: Path, disk: Disk) -> tuple[CursorsHeader, Words, list[Curso
 
 
 def _pairs(header: CursorsHeader, stored: bytes) -> list[bytes]:
-    """The two slots of each partition."""
+    """Return the two slots of each partition."""
     places = range(format.SLOTS_AT, header.file_bytes, format.PAIR_BYTES)
     return [stored[at : at + format.PAIR_BYTES] for at in places]
 

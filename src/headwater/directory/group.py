@@ -43,7 +43,7 @@ class Group:
 
     @property
     def led(self) -> bool:
-        """Whether a thread of this process is at the writer."""
+        """Return whether a thread of this process is at the writer."""
         leader = self._leader
         return leader is not None and leader.runs()
 
@@ -97,7 +97,7 @@ class Group:
             self._commit(group)
 
     def exclusive(self) -> WriterTurn:
-        """The writer for this thread alone, in a `with`, when the appends that came before are committed."""
+        """Return the writer for this thread alone, in a `with`, when the appends that came before are committed."""
         self.used = open_files.turn
         return WriterTurn(self)
 

@@ -145,7 +145,7 @@ class Journal:
                     self._finish(self._path / name)
 
     def abandoned(self) -> Iterator[tuple[Path, int]]:
-        """The journals that no living process holds, and how many transactions are in each."""
+        """Yield the journals that no living process holds, and how many transactions are in each."""
         disk = self._disk
         for name in sorted(disk.names(self._path)):
             path = self._path / name
@@ -206,7 +206,7 @@ class Journal:
 
 
 def entries(directory: Path, disk: Disk) -> Iterator[tuple[Path, Entry, list[bytes]]]:
-    """All whole entries of all journals, in the order of each, with the bytes of their shares."""
+    """Yield all whole entries of all journals, in the order of each, with the bytes of their shares."""
     for name in disk.names(directory):
         if name.endswith(SUFFIX):
             with contextlib.suppress(
@@ -273,7 +273,7 @@ def restore(directory: Path, cursors: Cursors) -> None:
 
 
 def relative_path(cursors: Cursors) -> str:
-    """Where a consumer's file is, below the directory of all."""
+    """Return where a consumer's file is, below the directory of all."""
     return f"{cursors.path.parent.name}/{cursors.path.name}"
 
 

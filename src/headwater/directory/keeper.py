@@ -127,7 +127,7 @@ class Keeper:
         return done
 
     def _archived(self, place: LogDirectory, due: list[SegmentFiles]) -> list[SegmentFiles]:
-        """Those of the segments, up to the first that is not in the archive, which the store itself must say.
+        """Return those of the segments, up to the first that is not in the archive, which the store itself must say.
 
         All of them if the directory has no archive. Raises Unavailable if it is out of reach: then none may go.
         """
@@ -149,7 +149,7 @@ class Keeper:
         return due
 
     def _rules(self, place: LogDirectory, topic: TopicRecord | None = None) -> Rules:
-        """What a log keeps; raises NotFound if its topic was deleted, also if another has its name now."""
+        """Return what a log keeps; raises NotFound if its topic was deleted, also if another has its name now."""
         topic = topic or self._catalogue.find(place.topic)
         if log_uuid(UUID(topic.uuid), place.partition) != place.uuid:
             raise deleted(place)

@@ -34,7 +34,7 @@ class SegmentCursor:
     def batches(
         self, stop: int, types: TypeTest | None = None, key: bytes | None = None, *, lost: bool = False
     ) -> Iterator[Batch]:
-        """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
+        """Yield the batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
 
         Those that cannot hold a wanted type or the key are left out; others may hold neither. `lost`: those that stand
         for lost events come, too; else they are counted, and a warning tells of them.
@@ -77,7 +77,7 @@ class SegmentCursor:
     def _jump(
         self, slot: TailSlot, stop: int, types: TypeTest | None, key: bytes | None
     ) -> Generator[Batch, None, bool]:
-        """The batches of this segment that may hold what is wanted; the others are not read. False: not known."""
+        """Yield the batches of this segment that may hold what is wanted; the others are not read. False: not known."""
         reader = self._reader
         base = reader.base_of(self.offset, slot)
         if base == slot.segment:

@@ -89,7 +89,7 @@ def scan(place: LogDirectory, known: TailSlot | None) -> LogEnd:
 
 
 def _goes_on(segment: SegmentFile, position: int, offset: int) -> bool:
-    """Whether a sound batch follows on a damaged one, so that this is not what a crash tore."""
+    """Return whether a sound batch follows on a damaged one, so that this is not what a crash tore."""
     stop = segment.data_end(position)
     window = segment.window(position, stop)
     boundaries = Boundaries(segment, window, stop, None)
@@ -153,7 +153,7 @@ def recover(place: LogDirectory, tail: Tail, *, believe: bool = True) -> TailSlo
 
 
 def reports(place: LogDirectory) -> list[Report]:
-    """What recoveries of this log gave up, oldest first."""
+    """Return what recoveries of this log gave up, oldest first."""
     with contextlib.suppress(FileNotFoundError):
         lines = place.disk.read_file(place.path / "recovered.jsonl").splitlines()
         return [_decode_report(line) for line in lines]
@@ -203,7 +203,7 @@ def _sync_first(place: LogDirectory) -> None:
 
 
 def _ticks_before(segment: SegmentFile, position: int) -> int:
-    """The ticks of the last event before a position of a segment."""
+    """Return the ticks of the last event before a position of a segment."""
     if position == HEADER_BYTES:
         return segment.header.previous_ticks
     positions = segment.map(position).positions

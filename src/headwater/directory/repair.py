@@ -51,7 +51,7 @@ class Mend(msgspec.Struct, frozen=True):
 
 
 def plan(place: LogDirectory) -> list[Action]:
-    """What repair would do, in order; nothing if the log is sound."""
+    """Return what repair would do, in order; nothing if the log is sound."""
     actions = [
         _action(place, place.segment(mend.base), what, kept)
         for mend in mends(place)
@@ -67,7 +67,7 @@ def plan(place: LogDirectory) -> list[Action]:
 
 
 def mends(place: LogDirectory) -> list[Mend]:
-    """The segments that hold damage."""
+    """Return the segments that hold damage."""
     slot, _ = check_tail(place)
     bases, _ = holes.survey(place)
     found: list[Mend] = []
@@ -213,7 +213,7 @@ def _rewrite(place: LogDirectory, mend: Mend) -> list[str]:
 
 
 def _last_ticks(window: SegmentWindow, start: int, end: int) -> int:
-    """The ticks of the last event in a range of sound batches."""
+    """Return the ticks of the last event in a range of sound batches."""
     last_ticks = 0
     while start < end:
         batch = window.batch(start)
@@ -228,7 +228,7 @@ def _keep(place: LogDirectory, base: int, window: SegmentWindow, start: int, end
 
 
 def _lost(offset: int, end: int, ticks: int) -> Iterator[bytes]:
-    """The batches that stand for lost offsets: one, unless there are more than a batch can count."""
+    """Yield the batches that stand for lost offsets: one, unless there are more than a batch can count."""
     for lo in range(offset, end, COUNT_MAX):
         yield encode_lost(lo, ticks + lo - offset, min(end - lo, COUNT_MAX))
 
@@ -242,7 +242,7 @@ def _set_blobs_aside(place: LogDirectory, base: int, hole: Hole) -> None:
 
 
 def _describe(place: LogDirectory, mend: Mend) -> list[tuple[str, str]]:
-    """What is done to a segment, and where the cut bytes go."""
+    """Return what is done to a segment, and where the cut bytes go."""
     steps = []
     if mend.header_damaged:
         steps.append(("rewrite its header", str(place.cut(mend.base, 0))))

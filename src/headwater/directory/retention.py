@@ -62,7 +62,7 @@ def survey(place: LogDirectory, slot: TailSlot) -> list[SegmentFiles]:
 
 
 def due(place: LogDirectory, slot: TailSlot, segments: list[SegmentFiles], rules: Rules) -> list[SegmentFiles]:
-    """The finished segments that have to go, oldest first.
+    """Return the finished segments that have to go, oldest first.
 
     All that is below the active segment is durable, because a roll syncs it: nothing else is ever deleted.
     """
@@ -80,7 +80,7 @@ def outlived(place: LogDirectory, slot: TailSlot, rules: Rules) -> bool:
 
 
 def full(place: LogDirectory, slot: TailSlot, rules: Rules) -> Unavailable | None:
-    """Why no new segment may be begun; None if it may: what is due for deletion makes its space afterwards."""
+    """Return why no new segment may be begun; None if it may: what is due for deletion makes its space afterwards."""
     hard = rules.settings.retention_bytes_hard
     segments = survey(place, slot)
     total = sum(segment.bytes for segment in segments)
@@ -150,7 +150,7 @@ def _mark(place: LogDirectory, segments: list[SegmentFiles]) -> None:
 
 
 def orphans(place: LogDirectory, oldest: int) -> dict[int, list[str]]:
-    """What a crash left of deleted segments: the names of files below the oldest segment, by the segment."""
+    """Return what a crash left of deleted segments: the names of files below the oldest segment, by the segment."""
     found: dict[int, list[str]] = {}
     for name in sorted(place.disk.names(place.path)):
         base = _base_of(name)
@@ -265,7 +265,7 @@ def _remove(place: LogDirectory, base: int, path: Path) -> None:
 
 
 def _last_ticks(place: LogDirectory, segment: SegmentFiles) -> int:
-    """The ticks of the last event of a finished segment. If they cannot be told, it counts as new."""
+    """Return the ticks of the last event of a finished segment. If they cannot be told, it counts as new."""
     try:
         return read_header(place, segment.end).previous_ticks
     except (Corrupt, NotFound):
@@ -273,6 +273,9 @@ def _last_ticks(place: LogDirectory, segment: SegmentFiles) -> int:
 
 
 def _base_of(name: str) -> int | None:
-    """The first offset of the segment that a file belongs to; None for files of no segment and unfinished ones."""
+    """Return the first offset of the segment that a file belongs to.
+
+    None for files of no segment and unfinished ones.
+    """
     suffix = name.partition(".")[2]
     return None if name.endswith(".tmp") else offset_of(name, suffix)

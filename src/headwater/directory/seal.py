@@ -58,7 +58,7 @@ def _index(place: LogDirectory, segment: SegmentFile, pause: Pause) -> None:
 
 
 def unsealed(place: LogDirectory, active: int) -> list[int]:
-    """The finished segments that have no index."""
+    """Return the finished segments that have no index."""
     names = set(place.disk.names(place.path))
     return [base for base in place.segments() if base < active and place.index(base).name not in names]
 

@@ -93,7 +93,10 @@ class DirectoryTransaction(LogTransaction[LocalLog]):
         return self._settled(journaled=journaled)
 
     def recall(self) -> list[Ref] | None:
-        """The answer to its producer's request, if that was committed before; None if not: it can be committed yet."""
+        """Return the answer to its producer's request, if that was committed before.
+
+        None if not: it can be committed yet.
+        """
         self._check()
         if self._producer is None or not _recalled(self._by_log()):
             return None
@@ -111,7 +114,7 @@ class DirectoryTransaction(LogTransaction[LocalLog]):
         super()._add(log, rows)
 
     def _by_log(self) -> dict[LocalLog, list[Rows]]:
-        """What each log gets. A producer's stamp is on the first of it, behind which the rest stands."""
+        """Return what each log gets. A producer's stamp is on the first of it, behind which the rest stands."""
         by_log: dict[LocalLog, list[Rows]] = {}
         for log, rows in self._appends:
             by_log.setdefault(log, []).append(rows)
@@ -122,7 +125,7 @@ class DirectoryTransaction(LogTransaction[LocalLog]):
 
 
 def _recalled(by_log: dict[LocalLog, list[Rows]]) -> bool:
-    """Whether the transaction was committed before; then all its rows learn where they are."""
+    """Return whether the transaction was committed before; then all its rows learn where they are."""
     for log, group in by_log.items():
         with log.transacting() as writer:
             if not writer.recall(group[0]):
@@ -219,7 +222,7 @@ class _HeldCursors:
         self._held = list(by_path.values())
 
     def begin(self) -> list[JournalMove]:
-        """What the journal is to tell; from now on, whoever finds the files free looks there."""
+        """Return what the journal is to tell; from now on, whoever finds the files free looks there."""
         for cursors in self._held:
             cursors.set_busy(True)
         return [

@@ -70,7 +70,7 @@ class Clock:
     random_bytes = staticmethod(secrets.token_bytes)
 
     def ticks(self) -> int:
-        """The wall clock, in ticks. It may step back; whoever needs growing ticks sees to that."""
+        """Return the wall clock, in ticks. It may step back; whoever needs growing ticks sees to that."""
         return time.time_ns() // 100 + UNIX_EPOCH_TICKS
 
     def boot_id(self) -> bytes:
@@ -202,7 +202,7 @@ class Disk:
         return os.lseek(fd, 0, os.SEEK_END)
 
     def inode(self, where: int | Path) -> int | None:
-        """What identifies the file behind a descriptor or a path; None if there is none.
+        """Return what identifies the file behind a descriptor or a path; None if there is none.
 
         A file that nobody holds open may leave its number to the next, so the time of its last change is part of it.
         """
@@ -213,18 +213,18 @@ class Disk:
         return found.st_ino << 64 | found.st_mtime_ns
 
     def file_size(self, path: Path) -> int:
-        """Bytes of a file; 0 if it is not there."""
+        """Return bytes of a file; 0 if it is not there."""
         try:
             return os.stat(path).st_size
         except FileNotFoundError:
             return 0
 
     def mode(self, path: Path) -> int:
-        """Who may read and write a file, as nine bits."""
+        """Return who may read and write a file, as nine bits."""
         return os.stat(path).st_mode & 0o777
 
     def writable(self, path: Path) -> bool:
-        """Whether this user may write the file: not on read-only media."""
+        """Return whether this user may write the file: not on read-only media."""
         return os.access(path, os.W_OK)
 
     def write(self, fd: int, data: bytes, position: int) -> None:
@@ -255,18 +255,18 @@ class Disk:
             raise out_of_memory(f"{path} cannot be read") from error
 
     def is_directory(self, path: Path) -> bool:
-        """Whether a directory has this name."""
+        """Return whether a directory has this name."""
         return path.is_dir()
 
     def names(self, path: Path | int) -> list[str]:
-        """What a directory holds; nothing if it is not there."""
+        """Return what a directory holds; nothing if it is not there."""
         try:
             return _sparing(lambda: os.listdir(path))
         except FileNotFoundError:
             return []
 
     def sizes(self, path: Path) -> dict[str, int]:
-        """What a directory holds, and the bytes of each; nothing if it is not there."""
+        """Return what a directory holds, and the bytes of each; nothing if it is not there."""
         found: dict[str, int] = {}
         with contextlib.suppress(FileNotFoundError), _sparing(os.scandir, path) as entries:
             for entry in entries:
@@ -275,7 +275,7 @@ class Disk:
         return found
 
     def entries(self, path: Path) -> list[tuple[str, bool]]:
-        """What a directory holds, and whether each is a directory; nothing if there is no such directory."""
+        """Return what a directory holds, and whether each is a directory; nothing if there is no such directory."""
         try:
             with _sparing(os.scandir, path) as entries:
                 return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -283,7 +283,7 @@ class Disk:
             return []
 
     def status(self, where: int | Path) -> os.stat_result:
-        """The size and the times of a file, by its descriptor or its path."""
+        """Return the size and the times of a file, by its descriptor or its path."""
         return os.stat(where)
 
     def touch(self, path: Path) -> None:
@@ -346,7 +346,7 @@ class Disk:
             os.fchmod(fd, found.st_mode & 0o777)
 
     def create_temporary(self, path: Path, make: Callable[[Path], int] | None = None) -> tuple[Path, int]:
-        """A new file beside `path`, locked until its `release` so that nobody sweeps it away."""
+        """Return a new file beside `path`, locked until its `release` so that nobody sweeps it away."""
         while True:
             temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
             fd = (make or self.create)(temporary)
@@ -407,7 +407,7 @@ class Disk:
         self.close(fd)
 
     def shared_word(self) -> mmap.mmap:
-        """A word of memory of this process alone that its threads can wait on."""
+        """Return a word of memory of this process alone that its threads can wait on."""
         return mmap.mmap(-1, mmap.PAGESIZE)
 
     def wake(self, mapped: Any, position: int) -> None:

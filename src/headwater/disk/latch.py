@@ -22,7 +22,7 @@ class Latch:
         self._closed.acquire()
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Return whether it is set."""
         return self._set
 
     def set(self) -> None:

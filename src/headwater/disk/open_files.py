@@ -39,13 +39,13 @@ class OpenFiles:
 
     @property
     def most(self) -> int:
-        """How many files the logs may keep open."""
+        """Return how many files the logs may keep open."""
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return FILES_MAX if soft == resource.RLIM_INFINITY else min(FILES_MAX, soft // SHARE)
 
     @property
     def many(self) -> bool:
-        """Whether so many are open that it is time to keep fewer."""
+        """Return whether so many are open that it is time to keep fewer."""
         return self._count > self.most // 2
 
     def opened(self, holder: Holder) -> None:

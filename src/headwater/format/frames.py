@@ -38,12 +38,12 @@ class Frame(NamedTuple):
 
 
 def encode(partition: int, stored: bytes | memoryview, lo: int, hi: int, rows: I64 | None = None) -> bytes:
-    """The bytes of a frame around a stored batch."""
+    """Return the bytes of a frame around a stored batch."""
     return head(partition, len(stored), lo, hi, rows) + stored
 
 
 def head(partition: int, size: int, lo: int, hi: int, rows: I64 | None = None) -> bytes:
-    """What stands before a stored batch of this size in its frame."""
+    """Return what stands before a stored batch of this size in its frame."""
     picked = b"" if rows is None else rows.astype("<u4").tobytes()
     picked += bytes(-len(picked) & 7)
     count = ALL if rows is None else len(rows)
@@ -62,7 +62,7 @@ class Decoder:
         self._events_max = events_max
 
     def feed(self, piece: bytes) -> list[Frame]:
-        """The frames that are whole now; raises Corrupt, TooLarge or Unsupported."""
+        """Return the frames that are whole now; raises Corrupt, TooLarge or Unsupported."""
         self._bytes += piece
         found: list[Frame] = []
         at = 0
@@ -79,7 +79,7 @@ class Decoder:
             raise Corrupt("the batches end in the middle of a frame", position=0, size=len(self._bytes))
 
     def _whole(self, at: int) -> int:
-        """The size of the frame at a place; 0 if it is not there as a whole."""
+        """Return the size of the frame at a place; 0 if it is not there as a whole."""
         if len(self._bytes) - at < HEAD_BYTES:
             return 0
         magic, _, stored, _, _, _, count, _ = _HEAD.unpack_from(self._bytes, at)

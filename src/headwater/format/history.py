@@ -102,7 +102,7 @@ class HistoryFile(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> list[ArchivedFile]:
-        """All of its objects, the Parquet file first."""
+        """Return all of its objects, the Parquet file first."""
         beside = [self.index, *([self.producers] if self.producers is not None else [])]
         return [self.file, *beside, *(blob.file for blob in self.blobs)]
 
@@ -121,22 +121,22 @@ class HistoryManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def start(self) -> int:
-        """Where the archived events begin; -1 if there are none."""
+        """Return where the archived events begin; -1 if there are none."""
         return self.parts[0].start if self.parts else -1
 
     @property
     def end(self) -> int:
-        """Where the archived events end; -1 if there are none."""
+        """Return where the archived events end; -1 if there are none."""
         return self.parts[-1].end if self.parts else -1
 
     @property
     def end_ticks(self) -> int:
-        """The ticks that the log had reached at the end; 0 if nothing is archived."""
+        """Return the ticks that the log had reached at the end; 0 if nothing is archived."""
         return self.parts[-1].end_ticks if self.parts else 0
 
     @property
     def node(self) -> int:
-        """What the ids of its events share."""
+        """Return what the ids of its events share."""
         return node_of(log_uuid(UUID(self.uuid), self.partition))
 
     def at(self, start: int) -> HistoryFile | None:
@@ -257,7 +257,7 @@ def _ticks_grow(part: HistoryFile, ticks: int) -> bool:
 
 
 def _names(partition: int, part: HistoryFile) -> Iterator[tuple[ArchivedFile, str]]:
-    """The objects of a file, and the names that they must have."""
+    """Yield the objects of a file, and the names that they must have."""
     for file, suffix in ((part.file, "parquet"), (part.index, "index"), (part.producers, "producers")):
         if file is not None:
             yield file, file_name(partition, part.start, part.end, suffix)

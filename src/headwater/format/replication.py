@@ -104,7 +104,7 @@ def encode(answer: ReplicationResponse) -> bytes:
 
 
 def decode(stored: bytes, asked: Sequence[LogRequest]) -> ReplicationResponse:
-    """The answer to a question; raises Corrupt if it is not one. The batches carry their own checksums."""
+    """Return the answer to a question; raises Corrupt if it is not one. The batches carry their own checksums."""
     try:
         magic, size, crc = _HEAD.unpack_from(stored)
         table = stored[_HEAD.size : _HEAD.size + size]

@@ -76,7 +76,7 @@ class LogFollow(Iterator[Event]):
                 tail.wake()
 
     def _look(self) -> list[Event]:
-        """The events of the next batch that holds wanted ones; nothing when all partitions are caught up."""
+        """Return the events of the next batch that holds wanted ones; nothing when all partitions are caught up."""
         for events in self._found:
             return events
         self._found = self._sweep()
@@ -106,7 +106,7 @@ class LogFollow(Iterator[Event]):
 
 
 def sweep(log: Log, cursor: LogCursor, selection: Selection) -> Iterator[EventBatch]:
-    """What is wanted of the batches from a cursor to the end that the log has now; the cursor moves along."""
+    """Yield what is wanted of the batches from a cursor to the end that the log has now; the cursor moves along."""
     end = log.seen()
     with enough_memory(f"{log.place} cannot be read"):
         while cursor.offset < end:

@@ -86,7 +86,7 @@ class LogBackend(Generic[L]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Return whether it was closed."""
         return self._closed
 
     def check_open(self) -> None:

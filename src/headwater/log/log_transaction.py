@@ -97,7 +97,7 @@ class LogTransaction(Generic[L]):
 
     @property
     def appended(self) -> int:
-        """How many events it appends."""
+        """Return how many events it appends."""
         return self._count
 
     def discard(self) -> None:

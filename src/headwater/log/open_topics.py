@@ -31,7 +31,7 @@ class Catalog(Protocol):
     """Which topics there are."""
 
     def find(self, name: str) -> TopicRecord:
-        """The topic; raises NotFound."""
+        """Return the topic; raises NotFound."""
 
     def create(self, name: str, partitions: int, chosen: TopicSettings) -> bool:
         """Make a topic, durably; False if it is there, with the same number of partitions."""
@@ -49,7 +49,7 @@ class OpenTopic(Generic[L]):
         self._rounds = counter()
 
     def chosen(self, partition: int | None) -> list[L]:
-        """The log of one partition, or all of them."""
+        """Return the log of one partition, or all of them."""
         if partition is None:
             return self.logs
         if not 0 <= partition < len(self.logs):
@@ -61,7 +61,7 @@ class OpenTopic(Generic[L]):
         return [self.logs[partition]]
 
     def choose(self, key: bytes | None, partition: int | None, producer: Producer | None = None) -> L:
-        """The log that an event goes to: of its partition, of its key, or the next in turn.
+        """Return the log that an event goes to: of its partition, of its key, or the next in turn.
 
         A retry of a producer must find the answer to the first try, so its turn follows from the request itself.
         """
@@ -116,7 +116,7 @@ class OpenTopics(Generic[L]):
         self._mutex = threading.Lock()  # protects changes of `open` and `_logs`
 
     def get(self, name: str) -> OpenTopic[L]:
-        """The topic, opened if it is not; raises NotFound."""
+        """Return the topic, opened if it is not; raises NotFound."""
         opened = self.open.get(name)
         if opened is None:
             self._check_open()
@@ -137,7 +137,7 @@ class OpenTopics(Generic[L]):
         return opened
 
     def _log(self, topic: TopicRecord, number: int) -> L:
-        """The log that somebody has of this topic, which may have been closed since; else a new one."""
+        """Return the log that somebody has of this topic, which may have been closed since; else a new one."""
         log = self._logs.get((topic.uuid, number))
         if log is None:
             log = self._logs[topic.uuid, number] = self._new_log(topic, number)
@@ -158,7 +158,7 @@ class OpenTopics(Generic[L]):
                 count -= len(opened.logs)
 
     def live(self, name: str, partition: int | None = None) -> OpenTopic[L]:
-        """The topic as it is now, also when another process deleted it and made it again, or died in a commit.
+        """Return the topic as it is now, also when another process deleted it and made it again, or died in a commit.
 
         Only one `partition` of it, if that is given: the others are not looked at.
         """
@@ -171,11 +171,11 @@ class OpenTopics(Generic[L]):
         return opened
 
     def live_logs(self, name: str, partition: int | None) -> list[L]:
-        """The logs of a topic as it is now, or the one of a partition of it."""
+        """Return the logs of a topic as it is now, or the one of a partition of it."""
         return self.live(name, partition).chosen(partition)
 
     def for_append(self, name: str) -> OpenTopic[L]:
-        """The topic, made if it is not there."""
+        """Return the topic, made if it is not there."""
         try:
             return self.get(name)
         except NotFound:

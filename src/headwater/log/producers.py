@@ -8,7 +8,7 @@ from headwater.limits import Limits
 
 
 def recall(known: dict[str, ProducerState], producer: Producer) -> ProducerAnswer | None:
-    """What a request was told before, by what is known of all producers; raises as `ProducerMemory.answer`."""
+    """Return what a request was told before, by what is known of all producers; raises as `ProducerMemory.answer`."""
     mine = known.get(producer.id)
     if mine is None:
         return None

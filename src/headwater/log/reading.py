@@ -35,7 +35,7 @@ _by_ticks = attrgetter("ticks")
 
 
 def resolve(log: Log, at: Position, logs: int) -> int:
-    """The offset of a place in one log of a topic that has `logs` of them."""
+    """Return the offset of a place in one log of a topic that has `logs` of them."""
     if isinstance(at, bool):
         raise not_a_position(at)
     if isinstance(at, int):
@@ -60,7 +60,7 @@ def resolve(log: Log, at: Position, logs: int) -> int:
 
 
 def begin(logs: Sequence[Log], at: Position | Sequence[int]) -> list[int]:
-    """The offset in each log of a place in a topic, or of several offsets, one for each."""
+    """Return the offset in each log of a place in a topic, or of several offsets, one for each."""
     if isinstance(at, Sequence) and not isinstance(at, str):
         if len(at) != len(logs) or min(at) < 0:
             raise Invalid(f"{len(at)} offsets were given for {len(logs)} partitions", code="bad_offsets")
@@ -114,7 +114,10 @@ def span(
     reverse: bool,
     by_time: bool,
 ) -> TopicRead:
-    """What `read_batches` reads, with its bounds. `by_time`: in the order of their first events over all partitions."""
+    """Return what `read_batches` reads, with its bounds.
+
+    `by_time`: in the order of their first events over all partitions.
+    """
     starts, ends = begin(logs, start), _ends(logs, end)
     each = [_read_log(log, lo, hi, selection, reverse) for log, lo, hi in zip(logs, starts, ends, strict=True)]
     if by_time and len(each) > 1:
@@ -139,7 +142,7 @@ def lost_between(logs: Sequence[Log], starts: Sequence[int], ends: Sequence[int]
 
 
 def pick(log: Log, batch: Batch, lo: int, hi: int, selection: Selection) -> EventBatch | None:
-    """The wanted events of a stored batch between two offsets; None if there are none."""
+    """Return the wanted events of a stored batch between two offsets; None if there are none."""
     first, last = max(0, lo - batch.base_offset), min(batch.count, hi - batch.base_offset)
     if first >= last:
         return None

@@ -21,7 +21,7 @@ SMALL = 4  # what is smaller than this share of a split is not looked into: spli
 def splits(
     logs: Sequence[Log], start: Position | Sequence[int], end: Position | Sequence[int], split_bytes: int
 ) -> list[Split]:
-    """The splits from `start` to before `end`, up to what is durable now, partition after partition."""
+    """Return the splits from `start` to before `end`, up to what is durable now, partition after partition."""
     if split_bytes < 1:
         raise Invalid(f"split_bytes is {split_bytes}, but must be positive", hint="64 MiB is a good size")
     secured = [log.state().secured_offset for log in logs]

@@ -38,7 +38,7 @@ def check_topic(name: str, partitions: int, chosen: TopicSettings, limits: Limit
 
 
 def checked_name(name: str, limits: Limits) -> str:
-    """The name itself; raises Invalid, or TooLarge, if it cannot be one."""
+    """Return the name itself; raises Invalid, or TooLarge, if it cannot be one."""
     size = len(names.utf8(name, "a topic's name"))
     if not size:
         raise Invalid("a topic's name is empty")
@@ -65,7 +65,7 @@ def same(topic: TopicRecord, partitions: int) -> bool:
 
 
 def with_retention(chosen: TopicSettings, changes: Retention) -> TopicSettings:
-    """Settings with another retention; raises TypeError for anything that is not a part of that."""
+    """Return settings with another retention; raises TypeError for anything that is not a part of that."""
     strange = sorted(changes.keys() - Retention.__annotations__.keys())
     if strange:
         raise TypeError(f"{strange[0]!r} is not a setting of retention")
@@ -73,7 +73,7 @@ def with_retention(chosen: TopicSettings, changes: Retention) -> TopicSettings:
 
 
 def limits_of(topic: TopicRecord, limits: Limits) -> Limits:
-    """The limits with the topic's own settings laid over."""
+    """Return the limits with the topic's own settings laid over."""
     own = {
         field: value
         for field in ("segment_bytes", "segment_age_ms", "data_bytes_max")

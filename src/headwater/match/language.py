@@ -73,7 +73,7 @@ Node = Term | All | Some | Not
 
 
 def read(match: Mapping[str, Any]) -> Node:
-    """The terms of a match; raises Invalid with the code `bad_match` or `bad_pattern`."""
+    """Return the terms of a match; raises Invalid with the code `bad_match` or `bad_pattern`."""
     return _MatchParser().match(match, 0)
 
 
@@ -87,7 +87,7 @@ class _MatchParser:
         self._patterns = 0
 
     def match(self, match: Any, depth: int) -> Node:
-        """A whole match: names with what is asked of them, and operators over matches."""
+        """Return a whole match: names with what is asked of them, and operators over matches."""
         _check_depth(depth)
         if not isinstance(match, Mapping):
             raise bad_match(f"a match is an object, not {_named(match)}", """write it like {"total": {"$gt": 10}}""")
@@ -119,7 +119,7 @@ class _MatchParser:
         return self._asked(path, asked, depth + len(path))
 
     def _asked(self, path: tuple[str, ...], asked: Any, depth: int) -> Node:
-        """What is asked of a field: an object of operators, or a value that it equals."""
+        """Return what is asked of a field: an object of operators, or a value that it equals."""
         if not isinstance(asked, Mapping) or is_extended(asked) or not _has_operator(asked):
             return self._operator(path, "$eq", asked, depth)
         _check_depth(depth)
@@ -195,7 +195,7 @@ class _MatchParser:
         return test
 
     def _literal(self, value: Any, depth: int) -> Any:
-        """A value to compare with, of plain Python or BSON types, copied so that its owner may change it."""
+        """Return a value to compare with, of plain Python or BSON types, copied so that its owner may change it."""
         _check_depth(depth)
         self._values += 1
         if self._values > MATCH_VALUES_MAX:
@@ -242,7 +242,7 @@ class _MatchParser:
 def _term(
     path: tuple[str, ...], asked: str, operand: Any, test: Test, compare: Callable[[Any, Any], Any] | None = None
 ) -> Term:
-    """The term that finds what a path leads to, and tests it and, if it is an array, its elements."""
+    """Return the term that finds what a path leads to, and tests it and, if it is an array, its elements."""
     found = _with_elements(test)
     if compare is not None:
         found, each = values.quickly(compare, operand, found)
@@ -322,7 +322,7 @@ def _unknown(name: str, here: tuple[str, ...], elsewhere: tuple[str, ...], where
 
 
 def _named(value: Any) -> str:
-    """What a wrong operand is, in the words of JSON, for a message of bounded length."""
+    """Return what a wrong operand is, in the words of JSON, for a message of bounded length."""
     kind = "a " + kind_of(value)[0] if not isinstance(value, Mapping) else "an object"
     return {"a null": "null", "a array": "a list", "a ObjectId": "an ObjectId", "a other": type(value).__name__}.get(
         kind, kind

@@ -11,7 +11,7 @@ HINT = "patterns are RE2: no look-around, no back-references"
 
 
 def compile_pattern(pattern: str) -> Any:
-    """A pattern of RE2 that may be used from any thread; raises Invalid with the code `bad_pattern`.
+    """Return a pattern of RE2 that may be used from any thread; raises Invalid with the code `bad_pattern`.
 
     Groups do not capture: whoever filters asks only whether there is a match.
     """
@@ -38,7 +38,7 @@ def compile_pattern(pattern: str) -> Any:
 
 
 def exactly(text: str) -> str:
-    """The pattern that matches this text alone."""
+    """Return the pattern that matches this text alone."""
     import re2
 
     escaped: str = re2.escape(text)

@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """The match that a JSON text holds, for `compile`; raises Invalid with the code `bad_match`."""
+    """Return the match that a JSON text holds, for `compile`; raises Invalid with the code `bad_match`."""
     encoded = text.encode(errors="surrogatepass") if isinstance(text, str) else text
     if len(encoded) > MATCH_BYTES_MAX:
         raise bad_match(
@@ -46,12 +46,12 @@ def parse(text: str | bytes) -> dict[str, Any]:
 
 
 def is_extended(value: Mapping[str, Any]) -> bool:
-    """Whether an object is a value of BSON in Extended JSON, as in `{"$date": "2025-03-01T12:00:00Z"}`."""
+    """Return whether an object is a value of BSON in Extended JSON, as in `{"$date": "2025-03-01T12:00:00Z"}`."""
     return next(iter(value), None) in EXTENDED
 
 
 def extended(value: Mapping[str, Any]) -> Any:
-    """The value that Extended JSON names; raises Invalid, or Unsupported without BSON's codec."""
+    """Return the value that Extended JSON names; raises Invalid, or Unsupported without BSON's codec."""
     try:
         from bson import json_util
     except ImportError as error:

@@ -97,7 +97,7 @@ class HttpConnection:
 
     @property
     def usable(self) -> bool:
-        """Whether it is still open, as far as can be told, and nothing unasked has come."""
+        """Return whether it is still open, as far as can be told, and nothing unasked has come."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
@@ -108,7 +108,7 @@ class HttpConnection:
             self._feed()
 
     def pieces(self) -> Iterator[bytes]:
-        """The body as it comes. Raises Broken, also when it ends too early."""
+        """Yield the body as it comes. Raises Broken, also when it ends too early."""
         while True:
             yield from self._taken()
             if self.ended:
@@ -116,7 +116,7 @@ class HttpConnection:
             self._feed()
 
     def more(self, wait_s: float | None) -> list[bytes] | None:
-        """What has come of the body; waits for it so long. Empty when nothing came; None when all was taken."""
+        """Return what has come of the body; waits for it so long. Empty when nothing came; None when all was taken."""
         until_s = None if wait_s is None else time.monotonic() + wait_s
         while not self._body and not self.ended:  # something may come that is no whole piece
             self.timeout(None if until_s is None else max(until_s - time.monotonic(), TICK_S))
@@ -127,7 +127,7 @@ class HttpConnection:
         return self._taken() or None
 
     def body(self) -> bytes:
-        """The rest of the body. Raises Broken."""
+        """Return the rest of the body. Raises Broken."""
         while not self.ended:
             self._feed()
         found = self._taken()

@@ -29,7 +29,7 @@ _RESERVED = ("message", "hint", "code")  # what an error has besides its facts
 
 
 def error_of(status: int, body: bytes, address: ServerAddress) -> HeadwaterError:
-    """The error that an answer tells of."""
+    """Return the error that an answer tells of."""
     try:
         told = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -38,7 +38,7 @@ def error_of(status: int, body: bytes, address: ServerAddress) -> HeadwaterError
 
 
 def revive(told: ErrorBody, status: int = 500) -> HeadwaterError:
-    """The error that the server raised."""
+    """Return the error that the server raised."""
     kind = _KINDS.get(told.kind) or _by_status(status)
     facts = {name: fact for name, fact in told.facts.items() if name not in _RESERVED}
     return kind(told.message, hint=told.hint, code=told.code, **facts)

@@ -29,7 +29,7 @@ class ProducerPool:
         self.after_fork()
 
     def take(self) -> tuple[ProducerSlot, Producer]:
-        """A producer that has no request under way, and its next request."""
+        """Return a producer that has no request under way, and its next request."""
         with self._mutex:
             if self._free:
                 slot = self._free.pop()

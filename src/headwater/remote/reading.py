@@ -42,7 +42,7 @@ class RemoteLog:
         self._transport = transport
 
     def blob(self, batch: Batch) -> Blob:
-        """The data of a huge event."""
+        """Return the data of a huge event."""
         reference = batch.blob_reference()
         return RemoteBlob(self._transport, self.topic, self.partition, batch.base_offset, reference)
 
@@ -76,12 +76,12 @@ class RemoteBatches(Iterator[EventBatch]):
 
     @property
     def ends(self) -> list[int]:
-        """Where it ends in each partition; empty if it waits for more."""
+        """Return where it ends in each partition; empty if it waits for more."""
         return self._ends
 
     @property
     def several(self) -> bool:
-        """Whether they are of several partitions."""
+        """Return whether they are of several partitions."""
         return len(self._next) > 1
 
     def __next__(self) -> EventBatch:
@@ -113,7 +113,7 @@ class RemoteBatches(Iterator[EventBatch]):
         return False
 
     def found(self) -> EventBatch | None:
-        """The next batch, if it is there."""
+        """Return the next batch, if it is there."""
         return self._handed(self._found.popleft()) if self._found else None
 
     def cut(self) -> None:
@@ -280,7 +280,7 @@ class RemoteFollow(Iterator[Event]):
 
 
 def events_of(batches: RemoteBatches, *, reverse: bool) -> Iterator[Event]:
-    """The events of batches, in the order of their times over all partitions.
+    """Yield the events of batches, in the order of their times over all partitions.
 
     Batches of several partitions come by the time of their first event (in reverse, of their last): what is earlier
     than the newest batch begins is complete, and the rest waits.

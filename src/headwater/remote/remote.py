@@ -79,7 +79,7 @@ class Remote:
 
     @property
     def limits(self) -> Limits:
-        """What it accepts; the server may accept less."""
+        """Return what it accepts; the server may accept less."""
         return self._limits
 
     # Topics

@@ -47,7 +47,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
     @property
     def secure(self) -> bool:
-        """Whether it is by TLS."""
+        """Return whether it is by TLS."""
         return self.scheme == "https"
 
     @property
@@ -79,7 +79,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @property
     def header(self) -> str | None:
-        """The `Authorization` header; None if nothing was given."""
+        """Return the `Authorization` header; None if nothing was given."""
         if self.token is not None:
             return f"Bearer {self.token}"
         if self.user is not None:
@@ -88,7 +88,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 def tls_context(address: ServerAddress, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """What TLS needs: who is trusted (the system's authorities, or those of `ca`), and the client's certificate.
+    """Return what TLS needs: who is trusted (the system's authorities, or those of `ca`), and the client's certificate.
 
     None for an address without. Raises Invalid for files that cannot be used, or that there is no use for.
     """

@@ -71,7 +71,7 @@ class _Request(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it is in memory as a whole."""
+        """Return whether it is in memory as a whole."""
         return isinstance(self.body, bytes)
 
 
@@ -129,12 +129,12 @@ class ResponseStream:
         self.headers = connection.headers
 
     def pieces(self) -> Iterator[bytes]:
-        """The body. Raises Broken when the connection fails."""
+        """Yield the body. Raises Broken when the connection fails."""
         self._connection.timeout(None)
         return self._connection.pieces()
 
     def more(self, wait_s: float | None) -> list[bytes] | None:
-        """What comes within so many seconds; empty if nothing did, None at the end. Raises Broken."""
+        """Return what comes within so many seconds; empty if nothing did, None at the end. Raises Broken."""
         if self.closed:  # the connection may be another's now
             raise BrokenConnectionError("it was closed", sent=True)
         return self._connection.more(wait_s)
@@ -228,7 +228,7 @@ class Transport:
 
     @property
     def met(self) -> bool:
-        """Whether the server ever answered."""
+        """Return whether the server ever answered."""
         return self._met
 
     @property

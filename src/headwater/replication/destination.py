@@ -53,7 +53,10 @@ class ReplicaDirectory(Directory):
         return found
 
     def adopt(self, state: TopicState, here: TopicRecord | None = None) -> OpenTopic[LocalLog]:
-        """A topic as the source has it, made if it is not `here`: its logs begin where the source's begin. Durable."""
+        """Return a topic as the source has it, made if it is not `here`: its logs begin where the source's begin.
+
+        Durable.
+        """
         if here is None:
             topic = TopicRecord(name=state.name, uuid=state.uuid, partitions=len(state.logs), settings=state.settings)
             self._catalogue.make(topic, [(log.start, log.ticks_before) for log in state.logs])

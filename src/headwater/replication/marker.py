@@ -31,7 +31,7 @@ class Marker:
         self._clock = clock
 
     def read(self) -> Replica | None:
-        """What the directory is a replica of, or was; None if it never was one. Raises Corrupt."""
+        """Return what the directory is a replica of, or was; None if it never was one. Raises Corrupt."""
         path = self._path / REPLICA_FILE
         try:
             return settings.decode(self._disk.read_file(path), Replica)
@@ -41,7 +41,7 @@ class Marker:
             raise type(error)(f"{path}: {error.message}", hint=error.hint, code=error.code, **error.facts) from None
 
     def follows(self) -> bool:
-        """Whether it is a replica that was not promoted."""
+        """Return whether it is a replica that was not promoted."""
         found = self.read()
         return found is not None and found.promoted is None
 
@@ -135,7 +135,7 @@ class Marker:
             self._disk.release(fd)
 
     def busy(self) -> bool:
-        """Whether somebody is copying to it now."""
+        """Return whether somebody is copying to it now."""
         try:
             fd = self._disk.open_read(self._path / REPLICA_LOCK)
         except OSError:

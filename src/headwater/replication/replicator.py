@@ -134,7 +134,10 @@ class Replicator:
         self._stopped.set()
 
     def _uuid(self) -> str:
-        """Which log the source is. One that was copied before may be away; a new one that is may be a typing error."""
+        """Return which log the source is.
+
+        One that was copied before may be away; a new one that is may be a typing error.
+        """
         known = self._marker.read()
         tries = 0
         while True:
@@ -200,7 +203,7 @@ class Replicator:
         return _Round(copies, self._asking.submit(self._source.more, wanted, BYTES_MAX, wait_s))
 
     def _received(self, copies: list[Copy], answer: ReplicationResponse) -> list[tuple[Copy, list[Batch]]]:
-        """What is to be written, and where each log is then."""
+        """Return what is to be written, and where each log is then."""
         work = []
         size = sum(share.size for share in answer.shares)
         looked_at = len(copies) if size < BYTES_MAX else answer.shares[-1].number + 1
@@ -371,7 +374,7 @@ class Replicator:
         return [copy for copy in self._copies.values() if not copy.trouble]
 
     def _done(self) -> bool:
-        """Whether all is here that was there at the beginning, producers included."""
+        """Return whether all is here that was there at the beginning, producers included."""
         assert self._targets is not None
         ends = {(copy.log.topic, copy.log.partition): copy.log.end() for copy in self._living()}
         reached = all(ends[place] >= target for place, target in self._targets.items() if place in ends)
@@ -407,7 +410,7 @@ class Replicator:
 
 
 def _passes(error: HeadwaterError) -> bool:
-    """Whether it may be otherwise soon: the source is away, or what it told was damaged or is gone meanwhile."""
+    """Return whether it may be otherwise soon: the source is away, or what it told was damaged or is gone meanwhile."""
     return isinstance(error, Unavailable | Closed | Corrupt) or (
         isinstance(error, NotFound) and error.code != "no_such_route"
     )

@@ -32,7 +32,7 @@ TAIL_BYTES = 8
 
 
 def format_of(target: Target, format: str | None) -> Format:
-    """The format that was named, or else the one of the path's suffix; raises Invalid."""
+    """Return the format that was named, or else the one of the path's suffix; raises Invalid."""
     if format is None:
         name = "" if _is_file(target) else os.fspath(cast("str", target))
         suffix = Path(name).suffix.lower()

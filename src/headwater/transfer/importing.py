@@ -145,7 +145,7 @@ class ImportSink:
 
 
 def _counted(error: HeadwaterError, sink: ImportSink) -> HeadwaterError:
-    """The error, with how many events are imported, and how to go on after them."""
+    """Return the error, with how many events are imported, and how to go on after them."""
     done = sink.skipped + sink.imported
     message = error.message
     if done:

@@ -8,7 +8,7 @@ from headwater.format.events import EventBatch
 
 
 def events_of(batch: EventBatch) -> list[Event]:
-    """The events. Raises TooLarge for a huge one rather than write it without its data."""
+    """Return the events. Raises TooLarge for a huge one rather than write it without its data."""
     events = batch.events()
     if len(events) == 1 and events[0].data is None:
         raise too_large(events[0], "blob_bytes_in_memory", batch.log.blob_bytes_in_memory)

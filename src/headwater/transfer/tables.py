@@ -67,14 +67,14 @@ def _fields() -> Any:
 
 
 def _with_blob(batch: EventBatch) -> Any:
-    """The table of a huge event, with its data."""
+    """Return the table of a huge event, with its data."""
     (event,) = events_of(batch)
     data = arrow.pyarrow().array([event.data], arrow.pyarrow().binary())
     return events.table([batch], COLUMNS).set_column(COLUMNS.index("data"), "data", data)
 
 
 def read_arrow(input: Input, wanted: ImportOptions) -> Iterator[ImportChunk]:
-    """The rows of an Arrow file or stream: which of them it is, its first bytes tell."""
+    """Yield the rows of an Arrow file or stream: which of them it is, its first bytes tell."""
     with _damage(input):
         is_file = False
         if input.seekable():
@@ -209,7 +209,7 @@ def _chunk(batch: Any, plan: TableColumns, wanted: ImportOptions) -> TableChunk:
 
 
 def _with_originals(columns: dict[str, Any], count: int) -> Any:
-    """A column of meta, with the times and places that the events had."""
+    """Return a column of meta, with the times and places that the events had."""
     facts = {name: _texts(columns[name]) for name in ORIGINAL if name in columns}
     each = zip(*facts.values(), strict=True) if facts else iter([()] * count)
     metas = arrow.values_of(columns["meta"]) if "meta" in columns else [None] * count
@@ -221,7 +221,7 @@ def _with_originals(columns: dict[str, Any], count: int) -> Any:
 
 
 def _contents(columns: dict[str, Any], wanted: ImportOptions) -> Content | list[Content]:
-    """What the table says, or the user, or, for a column of text, the column itself."""
+    """Return what the table says, or the user, or, for a column of text, the column itself."""
     pa = arrow.pyarrow()
     if "content" in columns:
         contents: Any = _texts(columns["content"])
