@@ -192,7 +192,7 @@ class ViewInfo(msgspec.Struct, frozen=True):
 
     `state` is `running`, `idle` (nobody runs it), `stopped` (by `error`), `rebuilding`, or, for a binder whose file
     cannot be read, `unreadable`: then it has the binder's name. `skipped` events had no key; `missed` ones were deleted
-    by retention before they were read, or are lost; `aside` counts those quarantined or set aside.
+    by retention before they were read, or are lost; `aside` counts those quarantined or dead-lettered.
     """
 
     kind: Literal["projection", "function"]

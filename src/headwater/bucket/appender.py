@@ -33,7 +33,7 @@ REFUSED_S_MAX = 60.0  # how long a store may refuse an object as being there whi
 
 
 class Unit:
-    """Rows that go into one object together, and whoever waits for that."""
+    """Rows that go into one object together, and the caller that waits for that."""
 
     __slots__ = ("_done", "error", "hurry", "rows", "size", "told")
 
@@ -42,7 +42,7 @@ class Unit:
         self.hurry = hurry
         self.size = sum(each.size for each in rows)
         self.error: BaseException | None = None
-        self.told = False  # whether somebody knows of the error
+        self.told = False  # whether a caller knows of the error
         self._done = Latch()
 
     @property
@@ -61,7 +61,7 @@ class Unit:
             raise self.error
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Tell whoever waits."""
+        """Tell the caller that waits."""
         self.error = error
         for rows in self.rows:
             rows.error = error
@@ -90,7 +90,7 @@ class Appender:
         self._since_s = 0.0  # when the first of the queue came
         self._flushing = 0  # who wait for all that was queued
         self._failed: list[Unit] = []  # of which nobody may know yet
-        self._on_way: list[Unit] | None = None  # what is put now: the turn of whoever puts it
+        self._on_way: list[Unit] | None = None  # what is put now: the turn of the process that puts it
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -193,14 +193,14 @@ class Appender:
             while not self._take_turn(turn):
                 pass
             while not self._put_last():
-                self._chain.advance()  # raises NotFound if somebody else has closed it
+                self._chain.advance()  # raises NotFound if another process has closed it
         finally:
             with self._mutex:
                 if self._on_way is turn:
                     self._on_way = None
                 self._tell()
 
-    # The thread, and whoever appends alone
+    # The thread, and the caller that appends alone
 
     def _run(self) -> None:
         while True:
@@ -243,16 +243,16 @@ class Appender:
         self._asleep = []
 
     def _work(self, units: list[Unit]) -> None:
-        """Append units, whoever waits for them is told; it is this thread's turn, which ends with it."""
+        """Append units, the caller that waits for them is told; it is this thread's turn, which ends with it."""
         error: BaseException | None = None
         try:
             try:
                 units = self._commit(units)
             except HeadwaterError as failure:
                 error = failure
-            except Exception as failure:  # noqa: BLE001  # whoever waits must be told, whatever it is
+            except Exception as failure:  # noqa: BLE001  # the caller that waits must be told, whatever it is
                 error = Unavailable(f"{self._place}: an append failed: {failure!r}", code="append_failed")
-            except BaseException:  # an interrupt of whoever appends alone; somebody else may flush meanwhile
+            except BaseException:  # an interrupt of the caller that appends alone; another thread may flush meanwhile
                 error = Unavailable(f"{self._place}: an append was interrupted", code="interrupted")
                 raise
             finally:

@@ -151,7 +151,7 @@ class Bucket(LogBackend[ObjectLog]):
             self._catalogue.init()
         self._settings = self._catalogue.open()
         if not create:  # only now, so that nothing is made where nothing is
-            with contextlib.suppress(Denied):  # whoever may only read loses nothing
+            with contextlib.suppress(Denied):  # a process that may only read loses nothing
                 probe(store, clock)
         self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._consumers.slowest)
         super().__init__(store.url, limits, disk, clock, sync=wants_sync(durability))
@@ -278,7 +278,7 @@ class Bucket(LogBackend[ObjectLog]):
     # Ending
 
     def close(self) -> None:
-        """Append what waits, stop followers, and let go of everything. May be called twice. Raises as `flush`."""
+        """Append what waits, stop followers, and release everything. May be called twice. Raises as `flush`."""
         for member in list(self.members):
             member.close()
         with self._closing:

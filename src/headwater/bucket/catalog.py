@@ -130,7 +130,7 @@ class BucketCatalog:
                 return topic
 
     def remove(self, topic: TopicRecord) -> None:
-        """Take a topic's name away; raises NotFound if somebody else has done so."""
+        """Take a topic's name away; raises NotFound if another process has done so."""
         while True:
             there, found = self._find(topic.name)
             if there.uuid != topic.uuid:

@@ -115,7 +115,7 @@ class Chain:
         return tip
 
     def seen(self) -> int:
-        """Return the end, for whoever asks again and again: it looks ever more rarely while nothing comes."""
+        """Return the end, for callers that poll: it looks ever more rarely while nothing comes."""
         now_s = self._place.clock.monotonic()
         if self._tip is not None and now_s < self._look_s and not self._closed:
             return self._tip.end
@@ -198,7 +198,7 @@ class Chain:
             return self._tip
 
     def _forget(self) -> None:
-        """Let go of the objects that are compacted or trimmed, or a process that goes on would remember ever more."""
+        """Release the objects that are compacted or trimmed, or a process that goes on would remember ever more."""
         reached = self.knowledge.meta().reached.offset
         del self._bases[: bisect_left(self._bases, reached)]
         self._known_from = max(self._known_from, reached)

@@ -46,7 +46,7 @@ class _Source(NamedTuple):
 
 
 class _CompactionRaceError(Exception):
-    """Somebody else compacted, trimmed or collected what was being read."""
+    """Another process compacted, trimmed or collected what was being read."""
 
 
 def compact(
@@ -69,7 +69,7 @@ def compact(
                 break
         except _CompactionRaceError:
             if upto is None:
-                break  # whoever was quicker goes on
+                break  # the process that was quicker goes on
             continue
         made += 1
     return made

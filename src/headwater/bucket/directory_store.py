@@ -7,7 +7,7 @@ none, as link(2) is one step, and nobody frees a name during a swap. The file sy
 and flock(2) that reach all who share it: local ones and NFS do.
 
 Directories are made as needed and stay, also when they are empty. If they were removed, one could be made again by
-somebody else, not durable yet, while this process remembers that it is.
+another process, not durable yet, while this process remembers that it is.
 
 What is found may be so new that whoever put it has not synced its directory yet. It is not given out before that is
 done: a caller would act on what a power loss takes away.
@@ -244,7 +244,7 @@ class DirectoryStore:
         try:
             if directory in self._ready:
                 return enter()
-        except FileNotFoundError:  # somebody removed it by hand
+        except FileNotFoundError:  # it was removed by hand
             self._ready.clear()
         self._make(directory)
         return enter()

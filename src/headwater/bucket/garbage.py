@@ -1,4 +1,4 @@
-"""Collection: deleting what compaction and retention have made superfluous, long after `meta` has said so.
+"""Collection: deleting what compaction and retention have turned into garbage, long after `meta` has said so.
 
 In two steps, by whoever comes along: what is superfluous is noted in `meta`, with the time of the store; when that has
 stood for `collect_s`, it is deleted. Nobody believes in it any more then (docs/BUCKET.md, "The rules"). What was noted
@@ -78,7 +78,7 @@ def _below(place: ObjectPlace, offset: int) -> Iterator[str]:
 def _unnamed_segments(place: ObjectPlace, meta: Meta, found: list[ObjectEntry], now: datetime) -> list[str]:
     """Segments that `meta` does not name: of those who were second, died, merged them or trimmed them.
 
-    Young ones are left: whoever put one may be about to have it named.
+    Young ones are left: the process that put one may be about to have it named.
     """
     named = {place.segment(each.base, each.end, each.nonce) for each in meta.segments}
     return [each.key for each in found if each.key not in named and _older(each, now, place.limits.collect_s)]
@@ -102,7 +102,7 @@ def _unnamed_blobs(place: ObjectPlace, meta: Meta, found: list[ObjectEntry], now
 
 
 def _note(place: ObjectPlace, knowledge: Knowledge, seen: Meta, mark: Mark) -> None:
-    """Have `meta` say what is superfluous, unless another collector was quicker."""
+    """Have `meta` say what is garbage, unless another collector was quicker."""
 
     def change(meta: Meta) -> Meta | None:
         named = {place.short(place.segment(each.base, each.end, each.nonce)) for each in meta.segments}

@@ -24,7 +24,7 @@ TICKS_PER_S = 10_000_000
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A place between two objects, and what whoever goes on from there must know of the one before."""
+    """A place between two objects, and what the process that goes on from there must know of the one before."""
 
     offset: int = 0
     nonce: str = ""
@@ -48,7 +48,7 @@ class ObjectSegment(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """What was found to be superfluous, and will be for ever: it is deleted when this has stood for `collect_s`.
+    """What was found to be garbage, and will be for ever: it is deleted when this has stood for `collect_s`.
 
     Those are the objects of events below `offset`, and the keys `doomed` (without the topic's prefix) of segments and
     huge events that nothing names. `at` is the time of the store, in ms, read after all that was found.
@@ -70,7 +70,7 @@ class Meta(msgspec.Struct, frozen=True):
 
     @property
     def reached(self) -> Point:
-        """Return the higher of the two: below it, objects of events are superfluous."""
+        """Return the higher of the two: below it, objects of events are garbage."""
         return max(self.trim, self.compacted, key=lambda point: point.offset)
 
     def segment_of(self, offset: int) -> ObjectSegment | None:
@@ -97,7 +97,7 @@ class Knowledge:
         self._known: _MetaSnapshot | None = None
 
     def create(self) -> None:
-        """Make the record of a new log. One that is there already is right, too: whoever made it was first."""
+        """Make the record of a new log. One that is there already is right, too: the process that made it was first."""
         self._records.create(self._place.meta, Meta(log=self._place.uuid.hex()))
 
     def meta(self) -> Meta:
@@ -111,7 +111,7 @@ class Knowledge:
     def stands(self, base: int) -> bool:
         """Return whether what was found or put as the object of events at `base`, or missed there, can be believed.
 
-        Asked when the answer has come. If so, nobody has freed that place before: what is superfluous is deleted only
+        Asked when the answer has come. If so, nobody has freed that place before: what is garbage is deleted only
         below the mark, long after that was made. Else a sleeper may have put an object there that is in no log. It is
         not enough that what is known is new: another thread may have looked since this one chose the place.
         """

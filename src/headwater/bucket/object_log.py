@@ -130,7 +130,7 @@ class ObjectLog:
         return self.chain.advance().end
 
     def seen(self) -> int:
-        """The same, for whoever asks again and again: it is looked for ever more rarely while nothing comes."""
+        """The same, for callers that poll: it is looked for ever more rarely while nothing comes."""
         self.used = open_files.turn
         return self.chain.seen()
 
@@ -206,22 +206,22 @@ class ObjectLog:
         return self.chain
 
     def stop_followers(self) -> None:
-        """Wake whoever sleeps on this log, so that it looks around."""
+        """Wake the threads that sleep on this log, so that they look around."""
         self.chain.wake()
 
     def settle(self) -> None:
-        """Nobody can die in the midst of an append: an object is there or it is not."""
+        """Nobody can die in the middle of an append: an object is there or it is not."""
 
     def finish(self) -> None:
-        """Close the log for all: its topic is deleted. Raises NotFound if somebody else has done so."""
+        """Close the log for all: its topic is deleted. Raises NotFound if another process has done so."""
         self._appender.finish_log()
 
     def idle(self) -> bool:
-        """Return whether nobody waits for an append: then it can be made anew when it is needed."""
+        """Return whether nobody waits for an append: then it can be rebuilt when needed."""
         return self._appender.idle()
 
     def close(self) -> None:
-        """Append what waits, and let go of it."""
+        """Append what waits, and release it."""
         self._appender.close()
 
     def after_fork(self) -> None:

@@ -331,7 +331,7 @@ class ObjectCursor:
     def batches(self, stop: int, _types: TypeTest | None = None, _key: bytes | None = None) -> Iterator[Batch]:
         """Yield the batches from here to the one that holds `stop - 1`, moving along; ends at the known end of the log.
 
-        There is no index in a bucket: whoever wants types or a key finds them among all.
+        There is no index in a bucket: a reader that wants types or a key finds them among all.
         """
         reader = self._reader
         doubts = 0

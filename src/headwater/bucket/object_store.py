@@ -80,4 +80,4 @@ class ObjectStore(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of it. May be called twice."""
+        """Release it. May be called twice."""

@@ -1,6 +1,6 @@
 """Reading segments as objects: their heads, and which objects each of them was made of.
 
-Readers need the batches alone (`reader.py`). This is for whoever must know what became of an object of events.
+Readers need the batches alone (`reader.py`). This is for code that must know what became of an object of events.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Records(Generic[T]):
         return RecordVersion(self._decode(key, bytes(stored.data))[0], stored.version)
 
     def create(self, key: str, record: T) -> str | None:
-        """Put a record where none is, durably: its version, or None if somebody else's is there."""
+        """Put a record where none is, durably: its version, or None if another process's is there."""
         nonce = self._clock.random_bytes(NONCE_BYTES).hex()
         data = encode(record, nonce)
         while True:

@@ -53,7 +53,7 @@ def trim(place: ObjectPlace, chain: Chain, rules: Rules, *, dry_run: bool = Fals
 
 
 def _point(place: ObjectPlace, meta: Meta, last: _Piece) -> Point:
-    """Return what whoever goes on behind a piece must know."""
+    """Return what the process that goes on behind a piece must know."""
     if last.point is not None or last.end == meta.compacted.offset:
         return last.point or meta.compacted
     segment = meta.segment_of(last.end - 1)

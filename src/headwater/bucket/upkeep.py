@@ -114,7 +114,7 @@ class BucketKeeper:
                 self._thread.start()
 
     def close(self) -> None:
-        """Stop soon: what is under way is left as it is, and done by whoever comes next."""
+        """Stop soon: what is under way is left as it is, and done by the process that comes next."""
         with self._mutex:
             self._stopping = True
             thread = self._thread

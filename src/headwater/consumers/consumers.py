@@ -50,7 +50,7 @@ class Consumers(Protocol):
         """Return the lowest cursor of all consumers of a topic in a partition; None if it has none."""
 
     def seek(self, name: str, topic: TopicRecord, cursors: dict[int, int]) -> None:
-        """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free."""
+        """Move cursors, durably, under new fences: the process that holds a partition loses it, and it is free."""
 
     def forget(self, name: str, topic: str) -> None:
         """Delete a consumer's cursors of a topic, durably; raises NotFound. Its members find out and stop."""

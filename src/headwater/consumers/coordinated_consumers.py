@@ -101,7 +101,7 @@ class CoordinatedConsumers:
         return min((kept.record.cursor if kept is not None else 0 for kept in read), default=None)
 
     def seek(self, name: str, topic: TopicRecord, cursors: dict[int, int]) -> None:
-        """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free.
+        """Move cursors, durably, under new fences: the process that holds a partition loses it, and it is free.
 
         One partition after the other: if it raises, some may be moved.
         """
@@ -135,7 +135,7 @@ class CoordinatedConsumers:
         self._cursors(name, found).delete()
 
     def close(self) -> None:
-        """Let go of threads and connections. May be called twice."""
+        """Release threads and connections. May be called twice."""
         self._threads.shutdown()
         self._coordinator.close()
 

@@ -179,7 +179,7 @@ class CoordinatedLeases:
         )
 
     def doubt(self, partition: int) -> None:
-        """Look at the record before it is next said that a partition is held: somebody has changed it."""
+        """Look at the record before it is next said that a partition is held: another process has changed it."""
         self._mine.pop(partition, None)
 
     def left_ms(self, partition: int, fence: int) -> int:
@@ -192,7 +192,7 @@ class CoordinatedLeases:
     # Under the mutex
 
     def _until_s(self, partitions: Sequence[int]) -> float:
-        """Until when all of these are held; what somebody moved just now is not."""
+        """Until when all of these are held; what another process moved just now is not."""
         mine = [self._mine.get(number) for number in partitions]
         until_s = [each.until_s if each is not None else 0.0 for each in mine]
         return min(until_s, default=self._clock.monotonic() + self._lease_s)
@@ -253,7 +253,7 @@ class CoordinatedLeases:
         return found
 
     def _take(self, free: tuple[int, CursorVersion]) -> Claim | None:
-        """Become the owner of a partition; None if somebody else was first."""
+        """Become the owner of a partition; None if another process was first."""
         number, (record, version) = free
         died = record.owner not in ("", self._owner) and record.reached > record.cursor
         taken = CursorRecord(
@@ -276,7 +276,7 @@ class CoordinatedLeases:
     def _look_at_members(self) -> tuple[list[str], bool]:
         """Return who lives, this member too, in one order for all.
 
-        And whether somebody is late with its sign of life.
+        And whether a member is late with its sign of life.
         """
         now_s = self._clock.monotonic()
         if self._signed_s is None or now_s >= self._signed_s + self._lease_s * RENEWED:

@@ -100,4 +100,4 @@ class Coordinator(Protocol):
         """Return what is kept of one, if it is there. Asks nothing of the network."""
 
     def close(self) -> None:
-        """Let go of connections. May be called twice."""
+        """Release connections. May be called twice."""

@@ -144,7 +144,7 @@ class DeliveryLedger:
         return bool(self.rest) and self.rest[0].offset < self.careful_until
 
     def recall(self) -> None:
-        """Forget what was put back: it was never handed out, and whoever holds the partition next reads it."""
+        """Forget what was put back: it was never handed out, and the process that holds the partition next reads it."""
         if self.rest:
             self.end = self.rest[0].offset
             for event in self.rest:

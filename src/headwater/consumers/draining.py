@@ -69,7 +69,7 @@ def _handle(
             else:
                 consumer.ack(event)
                 handled += 1
-        except Fenced:  # somebody else has it now
+        except Fenced:  # another process has it now
             continue
     return handled
 

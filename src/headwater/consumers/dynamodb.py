@@ -60,7 +60,7 @@ class DynamoCoordinator:
         return DynamoCursors(self, topic.uuid, name, self._clock)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Release connections."""
         self._client.close()
 
     # For the cursors of one consumer
@@ -104,7 +104,7 @@ class DynamoCoordinator:
             self._client.delete_item(TableName=self._table, Key={"consumer": {"S": consumer}, "part": {"S": part}})
 
     def _create(self) -> None:
-        with contextlib.suppress(self._client.exceptions.ResourceInUseException):  # somebody else does
+        with contextlib.suppress(self._client.exceptions.ResourceInUseException):  # another process does
             self._client.create_table(
                 TableName=self._table,
                 AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in ("consumer", "part")],

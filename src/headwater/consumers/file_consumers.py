@@ -119,7 +119,7 @@ class FileConsumers:
             yield ConsumerInfo(*place, owner, slot.fence, left_ms, slot.failures_at(slot.cursor))
 
     def seek(self, name: str, topic: TopicRecord, cursors: dict[int, int]) -> None:
-        """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free."""
+        """Move cursors, durably, under new fences: the process that holds a partition loses it, and it is free."""
         stored = self._find(name, topic)
         with stored.held():
             for number, cursor in cursors.items():
@@ -167,7 +167,7 @@ class FileConsumers:
                     return self._made(name, topic)  # another process was first
                 with contextlib.suppress(FileExistsError):
                     self._disk.mkdir(path.parent)
-                # Whoever made the directories may have died before they were durable.
+                # The process that made the directories may have died before they were durable.
                 self._disk.sync_directory(self._path)
                 self._disk.sync_directory(self._root)
                 wait_s = self._limits.lock_wait_s

@@ -44,7 +44,7 @@ class ConsumerMember:
         self.held: dict[int, DeliveryLedger] = {}
         self.until_s = 0.0  # until then, and no longer, nobody else can hold what this one holds
         self.dirty_s: float | None = None  # since when acks wait to be stored
-        self.trouble: HeadwaterError | None = None  # what the thread met, for whoever iterates
+        self.trouble: HeadwaterError | None = None  # what the thread met, for the caller that iterates
         self.closed = False
         self.period_s = min(TEND_S, limits.lease_ms / 3000)
         self._name = name
@@ -200,11 +200,11 @@ class ConsumerMember:
             self._wake.set()
 
     def look_up(self) -> None:
-        """Have whoever iterates look around before it hands out the next event."""
+        """Have the caller that iterates look around before it hands out the next event."""
         self.until_s = 0.0
 
     def looked(self) -> None:
-        """Whoever iterates has looked around."""
+        """The caller that iterates has looked around."""
         self._set_until(anew=True)
 
     # Ending

@@ -69,7 +69,7 @@ class Membership:
         self.changed = threading.Condition()  # protects what is below; never held while something is sent
         self.over = False
         self.error: HeadwaterError | None = None
-        self.refused: Fenced | None = None  # acks that came too late, for whoever flushes
+        self.refused: Fenced | None = None  # acks that came too late, for the caller that flushes
         self.received = 0
         self._transport = transport
         self._acks_path = ("consumer", name, topic, "acks")
@@ -191,7 +191,7 @@ class Membership:
                     return state
 
     def fail(self, event: Event, error: str) -> bool:
-        """Say that handling an event failed; whether it was set aside. Sent once: twice would count twice.
+        """Say that handling an event failed; whether it was dead-lettered. Sent once: twice would count twice.
 
         If it was not, what came after it of its partition is handed out after it has come again.
         """
@@ -218,7 +218,7 @@ class Membership:
         return told.cursors
 
     def moved(self, events: Iterable[Event]) -> None:
-        """These were acked by a transaction, or set aside."""
+        """These were acked by a transaction, or dead-lettered."""
         with self.changed:
             for event in events:
                 self._waiting.get(event.partition, {}).pop(event.offset, None)
@@ -236,7 +236,7 @@ class Membership:
             self.end()
 
     def end(self, error: HeadwaterError | None = None) -> None:
-        """Let go of it, without a word to the server."""
+        """Release it, without a word to the server."""
         with self.changed:
             if not self.over:
                 self.over, self.error = True, error
@@ -330,7 +330,7 @@ class Membership:
                 for piece in pieces:
                     self._receive(lines.feed(piece))
         except BrokenConnectionError:
-            pass  # whoever wants more joins again
+            pass  # a caller that wants more joins again
         except HeadwaterError as told:
             error = None if told.code == GONE or isinstance(told, Unavailable) else told
         except msgspec.MsgspecError as told:
@@ -384,12 +384,12 @@ class Membership:
                 self.settle()
             except Fenced:
                 return
-            except HeadwaterError:  # the server cannot be reached; whoever reads finds out, too
+            except HeadwaterError:  # the server cannot be reached; the caller that reads finds out, too
                 rested_s = time.monotonic() + self._lease_s / 6
 
 
 def too_late(name: str, partition: int | None = None, offset: int | None = None) -> Fenced:
-    """An ack came when the event was somebody else's."""
+    """An ack came when the event was another member's."""
     where = "" if partition is None else f" of partition {partition}, offset {offset},"
     return Fenced(
         f"the ack{where} came too late: this member of consumer {name!r} no longer holds it",

@@ -60,7 +60,7 @@ class RemoteConsumer(Iterator[Event]):
         self._failures: dict[tuple[int, int], int] = {}
         self._awaited: set[tuple[int, int]] = set()  # what failed and comes again
         self._refused: Fenced | None = None
-        self._acks = 0  # so far; tells whether somebody still works
+        self._acks = 0  # so far; tells whether the handler still works
         self._memberships = [self._join(None)]  # the one that there is, for the finalizer too
         self._finalizer = weakref.finalize(self, _let_go, self._memberships)
 
@@ -145,7 +145,7 @@ class RemoteConsumer(Iterator[Event]):
     def fail(self, event: Event, error: object = "") -> bool:
         """Say that handling an event failed. It comes again after a while, before anything else of its partition.
 
-        After `failures_max` times it is set aside into the topic `<topic>.dead` with the error, and acked: True.
+        After `failures_max` times it is moved to the topic `<topic>.dead` with the error, and acked: True.
         """
         if event.topic != self.topic:
             raise _of_another(event, self)

@@ -1,6 +1,6 @@
 """Whether an append may go in: the version that it expects of its key, and who its producer is.
 
-For whoever holds the log's lock, so that nothing comes between the look and the append.
+For the process that holds the log's lock, so that nothing comes between the look and the append.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class BlobSpool:
         self._pending.clear()
 
     def close(self) -> None:
-        """Let go of the file, and remove it if it is still in the spool."""
+        """Release the file, and remove it if it is still in the spool."""
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(self.path)
         self._disk.release(self._fd)

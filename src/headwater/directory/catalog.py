@@ -157,7 +157,7 @@ class DirectoryCatalog:
                 topic = msgspec.structs.replace(topic, settings=changed(topic.settings))
                 check_topic(name, topic.partitions, topic.settings, self._limits)
                 for left in self._disk.names(directory):
-                    if left.endswith(".tmp"):  # of whoever died at this: the lock is ours
+                    if left.endswith(".tmp"):  # of the process that died at this: the lock is ours
                         self._disk.unlink(directory / left)
                 self._disk.replace(directory / TOPIC_FILE, settings.encode(topic))
         except OSError as error:
@@ -183,7 +183,7 @@ class DirectoryCatalog:
     def list(self) -> list[str]:
         """Return the names of all topics, sorted.
 
-        Of those whose settings are damaged too: whoever opens one is told.
+        Of those whose settings are damaged too: opening one raises the error.
         """
         topics, broken = self.survey()
         damaged = (names.topic_of(Path(error.path).parent.name) for error in broken)
@@ -209,7 +209,7 @@ class DirectoryCatalog:
                 elif name is not None:
                     self.find(name)  # raises
             except NotADirectoryError:
-                pass  # a file that somebody put there
+                pass  # a file that does not belong here
             except HeadwaterError as error:
                 broken.append(_at(error, path))
         return sorted(topics, key=lambda topic: topic.name), broken

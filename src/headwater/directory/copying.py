@@ -17,7 +17,7 @@ from headwater.log.packing import part
 
 
 def behind(stored: memoryview, offset: int, *, zstd: bool) -> list[Batch]:
-    """The batches in bytes of whole ones, from an offset on: of one that holds events before it, the rest is made anew.
+    """The batches in bytes of whole ones, from an offset on: of one that holds events before it, the rest is rebuilt.
 
     Their headers are verified, the rest is for `check`. Raises Corrupt for what is no batch.
     """

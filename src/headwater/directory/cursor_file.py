@@ -1,8 +1,8 @@
 """The stored cursors of one consumer of one topic: read and changed under a file lock (docs/FORMAT.md, "Consumer").
 
-`held()` takes the lock, finishes what somebody who died left unfinished, and lets go in the end; everything but
+`held()` takes the lock, finishes what a process that died left unfinished, and lets go in the end; everything but
 `peek` is called inside it. The order of locks is: logs, then files of cursors, sorted by path; so no log may be locked
-while one of these is held. Each `held()` opens the file anew: a forked child has nothing to inherit. Safe from any
+while one of these is held. Each `held()` opens the file again: a forked child has nothing to inherit. Safe from any
 thread: a second one waits.
 """
 
@@ -153,7 +153,7 @@ class Cursors:
     def put(self, partition: int, slot: CursorSlot, *, journaled: bool = False) -> None:
         """Write a slot that `next` made. Others see it at once; `sync` makes it durable.
 
-        One that a journal has must not be written over by the next: a kill in the midst of that would undo it.
+        One that a journal has must not be written over by the next: a kill in the middle of that would undo it.
         """
         if not self._words.unsynced:
             self._write_words(unsynced=self._mark)
@@ -267,7 +267,7 @@ class Cursors:
         """Finish what a crash of a process or of the machine left."""
         self._words = format.decode_words(self._read(format.WORDS_BYTES, format.BUSY_AT))
         rebooted = self._words.boot_id != self.boot_id
-        if rebooted:  # the clock of all leases began anew; and what is here now is what the disk has
+        if rebooted:  # the clock of all leases started over; and what is here now is what the disk has
             self._write(bytes(format.MEMBERS_BYTES), format.MEMBERS_AT)
             self._unsynced.clear()
         if self._words.unsynced != self._mark:
@@ -324,7 +324,7 @@ class Cursors:
 
 
 def fenced(cursors: Cursors, partition: int, fence: int, newer: int) -> Fenced:
-    """Somebody else reads the partition, or it was moved."""
+    """Another member reads the partition, or it was moved."""
     return Fenced(
         f"{cursors.path}: partition {partition} is no longer held",
         hint="discard its events: they are delivered again to the member that holds it now",

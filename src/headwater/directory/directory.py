@@ -264,7 +264,7 @@ class Directory(LogBackend[LocalLog]):
         return self._topics.get(place.topic).logs[place.partition].repair()
 
     def after_fork(self) -> None:
-        """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""
+        """In a forked child, where it is called by itself: start over, with descriptors and locks of its own."""
         self._closing = threading.Lock()
         self._journal.after_fork()
         self._archive.after_fork()
@@ -274,7 +274,7 @@ class Directory(LogBackend[LocalLog]):
         self._topics.after_fork()
 
     def close(self) -> None:
-        """Stop followers and sealing, wait for appends under way, and let go of all files. May be called twice."""
+        """Stop followers and sealing, wait for appends under way, and release all files. May be called twice."""
         for member in list(self.members):
             member.close()
         with self._closing:

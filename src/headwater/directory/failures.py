@@ -36,7 +36,7 @@ def unjournaled(error: OSError) -> Unavailable:
 
 
 def frozen(place: LogDirectory) -> Unavailable:
-    """Somebody's sync failed, and nobody has opened the log since."""
+    """A sync failed, and no process has opened the log since."""
     return Unavailable(
         f"{place} is frozen because a sync failed; nothing acknowledged is lost",
         hint="fix the disk, then reopen the log",
@@ -45,7 +45,7 @@ def frozen(place: LogDirectory) -> Unavailable:
 
 
 def locked(place: LogDirectory) -> Unavailable:
-    """Another process does not let go of the lock."""
+    """Another process does not release the lock."""
     return Unavailable(
         f"{place} has been locked by another process for more than {place.limits.lock_wait_s:g} s",
         hint=f"is a process stopped or stuck? 'fuser {place.lock}' shows it",
@@ -54,7 +54,7 @@ def locked(place: LogDirectory) -> Unavailable:
 
 
 def being_sealed(place: LogDirectory, base: int) -> Unavailable:
-    """Another process does not let go of a segment."""
+    """Another process does not release a segment."""
     return Unavailable(
         f"{place}: another process has been sealing segment {base} for more than {place.limits.lock_wait_s:g} s",
         hint=f"is a process stopped or stuck? 'fuser {place.segment(base)}' shows it",

@@ -3,7 +3,7 @@
 The first thread to come is the leader: it commits for all who wait, tells each through a lock of its own (one
 lock for all would wake everybody for everyone), and hands the lead to the next who came meanwhile.
 
-A signal handler may raise between any two instructions of the main thread, also in the midst of handing over. So each
+A signal handler may raise between any two instructions of the main thread, also in the middle of handing over. So each
 who leads or waits is known by the call that it makes, and whoever waits for one that has ended goes on without it.
 """
 

@@ -29,7 +29,7 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import TailSlot
 
 SUFFIX = ".journal"
-CHECKPOINT_BYTES = 4 * 1024 * 1024  # after so many, the logs are synced and the journal begins anew
+CHECKPOINT_BYTES = 4 * 1024 * 1024  # after so many, the logs are synced and the journal starts over
 RESERVE_BYTES = 256 * 1024
 
 
@@ -42,7 +42,7 @@ class JournalFile:
         self.position = 0
         self.number = 1
         self.reserved_to = 0
-        self.entries: list[Entry] = []  # since it was begun anew
+        self.entries: list[Entry] = []  # since it was started over
         self.committed = False  # whether the transaction that took it has a whole, durable entry
         self.unfinished = False  # whether its last entry is not in all logs
 
@@ -128,7 +128,7 @@ class Journal:
                 self._checkpoint(file.entries)
                 self._disk.unlink(file.path)
             except (OSError, HeadwaterError):
-                pass  # whoever opens the log next finishes it
+                pass  # the process that opens the log next finishes it
             finally:
                 self._disk.release(file.fd)
 
@@ -195,12 +195,12 @@ class Journal:
             fd = disk.create(path)
             if disk.hold(fd) and disk.inode(path) is not None:
                 break
-            disk.release(fd)  # somebody who finishes abandoned ones came between making and locking it
+            disk.release(fd)  # a process that finishes abandoned ones came between making and locking it
         try:
             disk.sync_directory(self._path)
             disk.sync_directory(self._path.parent)  # whoever made the directory may have died before it was durable
         except BaseException:
-            disk.release(fd)  # it is empty: whoever opens the directory next removes it
+            disk.release(fd)  # it is empty: the process that opens the directory next removes it
             raise
         return JournalFile(path, fd)
 

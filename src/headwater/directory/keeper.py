@@ -62,7 +62,7 @@ class Keeper:
             tail = Tail.open(place)
             slot = tail.newest() if tail is not None else None
             if slot is None or slot.boot_id != place.clock.boot_id():
-                return  # somebody must recover it first
+                return  # another process must recover it first
             rules = self._rules(place)
             if rules.bounded:
                 segments = retention.survey(place, slot)

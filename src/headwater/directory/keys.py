@@ -105,7 +105,7 @@ class KeyIndexes:
         return self._found.get(base) if generation == self._generation else None
 
     def forget(self, base: int) -> None:
-        """The index is not what it was: look at the file anew."""
+        """The index is not what it was: read the file again."""
         self._found.pop(base, None)
 
     def damaged(self, base: int) -> None:

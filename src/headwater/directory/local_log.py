@@ -1,7 +1,7 @@
 """The local log: one partition in a directory that several processes append to and read.
 
 Ties together the writer (through the group), the reader and blobs. Safe from any thread, and in a forked child,
-which begins anew with descriptors of its own.
+which starts over with descriptors of its own.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class LocalLog:
     seen = end  # a look costs nothing
 
     def pause_s(self) -> None:
-        """Whoever appends wakes all who sleep on the tail."""
+        """The process that appends wakes all who sleep on the tail."""
 
     def state(self) -> TailSlot:
         """Return what is visible, durable and last."""
@@ -260,11 +260,11 @@ class LocalLog:
         return self._reader.wait_on()
 
     def stop_followers(self) -> None:
-        """Wake whoever sleeps on this log, so that it looks around."""
+        """Wake the threads that sleep on this log, so that they look around."""
         self._reader.wake()
 
     def settle(self) -> None:
-        """Finish what a process that died in the midst of a commit has left, so that it can be read; best effort."""
+        """Finish what a process that died in the middle of a commit has left, so that it can be read; best effort."""
         tail = self._reader.wait_on()
         if tail is not None and tail.writable and tail.busy() and not self._group.led:
             with contextlib.suppress(HeadwaterError), self._group.exclusive() as writer:
@@ -310,20 +310,20 @@ class LocalLog:
         return max(self._group.used, self._reader.used)
 
     def idle(self) -> bool:
-        """Let go of all that it holds, if it can be made anew when it is needed; False if it is in use, or frozen."""
+        """Release all that it holds, if it can be rebuilt when needed; False if it is in use, or frozen."""
         if not self._group.rest(lambda writer: not writer.froze()):
             return False
         self._reader.close()
         return True
 
     def close(self) -> None:
-        """Let go of all files, after appends under way."""
+        """Release all files, after appends under way."""
         with self._group.exclusive() as writer:
             self._group.let_go(writer)
         self._reader.close()
 
     def after_fork(self) -> None:
-        """In a forked child: begin anew, with descriptors and locks of its own."""
+        """In a forked child: start over, with descriptors and locks of its own."""
         self._group.after_fork()
         self._reader.after_fork()
         self._begin()
@@ -353,6 +353,6 @@ def _identity(place: LogDirectory) -> int | None:
                 raise deleted(place)
             hint = "restore it from a backup"
             raise Corrupt(f"{place} is missing: there is no {place.path}", hint=hint, path=str(place.path))
-        with contextlib.suppress(OSError):  # somebody tidied it away: it is empty, and any new one serves
+        with contextlib.suppress(OSError):  # it was removed: it is empty, and any new one serves
             disk.close(disk.create(place.lock))
     return disk.inode(place.lock)

@@ -42,7 +42,7 @@ class SegmentCursor:
         while True:
             try:
                 yield from self._batches(stop, types, key, lost=lost)
-            except StaleSegment:  # whoever reads paused for long: go on in the file that is there now
+            except StaleSegment:  # the reader paused for long: go on in the file that is there now
                 self._segment = None
             else:
                 return

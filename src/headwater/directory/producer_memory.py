@@ -60,7 +60,7 @@ class ProducerMemory:
         return format.encode(self._place.uuid, base, self._known) if self._known else None
 
     def known(self, slot: TailSlot) -> dict[str, ProducerState]:
-        """Return all that is remembered; whoever gets it may keep it."""
+        """Return all that is remembered; the caller may keep it."""
         self._absorb(slot)
         return {id: ProducerState(known.epoch, list(known.answers)) for id, known in self._known.items()}
 

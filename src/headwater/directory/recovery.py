@@ -104,7 +104,7 @@ def _goes_on(segment: SegmentFile, position: int, offset: int) -> bool:
 def recover(place: LogDirectory, tail: Tail, *, believe: bool = True) -> TailSlot:
     """Cut what is torn, sync what is whole, publish it and return the new state. The caller holds the lock.
 
-    Without `believe`, the positions that the tail tells count for nothing: the last segment was written anew.
+    Without `believe`, the positions that the tail tells count for nothing: the last segment was rewritten.
     """
     newest = tail.newest()
     counter, generation = (newest.counter + 1, newest.generation + 1) if newest is not None else (1, 1)
@@ -126,7 +126,7 @@ def recover(place: LogDirectory, tail: Tail, *, believe: bool = True) -> TailSlo
         _sync(place, tail, fd, found)
     finally:
         disk.close(fd)
-    disk.sync_directory(place.path)  # whoever made the segment may have died before its name was durable
+    disk.sync_directory(place.path)  # the process that made the segment may have died before its name was durable
     _sweep(place, found)
     slot = TailSlot(
         counter,
@@ -199,7 +199,7 @@ def _sync_first(place: LogDirectory) -> None:
         place.disk.fdatasync(fd)  # an old tail tells what may be cut after a power loss; none at all does not
     finally:
         place.disk.close(fd)
-    place.disk.sync_directory(place.path.parent.parent)  # whoever made the topic may have died before this
+    place.disk.sync_directory(place.path.parent.parent)  # the process that made the topic may have died before this
 
 
 def _ticks_before(segment: SegmentFile, position: int) -> int:

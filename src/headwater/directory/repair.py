@@ -41,7 +41,7 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class Mend(msgspec.Struct, frozen=True):
-    """A segment that must be written anew: its header, and what a walk over its batches found."""
+    """A segment that must be rewritten: its header, and what a walk over its batches found."""
 
     base: int
     header: SegmentHeader
@@ -119,7 +119,7 @@ def apply(place: LogDirectory) -> list[Action]:
 
 
 def fill_holes(place: LogDirectory, *, apply: bool) -> list[Action]:
-    """Accept that segments are missing: what is before the oldest is gone, and a lost active one is begun anew."""
+    """Accept that segments are missing: what is before the oldest is gone, and a lost active one is started over."""
     bases, gaps = holes.survey(place)
     if not bases:
         what = "restore the segments from a backup, or delete the topic"

@@ -1,7 +1,7 @@
 """Retention: deleting the oldest segments of a log, whole, when it outgrows what its topic keeps (docs/FORMAT.md).
 
 `due` tells which segments have to go, `delete` takes them away. A segment is deleted under the lock of the log, so that
-neither a repair nor a topic made anew in this place comes in between, and under the lock of its own file, so that no
+neither a repair nor a topic created again in this place comes in between, and under the lock of its own file, so that no
 sealer renames a packed one over it afterwards. Appends do not wait: the log's lock is held for the removal of one name;
 the syncs, and giving the space back, come after it. Safe from any thread and process.
 """
@@ -31,7 +31,7 @@ from headwater.info import DeletedSegment
 from headwater.log.failures import deleted
 from headwater.log.retention_rules import TICKS_PER_MS, Rules, surplus
 
-Outcome = Literal["deleted", "gone", "busy"]  # by this call, by somebody else, or not because it is being sealed
+Outcome = Literal["deleted", "gone", "busy"]  # by this call, by another process, or not because it is being sealed
 
 
 class SegmentFiles(msgspec.Struct, frozen=True):
@@ -193,7 +193,7 @@ def _try_to_take_away(place: LogDirectory, base: int) -> Outcome:
     except FileNotFoundError:
         disk.sync_directory(
             place.path
-        )  # whoever removed it may not have come to this, and the next one must not go first
+        )  # the process that removed it may not have come to this, and the next one must not go first
         return "gone"
     with disk.guard(fd):  # closed last, and outside the log's lock: this is what gives the space back
         with _locked(place):
@@ -249,12 +249,12 @@ def _remove_rest(place: LogDirectory, base: int) -> None:
 def _remove(place: LogDirectory, base: int, path: Path) -> None:
     """Remove one file of a deleted segment: under the log's lock, or it might be of a topic made here since."""
     disk = place.disk
-    if disk.is_directory(path):  # somebody put it there, or repair moved it away
+    if disk.is_directory(path):  # a person put it there, or repair moved it away
         with _locked(place):
             if disk.inode(place.segment(base)) is None:
                 disk.remove_tree(path)
         return
-    with contextlib.suppress(FileNotFoundError):  # somebody else sweeps too
+    with contextlib.suppress(FileNotFoundError):  # another process sweeps too
         fd = disk.open_read(path)
         try:
             with _locked(place):

@@ -25,7 +25,7 @@ from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.log.packing import Pause, packed, runs, too_large
 
-BUSY_POLL_S = 0.005  # how often to look whether somebody has let go of a segment that they seal
+BUSY_POLL_S = 0.005  # how often to look whether another process has released a segment that it seals
 
 
 def seal(place: LogDirectory, base: int, pause: Pause = lambda: None, *, anew: bool = False) -> bool:

@@ -79,7 +79,7 @@ class Tail:
         return self._slots.tobytes() != self._looked[0]
 
     def disturbed(self) -> bool:
-        """Return whether anybody has published since, or died in the midst of a commit. The caller holds the lock."""
+        """Return whether anybody has published since, or died in the middle of a commit. The caller holds the lock."""
         return self._slots.tobytes() != self._looked[0] or self._words[_BUSY] != 0
 
     def sound(self) -> bool:
@@ -87,7 +87,7 @@ class Tail:
         return any(format.sound(self._map.tobytes()) for _ in range(100))
 
     def publish(self, slot: TailSlot) -> None:
-        """Make a slot the newest. The caller holds the lock, and calls `wake` when it has let go of it."""
+        """Make a slot the newest. The caller holds the lock, and calls `wake` when it has released it."""
         self._disk.store(self._map, format.SLOTS_AT[slot.counter & 1], slot.encode())
         if self._words[_BUSY]:
             self._disk.store(self._map, format.BUSY_AT, _CLEAR)
@@ -98,7 +98,7 @@ class Tail:
         self._disk.store(self._map, format.BUSY_AT, _SET)
 
     def busy(self) -> bool:
-        """Return whether somebody died in the midst of a commit. The caller holds the lock."""
+        """Return whether a process died in the middle of a commit. The caller holds the lock."""
         return self._words[_BUSY] != 0
 
     def heal(self) -> None:
@@ -128,11 +128,11 @@ class Tail:
         return self._map, format.WAKE_AT, self._words[_WAKE]
 
     def contend(self) -> None:
-        """Say that somebody waits for the lock."""
+        """Say that a process waits for the lock."""
         self._words[_CONTENDED] = 1
 
     def contended(self) -> bool:
-        """Return whether somebody waits for the lock; asking clears it."""
+        """Return whether a process waits for the lock; asking clears it."""
         if self._words[_CONTENDED]:
             self._words[_CONTENDED] = 0
             return True

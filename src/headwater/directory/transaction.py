@@ -148,7 +148,7 @@ def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal
     try:
         file = journal.take() if journaled else None
         _commit_held(logs, by_log, moves, journal, file, turns, cursors)
-    finally:  # whatever interrupts this: whoever locks the logs and the cursors next finishes or forgets it
+    finally:  # whatever interrupts this: the process that locks the logs and the cursors next finishes or forgets it
         any(cursors.locks)
         any(turns.locks)
         turns.leave()
@@ -178,7 +178,7 @@ def _commit_held(
             _write(journal, file, parts, cursors)
     except BaseException as error:
         if file is not None and file.committed:
-            raise  # an interrupt, too late: whoever locks the logs next finishes it
+            raise  # an interrupt, too late: the process that locks the logs next finishes it
         # An entry that could be neither written nor made void may yet be found: nobody must append before that.
         doubtful = file is not None and file.unfinished
         for writer, prepared in parts:
@@ -222,7 +222,7 @@ class _HeldCursors:
         self._held = list(by_path.values())
 
     def begin(self) -> list[JournalMove]:
-        """Return what the journal is to tell; from now on, whoever finds the files free looks there."""
+        """Return what the journal is to tell; from now on, the process that finds the files free looks there."""
         for cursors in self._held:
             cursors.set_busy(True)
         return [

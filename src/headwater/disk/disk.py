@@ -70,7 +70,7 @@ class Clock:
     random_bytes = staticmethod(secrets.token_bytes)
 
     def ticks(self) -> int:
-        """Return the wall clock, in ticks. It may step back; whoever needs growing ticks sees to that."""
+        """Return the wall clock, in ticks. It may step back; callers that need increasing ticks ensure that."""
         return time.time_ns() // 100 + UNIX_EPOCH_TICKS
 
     def boot_id(self) -> bytes:
@@ -136,7 +136,7 @@ class Disk:
     def mkdir(self, path: Path, *, ordinary: bool = False) -> None:
         """Make a directory for this user, and for a group where the one above is shared with it.
 
-        An `ordinary` one is for whoever the umask lets in: what is in it is not the log's.
+        An `ordinary` one is for users that the umask lets in: what is in it is not the log's.
         """
         os.mkdir(path, 0o777 if ordinary else 0o700 | _shared(path.parent))
 
@@ -181,7 +181,7 @@ class Disk:
         return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600 | _shared(path.parent) & 0o060)
 
     def create_ordinary(self, path: Path) -> int:
-        """Make a new file for whoever the umask lets read it; it must not exist."""
+        """Make a new file for users that the umask lets read it; it must not exist."""
         return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
 
     def create_private(self, path: Path) -> int:
@@ -307,7 +307,7 @@ class Disk:
     def replace(self, path: Path, data: bytes, *, sync: bool = True, private: bool = False) -> None:
         """Put a whole file in place, or leave what was there: temporary file, sync, rename, sync of the directory.
 
-        A private one may be read by this user alone, or by whoever could read the one before.
+        A private one may be read by this user alone, or by users who could read the one before.
         """
         with self.replacing(path, sync=sync, private=private) as fd:
             self.write(fd, data, 0)
@@ -318,7 +318,7 @@ class Disk:
     ) -> Iterator[int]:
         """A new file to write, which takes the name `path` when the block ends, durably; if that raises, it is gone.
 
-        An `ordinary` one may be read by whoever the umask lets.
+        An `ordinary` one may be read by users that the umask lets.
         """
         make = self.create_private if private else self.create_ordinary if ordinary else self.create
         temporary, fd = self.create_temporary(path, make)
@@ -411,7 +411,7 @@ class Disk:
         return mmap.mmap(-1, mmap.PAGESIZE)
 
     def wake(self, mapped: Any, position: int) -> None:
-        """Wake whoever waits on the word at `position` of a shared map, in any process."""
+        """Wake the threads that wait on the word at `position` of a shared map, in any process."""
         futex.wake(mapped, position)
 
     def wait(self, words: Sequence[Word], timeout_s: float) -> None:

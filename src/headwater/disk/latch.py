@@ -1,6 +1,6 @@
 """A flag that threads wait for.
 
-As `threading.Event`, but in steps that are C: a signal handler that raises in the midst of `Event.set` or `Event.wait`
+As `threading.Event`, but in steps that are C: a signal handler that raises in the middle of `Event.set` or `Event.wait`
 leaves its lock taken, and every other thread stuck. A wake-up that is lost here costs `PATIENCE_S`.
 """
 

@@ -24,7 +24,7 @@ class Holder(Protocol):
     used: int  # the `turn` of its last use
 
     def rest(self) -> bool:
-        """Close its files, if nobody is using them; False if somebody is. Never waits."""
+        """Close its files, if they are not in use; False if they are. Never waits."""
         ...
 
 
@@ -32,7 +32,7 @@ class OpenFiles:
     """The holders of one process."""
 
     def __init__(self) -> None:
-        self.turn = 0  # grows whenever somebody opens files; whoever uses its own notes it
+        self.turn = 0  # grows whenever files are opened; an owner notes it when it uses its own
         self._holders: dict[int, ReferenceType[Holder]] = {}  # by identity: each leaves with its files, at the latest
         self._count = 0
         self._mutex = threading.RLock()  # protects the two; reentrant, for a holder that is collected meanwhile

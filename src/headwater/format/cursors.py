@@ -56,7 +56,7 @@ class Words(msgspec.Struct, frozen=True, gc=False):
 
 
 class MemberRecord(msgspec.Struct, frozen=True, gc=False):
-    """Somebody who reads as this consumer, until `expiry_ns` of the monotonic clock."""
+    """A member that reads as this consumer, until `expiry_ns` of the monotonic clock."""
 
     id: bytes
     expiry_ns: int
@@ -95,7 +95,7 @@ class CursorSlot(msgspec.Struct, frozen=True, gc=False):
         return packed + _CRC.pack(crc32c(packed))
 
     def leased(self, boot_id: bytes, now_ns: int) -> bool:
-        """Return whether somebody has the right to read the partition now."""
+        """Return whether a member has the right to read the partition now."""
         return self.owner != NOBODY and self.boot_id == boot_id and now_ns < self.expiry_ns
 
     def failures_at(self, offset: int) -> int:

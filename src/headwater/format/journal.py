@@ -64,7 +64,7 @@ def decode(stored: bytes) -> Iterator[tuple[Entry, list[bytes]]]:
     """Yield the whole entries of a journal, in order, each with the bytes of its shares.
 
     Ends at the first that is not whole, or not the successor of the one before: it was never committed, or is left from
-    before the file was begun anew.
+    before the file was started over.
     """
     at, expected = 0, None
     while at + HEADER_BYTES <= len(stored):

@@ -34,7 +34,7 @@ class Retention(TypedDict, total=False):
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a topic was made with, and its retention, which may change.
 
-    0 means: as the limits of whoever opened the log say; for retention, no bound.
+    0 means: as the limits of the process that opened the log say; for retention, no bound.
     """
 
     segment_bytes: int = 0

@@ -126,13 +126,13 @@ def wait_for_more(
     over: Callable[[], bool],
     *more: Word,
 ) -> None:
-    """Sleep until a log holds its offset, somebody wakes it, it is `over`, or the time has passed.
+    """Sleep until a log holds its offset, it is woken, it is `over`, or the time has passed.
 
     `more` are other words to be woken by; their values were seen before.
     """
     places = list(places)
     for log, _ in places:
-        log.settle()  # whoever dies in the midst of a commit wakes nobody
+        log.settle()  # the process that dies in the middle of a commit wakes nobody
     words = [*more, *(tail.expect() for log, _ in places if (tail := log.wait_on()) is not None)]
     if over() or any(log.seen() > offset for log, offset in places):
         return

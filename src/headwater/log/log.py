@@ -124,7 +124,7 @@ class Log(Protocol):
         """Return the offset that the next event will get."""
 
     def seen(self) -> int:
-        """The same for whoever looks again and again: where a look costs, it may be as old as `pause_s` allows."""
+        """The same for callers that poll: where a look costs, it may be as old as `pause_s` allows."""
 
     def pause_s(self) -> float | None:
         """After how many seconds a sleeper should look again even if nobody wakes it; None if somebody always does."""
@@ -178,7 +178,7 @@ class Log(Protocol):
         """Return what to sleep on until there is more; None where nothing comes."""
 
     def stop_followers(self) -> None:
-        """Wake whoever sleeps on this log, so that it looks around."""
+        """Wake the threads that sleep on this log, so that they look around."""
 
     def settle(self) -> None:
         """Finish what a process that died has left, so that it can be read; best effort."""
@@ -188,13 +188,13 @@ class Log(Protocol):
         """Return the turn of `open_files` in which it was used last."""
 
     def idle(self) -> bool:
-        """Let go of what it holds, if it can be made anew when it is needed; False if it is in use. Never waits."""
+        """Release what it holds, if it can be rebuilt when needed; False if it is in use. Never waits."""
 
     def close(self) -> None:
-        """Let go of it, after appends under way."""
+        """Release it, after appends under way."""
 
     def after_fork(self) -> None:
-        """In a forked child: begin anew."""
+        """In a forked child: start over."""
 
 
 L = TypeVar("L", bound=Log)

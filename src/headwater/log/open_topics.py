@@ -137,7 +137,7 @@ class OpenTopics(Generic[L]):
         return opened
 
     def _log(self, topic: TopicRecord, number: int) -> L:
-        """Return the log that somebody has of this topic, which may have been closed since; else a new one."""
+        """Return the log that a caller has of this topic, which may have been closed since; else a new one."""
         log = self._logs.get((topic.uuid, number))
         if log is None:
             log = self._logs[topic.uuid, number] = self._new_log(topic, number)
@@ -145,7 +145,7 @@ class OpenTopics(Generic[L]):
 
     def _make_room(self, partitions: int) -> None:
         """Close topics that were not used for longest, some at once, if there are many. The caller has the mutex."""
-        open_files.turn += 1  # whoever uses a topic from now on did so later
+        open_files.turn += 1  # a topic that is used from now on was used later
         topics_max, count = self._limits.open_topics_max, sum(len(opened.logs) for opened in self.open.values())
         if len(self.open) < topics_max and count + partitions <= OPEN_PARTITIONS_MAX:
             return
@@ -184,7 +184,7 @@ class OpenTopics(Generic[L]):
             return self.get(name)
 
     def forget(self, opened: OpenTopic[L]) -> None:
-        """Let go of a topic that was deleted."""
+        """Release a topic that was deleted."""
         with self._mutex:
             if self.open.get(opened.topic.name) is opened:
                 del self.open[opened.topic.name]
@@ -209,13 +209,13 @@ class OpenTopics(Generic[L]):
         return log
 
     def after_fork(self) -> None:
-        """In a forked child: begin anew, with descriptors and locks of its own."""
+        """In a forked child: start over, with descriptors and locks of its own."""
         self._mutex = threading.Lock()
         for log in list(self._logs.values()):
             log.after_fork()
 
     def close(self) -> None:
-        """Stop all followers, and let go of all files, after appends under way."""
+        """Stop all followers, and release all files, after appends under way."""
         with self._mutex:
             logs = list(self._logs.values())
             self.open.clear()

@@ -132,7 +132,7 @@ def span(
 def lost_between(logs: Sequence[Log], starts: Sequence[int], ends: Sequence[int]) -> list[tuple[int, int, int]]:
     """The lost events of some logs: partition, first offset and end of each range. Those behind damage may be left out.
 
-    Of what is damaged or gone, whoever reads it is told.
+    Reading what is damaged or gone raises the error.
     """
     found = []
     for log, start, end in zip(logs, starts, ends, strict=True):

@@ -171,7 +171,7 @@ class TopicCursor:
         For a batch of which nothing is, its size. The offset moves along.
         """
         log, cursor, selection, offsets = self._logs[number], self._cursors[number], self._selection, self._offsets
-        if cursor.offset != offsets[number]:  # after an error, a gap, or a stop in the midst of a batch
+        if cursor.offset != offsets[number]:  # after an error, a gap, or a stop in the middle of a batch
             cursor = self._cursors[number] = log.cursor(offsets[number])
         while cursor.offset < end:
             for batch in cursor.batches(end, selection.types, selection.key):
@@ -188,7 +188,7 @@ class TopicCursor:
 
 
 class CursorBell:
-    """What a thread sleeps on until one of many cursors has more, from any process, or somebody rings."""
+    """What a thread sleeps on until one of many cursors has more, from any process, or it is woken."""
 
     def __init__(self, disk: Disk, clock: Clock) -> None:
         self._disk = disk

@@ -13,7 +13,7 @@ HINT = "patterns are RE2: no look-around, no back-references"
 def compile_pattern(pattern: str) -> Any:
     """Return a pattern of RE2 that may be used from any thread; raises Invalid with the code `bad_pattern`.
 
-    Groups do not capture: whoever filters asks only whether there is a match.
+    Groups do not capture: a filter needs to know only whether there is a match.
     """
     import re2
 

@@ -45,7 +45,7 @@ class ProducerPool:
             self._free.append(slot)
 
     def after_fork(self) -> None:
-        """Begin anew, under another name."""
+        """Start over, under another name."""
         self._mutex = threading.Lock()  # protects what follows
         self._free: list[ProducerSlot] = []
         self._name = uuid4().hex

@@ -1,4 +1,4 @@
-"""The directory of a replica, as the one who copies to it uses it: topics with the uuids of their source."""
+"""The directory of a replica, as the replicator uses it: topics with the uuids of their source."""
 
 from __future__ import annotations
 

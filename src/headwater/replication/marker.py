@@ -1,4 +1,4 @@
-"""What makes a directory a replica: `replica.json` and the lock of who copies (docs/FORMAT.md, "Replica").
+"""What makes a directory a replica: `replica.json` and the lock of the replicator (docs/FORMAT.md, "Replica").
 
 A directory is made a replica before it is a log, and stops being one when it is promoted. It never goes the other way,
 so who opened one that is none need not look again. Safe from any thread and process.
@@ -84,7 +84,7 @@ class Marker:
         if self._disk.inode(self._path / SETTINGS_FILE) is None:
             found = Replica(source=source, source_uuid=source_uuid, since=self._now())
             self._write(found)
-            if not make():  # somebody made it a log meanwhile, and may append to it already
+            if not make():  # another process made it a log meanwhile, and may append to it already
                 self._disk.unlink(self._path / REPLICA_FILE)
                 raise self._not_a_replica()
         elif found is None:
@@ -123,7 +123,7 @@ class Marker:
         except OSError as error:
             raise Unavailable(f"{self._path} cannot be written: {error.strerror}", code="read_only") from error
         try:
-            # Who asks whether somebody has it takes it for a moment.
+            # A check whether it is held takes it for a moment.
             if not wait_for_lock(self._disk.hold, fd, self._clock, LOCK_WAIT_S):
                 raise Unavailable(
                     f"another process is replicating to {self._path}",
@@ -135,7 +135,7 @@ class Marker:
             self._disk.release(fd)
 
     def busy(self) -> bool:
-        """Return whether somebody is copying to it now."""
+        """Return whether another process is copying to it now."""
         try:
             fd = self._disk.open_read(self._path / REPLICA_LOCK)
         except OSError:

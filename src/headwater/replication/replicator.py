@@ -76,7 +76,7 @@ class Replicator:
 
         `address` names the source for people, without anything secret. `topics`: only these, else all.
         `delete`: topics that were deleted at the source are deleted here. `restart`: topics that are deleted here
-        first, and copied anew. `told` is called about every second with how it is.
+        first, and copied again. `told` is called about every second with how it is.
         """
         self._source = source
         self._path = path
@@ -340,7 +340,7 @@ class Replicator:
         elif share.state == "gone":
             self._give_up(name, _deleted(name, again=False))
         elif share.state == "behind" and not self._holds_any(name):
-            self._drop(name)  # the source has deleted what it would have begun with: it is made anew at the next look
+            self._drop(name)  # the source has deleted what it would have begun with: it is created again at the next poll
             self._look_s = float("-inf")
         elif share.state == "behind":
             self._give_up(name, _fell_behind(copy, share))

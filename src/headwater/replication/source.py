@@ -62,7 +62,7 @@ class ReplicationSource(Protocol):
 
 
 class LocalSource:
-    """A directory as a source, opened by somebody who closes it."""
+    """A directory as a source, opened and closed by the caller."""
 
     def __init__(self, directory: Directory) -> None:
         self.uuid = directory.uuid
